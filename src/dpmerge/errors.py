@@ -1,0 +1,46 @@
+"""Every error dpmerge raises on purpose.
+
+    DpmergeError
+    ├── RecordError        a record file is missing, malformed or says something impossible
+    ├── PortfolioError     the records do not belong together
+    ├── WeightsError       weights that are not a distribution over the portfolio's models
+    ├── TargetError        an (ε, δ) question that has no meaning
+    └── AccountingError    the guarantee asked for cannot be computed
+        ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
+        └── DependentRuns          two runs share randomness that a theorem needs to be independent
+
+A message says what is wrong, in which model, file or field, and what to do about it.
+The command line prints it as one line; it never shows a traceback for one of these.
+"""
+
+
+class DpmergeError(Exception):
+    """Base class of all errors raised on purpose."""
+
+
+class RecordError(DpmergeError):
+    """A record file is missing, malformed or says something impossible."""
+
+
+class PortfolioError(DpmergeError):
+    """The records do not belong together."""
+
+
+class WeightsError(DpmergeError):
+    """Weights that are not a distribution over the portfolio's models."""
+
+
+class TargetError(DpmergeError):
+    """An (ε, δ) question that has no meaning."""
+
+
+class AccountingError(DpmergeError):
+    """The guarantee asked for cannot be computed."""
+
+
+class UnsupportedMechanism(AccountingError):
+    """No theorem here covers this mechanism by this accountant."""
+
+
+class DependentRuns(AccountingError):
+    """Two runs share randomness that a theorem needs to be independent."""

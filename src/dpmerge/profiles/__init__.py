@@ -1,0 +1,1 @@
+"""How private one run is: Rényi divergences, privacy loss distributions, GDP."""

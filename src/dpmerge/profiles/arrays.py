@@ -1,0 +1,12 @@
+"""Array types and the two directions in which a pair of laws is compared."""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+# "remove": H_ε(P, Q), the record is in the upper law; "add": H_ε(Q, P). A guarantee needs both.
+Direction = Literal["remove", "add"]
+DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")

@@ -1,0 +1,291 @@
+"""A profile: how private one mechanism is. A composition of laws that answers ε(δ), δ(ε) and Rényi divergences.
+
+Nothing is discretised until a question is asked, so profiles compose and mix without a common grid, and the grid is
+chosen for the composition as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from scipy.special import logsumexp
+
+from dpmerge.errors import UnsupportedMechanism
+from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
+from dpmerge.profiles.compose import ComposedLoss, compose
+from dpmerge.profiles.gaussian import gaussian_delta
+from dpmerge.profiles.laws import GaussianLaw, Law, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.pmf import LossPmf
+from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
+from dpmerge.profiles.solve import smallest_epsilon
+
+# Connect-the-dots adds h²/12 to the mean loss of a step; h is chosen so that this is 4e-6 of the loss variance.
+_GRID_ACCURACY = 4e-6
+_TILTS: FloatArray = np.geomspace(0.02, 3000, 28)
+_SAMPLED_FACTORS = 32
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The laws of a composition with their counts, and `failure`: a probability with which anything may happen."""
+
+    factors: tuple[tuple[Law, int], ...]
+    failure: float = 0.0
+
+    @classmethod
+    def of(cls, factors: Iterable[tuple[Law, int]], failure: float = 0.0) -> Profile:
+        """Gather equal laws; Gaussian ones become a single Gaussian with μ² = Σ μ_i² (exact, no grid)."""
+        counts: dict[Law, int] = {}
+        mu_squared = 0.0
+        for law, count in factors:
+            if isinstance(law, GaussianLaw):
+                mu_squared += count * law.mu**2
+            else:
+                counts[law] = counts.get(law, 0) + count
+        if mu_squared > 0:
+            counts[GaussianLaw(math.sqrt(mu_squared))] = 1
+        return cls(tuple(counts.items()), failure)
+
+    @classmethod
+    def composed(cls, profiles: Iterable[Profile]) -> Profile:
+        """The joint release of independent mechanisms."""
+        parts = list(profiles)
+        failure = -math.expm1(sum(math.log1p(-p.failure) for p in parts))
+        return cls.of((factor for part in parts for factor in part.factors), failure)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether anything is protected at all."""
+        return not any(isinstance(law, NonPrivateLaw) for law, _ in self.factors)
+
+    @property
+    def has_loss_distribution(self) -> bool:
+        """Whether every law has a privacy loss distribution; Rényi-only records and fixed-size sampling have none."""
+        return not any(isinstance(law, RenyiLaw) for law, _ in self.factors)
+
+    @property
+    def mu(self) -> float | None:
+        """μ if this is exactly μ-GDP, else nothing."""
+        if self.failure > 0 or any(not isinstance(law, GaussianLaw) for law, _ in self.factors):
+            return None
+        return math.sqrt(sum(count * law.mu**2 for law, count in self.factors if isinstance(law, GaussianLaw)))
+
+    # --- Rényi -------------------------------------------------------------------------------------------------------
+
+    def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
+        """(α−1)·D_α in one direction: the sum over the laws."""
+        total = np.zeros(orders.shape)
+        for law, count in self.factors:
+            total = total + count * law.log_moment(orders, direction)
+        return total
+
+    def renyi(self, orders: FloatArray) -> FloatArray:
+        """D_α, the larger of both directions (without what `failure` covers)."""
+        orders = np.asarray(orders, dtype=np.float64)
+        moments = np.maximum(*(self.log_moment(orders, direction) for direction in DIRECTIONS))
+        return np.asarray(moments / (orders - 1))
+
+    def epsilon_by_renyi(self, delta: float, conversion: Conversion = "tight") -> float:
+        """ε at δ through the best Rényi order."""
+        delta -= self.failure
+        if delta <= 0 or not self.is_private:
+            return math.inf
+        _, value = best_order(lambda orders: epsilon_from_renyi(orders, self.renyi(orders), delta, conversion))
+        return max(0.0, value)
+
+    def delta_by_renyi(self, epsilon: float, conversion: Conversion = "tight") -> float:
+        """δ at ε through the best Rényi order."""
+        if not self.is_private:
+            return 1.0
+        _, value = best_order(lambda orders: log_delta_from_renyi(orders, self.renyi(orders), epsilon, conversion))
+        return min(1.0, math.exp(min(value, 0.0)) + self.failure)
+
+    # --- privacy loss distribution -------------------------------------------------------------------------------------
+
+    def delta(self, epsilon: float, interval: float | None = None) -> tuple[float, float]:
+        """δ at ε ≥ 0 in both directions (remove, add), from the privacy loss distribution."""
+        remove, add = (self.curve(direction, epsilon, None, interval).delta(epsilon) for direction in DIRECTIONS)
+        return remove, add
+
+    def epsilon(self, delta: float, interval: float | None = None) -> float:
+        """The smallest ε ≥ 0 at δ, from the privacy loss distribution, both directions."""
+        if not self.has_loss_distribution:
+            raise UnsupportedMechanism(
+                "only Rényi divergences are known for this mechanism, so there is no privacy loss distribution; use --by rdp"
+            )
+        return mixture_epsilon([(1.0, self)], delta, interval)
+
+    def curve(self, direction: Direction, question: float, tail: float | None, interval: float | None = None) -> Curve:
+        """An upper bound on δ(ε) in one direction: valid everywhere it answers, precise around ε = `question`.
+
+        `tail` is how much may be given up far above the question; nothing to a relative 1e-12 of the answer by default.
+        """
+        if not self.is_private:
+            return _Constant(1.0)
+        if not self.factors:
+            return _Constant(self.failure)
+        if len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
+            return _GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
+        if not self.has_loss_distribution:
+            return _RenyiCurve(self)
+        theta, log_bound = self._tilt(question, direction)
+        if tail is None:
+            tail = math.exp(max(log_bound, -600.0)) * 1e-12
+        lowest = max(0.0, question / 2 - 0.01)
+        composed = self._compose(direction, interval or self.grid_interval(), theta, tail, lowest)
+        return _LossCurve(composed, self.failure)
+
+    @property
+    def steps(self) -> int:
+        """How many laws are composed."""
+        return sum(count for _, count in self.factors)
+
+    def grid_interval(self) -> float:
+        """Fine enough that discretisation moves ε by a few parts in a million, and no finer."""
+        sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
+        weight = sum(count for _, count in sample)
+        variance = sum(count * law.loss_variance() for law, count in sample) / weight
+        return float(min(max(math.sqrt(12 * _GRID_ACCURACY * variance), 1e-7), 5e-3))
+
+    @lru_cache(maxsize=64)  # noqa: B019 (profiles are small, and a process asks about few)
+    def cumulants(self, direction: Direction) -> FloatArray:
+        """log E[e^{θL}; L < ∞] at a few θ: only to choose a tilt, so a sample of the laws will do."""
+        sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
+        total = np.zeros(_TILTS.shape)
+        for law, count in sample:
+            total = total + count * law.finite_log_moment(_TILTS + 1, direction)
+        return np.asarray(total * self.steps / sum(count for _, count in sample))
+
+    def _tilt(self, epsilon: float, direction: Direction) -> tuple[float, float]:
+        """The θ of the best Chernoff bound on the probability that the loss exceeds ε, and that bound's logarithm."""
+        chernoff = self.cumulants(direction) - _TILTS * epsilon
+        best = int(np.argmin(np.nan_to_num(chernoff, nan=math.inf)))
+        return (float(_TILTS[best]), float(chernoff[best])) if chernoff[best] < 0 else (0.0, 0.0)
+
+    def _compose(
+        self, direction: Direction, interval: float, theta: float, tail: float, lowest: float
+    ) -> ComposedLoss:
+        per_step = max(tail / (4 * self.steps), 1e-300)
+        # Powers of two, so that nearby questions share their discretised laws.
+        per_step = 2.0 ** math.floor(math.log2(per_step))
+        factors = [(_discretised(law, direction, interval, per_step), count) for law, count in self.factors]
+        return compose(factors, theta, tail, lowest)
+
+
+@lru_cache(maxsize=256)
+def _discretised(law: Law, direction: Direction, interval: float, tail: float) -> LossPmf:
+    return law.pmf(direction, interval, tail)
+
+
+def mixture_epsilon(parts: Sequence[tuple[float, Profile]], delta: float, interval: float | None = None) -> float:
+    """The smallest ε ≥ 0 with Σ π_i H_ε(i) ≤ δ in both directions: one profile, or a random selection of several."""
+    return max(_mixture_epsilon(parts, delta, direction, interval) for direction in DIRECTIONS)
+
+
+def _mixture_epsilon(
+    parts: Sequence[tuple[float, Profile]], delta: float, direction: Direction, interval: float | None
+) -> float:
+    if sum(weight * (1.0 if not part.is_private else part.failure) for weight, part in parts) >= delta:
+        return math.inf
+    private = [(weight, part) for weight, part in parts if part.is_private and part.factors]
+    if not private:
+        return 0.0
+    # Σ π_i e^{K_i(θ)} bounds the mixture's moments as well, so the Rényi conversion gives a first guess.
+    cumulants = logsumexp([math.log(weight) + part.cumulants(direction) for weight, part in private], axis=0)
+    guesses = epsilon_from_renyi(_TILTS + 1, cumulants / _TILTS, delta, "tight")
+    guess = max(0.0, float(np.min(np.nan_to_num(guesses, nan=1e3, posinf=1e3))))
+    best, question = math.inf, 0.85 * guess
+    for _ in range(6):
+        curves = [(weight, part.curve(direction, question, 1e-9 * delta, interval)) for weight, part in parts]
+
+        def total(epsilon: float, curves: list[tuple[float, Curve]] = curves) -> float:
+            return sum(weight * curve.delta(epsilon) for weight, curve in curves)
+
+        start = max(0.0, *(curve.lowest for _, curve in curves))
+        if start > 0 and total(start) <= delta:
+            question = start / 4  # the answer lies below what these curves know: ask there
+            continue
+        found = smallest_epsilon(total, delta, max(guess, start), start)
+        best = min(best, found)
+        if math.isinf(found) or sum(w * curve.noise(found) for w, curve in curves) <= 1e-7 * delta:
+            return best
+        question = found  # rounding noise shows: centre the composition on the answer and ask again
+    return best
+
+
+class Curve(Protocol):
+    """An upper bound on δ as a function of ε ≥ 0; below `lowest` it only says 1."""
+
+    @property
+    def lowest(self) -> float:
+        """Where its knowledge begins."""
+
+    def delta(self, epsilon: float) -> float:
+        """The bound."""
+
+    def noise(self, epsilon: float) -> float:
+        """How much of the bound is allowance for rounding."""
+
+
+@dataclass(frozen=True)
+class _Constant:
+    value: float
+    lowest: float = 0.0
+
+    def delta(self, epsilon: float) -> float:
+        return self.value
+
+    def noise(self, epsilon: float) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _GaussianCurve:
+    mu: float
+    failure: float
+    lowest: float = 0.0
+
+    def delta(self, epsilon: float) -> float:
+        return min(1.0, float(gaussian_delta(self.mu, epsilon)) + self.failure)
+
+    def noise(self, epsilon: float) -> float:
+        return 0.0
+
+
+class _RenyiCurve:
+    """δ from Rényi divergences at a fixed set of orders, for laws without a loss distribution."""
+
+    lowest = 0.0
+
+    def __init__(self, profile: Profile) -> None:
+        self._orders = 1 + np.geomspace(0.01, 4000, 160)
+        self._renyi = profile.renyi(self._orders)
+        self._failure = profile.failure
+
+    def delta(self, epsilon: float) -> float:
+        log_delta = float(np.min(log_delta_from_renyi(self._orders, self._renyi, epsilon, "tight")))
+        return min(1.0, math.exp(min(log_delta, 0.0)) + self._failure)
+
+    def noise(self, epsilon: float) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _LossCurve:
+    composed: ComposedLoss
+    failure: float
+
+    @property
+    def lowest(self) -> float:
+        return self.composed.lowest
+
+    def delta(self, epsilon: float) -> float:
+        return min(1.0, self.composed.delta(epsilon) + self.failure)
+
+    def noise(self, epsilon: float) -> float:
+        return self.composed.noise(epsilon)

@@ -1,0 +1,157 @@
+"""From the record of a run to its profile: what every iterate up to that checkpoint costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpmerge.errors import UnsupportedMechanism
+from dpmerge.profiles.laws import (
+    ApproxDpLaw,
+    GaussianLaw,
+    Law,
+    MixtureLaw,
+    NonPrivateLaw,
+    RenyiLaw,
+    ReplaceOnePoissonLaw,
+)
+from dpmerge.profiles.profile import Profile
+from dpmerge.records import Adjacency, ApproxDp, DpFtrl, DpSgd, Gaussian, Model, Phase, Rdp
+
+
+@dataclass(frozen=True)
+class ShuffleAsPoisson:
+    """The user's word that shuffled batches may be accounted as Poisson ones; rate 1 claims no amplification."""
+
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    """A run's profile with what it assumes beyond its record; `conditional` if that is more than a statement of fact."""
+
+    profile: Profile
+    assumptions: tuple[str, ...] = ()
+    conditional: bool = False
+
+
+def record_effect(adjacency: Adjacency) -> float:
+    """How many clipping norms one record moves a sum by (theory.md §0): 2 when it is replaced, else 1."""
+    return 2.0 if adjacency == "replace-one" else 1.0
+
+
+def sampling_rate(phase: Phase, model: str, shuffle: ShuffleAsPoisson | None) -> float:
+    """The Poisson rate of a phase, 1 for full batches; shuffled ones are refused unless the user said otherwise."""
+    assert phase.sampling is not None
+    if phase.sampling.scheme == "shuffle":
+        if shuffle is None:
+            raise UnsupportedMechanism(
+                f"model {model!r} was trained on shuffled batches, for which no amplification theorem holds; train with "
+                "Poisson sampling, or give --treat-shuffle-as-poisson to get a conditional guarantee"
+            )
+        return shuffle.rate
+    return 1.0 if phase.sampling.rate is None else phase.sampling.rate
+
+
+def run_profile(model: Model, shuffle: ShuffleAsPoisson | None = None) -> RunProfile:
+    """The profile of the run that made `model`, up to this checkpoint."""
+    mechanism, adjacency = model.mechanism, model.record.adjacency
+    if isinstance(mechanism, DpSgd):
+        return _dp_sgd(model, mechanism, adjacency, shuffle)
+    if isinstance(mechanism, Gaussian):
+        return RunProfile(Profile.of([(GaussianLaw(mechanism.sensitivity / mechanism.noise_std), 1)]))
+    if isinstance(mechanism, DpFtrl):
+        return _dp_ftrl(model, mechanism, adjacency)
+    if isinstance(mechanism, ApproxDp):
+        return RunProfile(Profile.of([(ApproxDpLaw(mechanism.epsilon, mechanism.delta), 1)]))
+    if isinstance(mechanism, Rdp):
+        return RunProfile(Profile.of([(RenyiLaw(tuple(mechanism.orders), tuple(mechanism.values)), 1)]))
+    return RunProfile(Profile.of([(NonPrivateLaw(), 1)]))
+
+
+def step_law(rate: float, noise_multiplier: float, adjacency: Adjacency) -> Law:
+    """One step of one run with Poisson sampling (or a full batch: rate 1)."""
+    if noise_multiplier == 0:
+        return NonPrivateLaw()
+    if rate >= 1:
+        return GaussianLaw(record_effect(adjacency) / noise_multiplier)
+    if adjacency == "replace-one":
+        return ReplaceOnePoissonLaw(rate, 1 / noise_multiplier)
+    return MixtureLaw.poisson(rate, 1 / noise_multiplier)
+
+
+def _dp_sgd(model: Model, mechanism: DpSgd, adjacency: Adjacency, shuffle: ShuffleAsPoisson | None) -> RunProfile:
+    factors: list[tuple[Law, int]] = []
+    assumptions: list[str] = []
+    shuffled = False
+    for phase in mechanism.settings():
+        assert phase.sampling is not None and phase.noise_multiplier is not None
+        if phase.sampling.scheme == "fixed-size":
+            assert phase.sampling.rate is not None
+            factors.append((_fixed_size(model.name, phase.sampling.rate, phase.noise_multiplier, adjacency), phase.steps))
+            continue
+        rate = sampling_rate(phase, model.name, shuffle)
+        shuffled = shuffled or phase.sampling.scheme == "shuffle"
+        factors.append((step_law(rate, phase.noise_multiplier, adjacency), phase.steps))
+    if shuffled:
+        assert shuffle is not None
+        assumptions.append(_shuffle_assumption(model.name, shuffle))
+    if mechanism.clipping == "adaptive":
+        assumptions.append(
+            f"model {model.name!r}: the recorded noise multiplier is the effective one, with the private estimates of the "
+            "adaptive clipping norm already paid from it"
+        )
+    return RunProfile(Profile.of(factors), tuple(assumptions), shuffled)
+
+
+def _shuffle_assumption(name: str, shuffle: ShuffleAsPoisson) -> str:
+    if shuffle.rate >= 1:
+        return (
+            f"model {name!r}: shuffled batches are accounted as Poisson batches with rate 1, that is without amplification "
+            "(give --shuffle-rate to claim more)"
+        )
+    return f"model {name!r}: shuffled batches leak no more than Poisson batches with rate {shuffle.rate:g}; this is not proved"
+
+
+def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfile:
+    """Tree aggregation: a record is in at most ⌈log2(n+1)⌉ nodes of a tree over n steps (Kairouz et al. 2021, App. D)."""
+    if adjacency == "add-remove":
+        raise UnsupportedMechanism(
+            f"model {model.name!r}: tree aggregation is analysed for a record that keeps its place in the stream; state the "
+            "record under zero-out (or replace-one) adjacency"
+        )
+    assumption = f"model {model.name!r}: each record takes part at most once between two restarts of the tree"
+    if mechanism.noise_multiplier == 0:
+        return RunProfile(Profile.of([(NonPrivateLaw(), 1)]), (assumption,))
+    trees = mechanism.restarts + 1
+    height = math.ceil(math.log2(math.ceil(mechanism.steps / trees) + 1))
+    mu = record_effect(adjacency) * math.sqrt(height) / mechanism.noise_multiplier
+    return RunProfile(Profile.of([(GaussianLaw(mu), trees)]), (assumption,))
+
+
+_FIXED_SIZE_ORDERS = (1.5, 2.0, 2.5, *map(float, range(3, 33)), 40.0, 48.0, 56.0, 64.0, 96.0, 128.0, 192.0, 256.0)
+
+
+def _fixed_size(name: str, rate: float, noise_multiplier: float, adjacency: Adjacency) -> Law:
+    """Batches of fixed size without replacement: dp-accounting's Rényi bound (Wang, Balle and Kasiviswanathan 2019).
+
+    The theorem compares batches in which one record is exchanged for another, also when the neighbours differ by a
+    zeroed record, so the sensitivity is 2C in every case; dp-accounting's RDP leaves that factor to the caller.
+    """
+    if adjacency == "add-remove":
+        raise UnsupportedMechanism(
+            f"model {name!r}: batches of fixed size have no amplification theorem for add-remove neighbours (the size would "
+            "tell); state the record under replace-one or zero-out adjacency, or train with Poisson sampling"
+        )
+    if noise_multiplier == 0:
+        return NonPrivateLaw()
+    if rate >= 1:
+        return GaussianLaw(record_effect(adjacency) / noise_multiplier)
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(_FIXED_SIZE_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(
+        dp_accounting.SampledWithoutReplacementDpEvent(1, rate, dp_accounting.GaussianDpEvent(noise_multiplier / 2))
+    )
+    return RenyiLaw(_FIXED_SIZE_ORDERS, tuple(float(value) for value in accountant.rdp))

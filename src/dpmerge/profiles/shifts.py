@@ -1,0 +1,184 @@
+"""The law of a random shift: a sum of independent coins, each worth a known amount (docs/theory.md, "coupled-coins").
+
+Rounding a shift *up* makes the mixture of Gaussians it drives easier to tell from N(0, 1) in both directions, so every
+simplification here goes up: coarsening to a grid, and dropping a rare tail into `excess`, which is then simply lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import betainc, gammaln
+
+from dpmerge.profiles.arrays import FloatArray
+
+MAX_ATOMS = 512
+EXACT_SUBSETS = 12
+
+
+@dataclass(frozen=True)
+class ShiftLaw:
+    """Atoms `values` (ascending, ≥ 0) with `probs`; `excess` is probability given up, to be added to δ."""
+
+    values: FloatArray
+    probs: FloatArray
+    excess: float = 0.0
+
+    @classmethod
+    def zero(cls) -> ShiftLaw:
+        """No shift at all."""
+        return cls(np.zeros(1), np.ones(1))
+
+    @classmethod
+    def coin(cls, value: float, rate: float) -> ShiftLaw:
+        """`value` with probability `rate`, else 0."""
+        if rate >= 1:
+            return cls(np.array([value]), np.ones(1))
+        return cls(np.array([0.0, value]), np.array([1 - rate, rate]))
+
+    @classmethod
+    def binomial(cls, value: float, rate: float, count: int, tail: float) -> ShiftLaw:
+        """`count` equal coins; the upper tail of at most `tail` is given up."""
+        if rate >= 1:
+            return cls(np.array([value * count]), np.ones(1))
+        if count == 1:
+            return cls.coin(value, rate)
+        # The survival function P(K > k) = I_rate(k + 1, count − k), found by doubling then bisection.
+        low, high = -1, 1
+        while high < count and betainc(high + 1, count - high, rate) > tail:
+            low, high = high, min(2 * high, count)
+        while high - low > 1:
+            mid = (low + high) // 2
+            low, high = (mid, high) if betainc(mid + 1, count - mid, rate) > tail else (low, mid)
+        k = np.arange(high + 1)
+        log_pmf = (
+            gammaln(count + 1)
+            - gammaln(k + 1)
+            - gammaln(count - k + 1)
+            + k * np.log(rate)
+            + (count - k) * np.log1p(-rate)
+        )
+        # gammaln is good to about 1e-14 of its size; raise the probabilities by that.
+        rounding = 1e-14 * (1 + float(gammaln(count + 1)))
+        excess = float(betainc(high + 1, count - high, rate)) if high < count else 0.0
+        return cls(value * k, np.exp(log_pmf) * (1 + rounding), excess * (1 + 1e-12))
+
+    def plus(self, other: ShiftLaw) -> ShiftLaw:
+        """The law of the sum of two independent shifts."""
+        values = (self.values[:, None] + other.values[None, :]).ravel()
+        probs = (self.probs[:, None] * other.probs[None, :]).ravel()
+        return ShiftLaw(*_merge(values, probs), self.excess + other.excess)
+
+    def shifted(self, drift: float) -> ShiftLaw:
+        """Every shift longer by `drift`."""
+        return ShiftLaw(self.values + drift, self.probs, self.excess)
+
+    def scaled(self, factor: float) -> ShiftLaw:
+        """Every shift times `factor`."""
+        return ShiftLaw(self.values * factor, self.probs, self.excess)
+
+    def trimmed(self, tail: float) -> ShiftLaw:
+        """Give up the largest shifts as long as their probability stays within `tail`."""
+        above = np.cumsum(self.probs[::-1])
+        drop = int(np.searchsorted(above, tail, side="right"))
+        if drop == 0 or drop >= self.values.size:
+            return self
+        kept = self.values.size - drop
+        return ShiftLaw(self.values[:kept], self.probs[:kept], self.excess + float(above[drop - 1]))
+
+    def coarsened(self, atoms: int = MAX_ATOMS) -> ShiftLaw:
+        """At most `atoms` atoms: neighbours joined upwards, each join costing about the same probability × distance."""
+        if self.values.size <= atoms:
+            return self
+        low, high = 0.0, float(self.probs @ (self.values[-1] - self.values))
+        ends = _groups(self.values, self.probs, high)
+        for _ in range(30):
+            middle = (low + high) / 2
+            trial = _groups(self.values, self.probs, middle)
+            if len(trial) <= atoms:
+                ends, high = trial, middle
+            else:
+                low = middle
+            if 0.9 * atoms <= len(ends) <= atoms:
+                break
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        return ShiftLaw(self.values[ends], np.add.reduceat(self.probs, starts), self.excess)
+
+
+def sum_of_coins(coins: Iterable[ShiftLaw], tail: float) -> ShiftLaw:
+    """The law of a sum of independent shifts; at most `tail` is given up in all.
+
+    Up to 2^12 subsets are enumerated. Beyond, every atom is rounded up on one fine grid and the sums are convolved there:
+    non-negative additions only, so small probabilities keep their relative precision, and the cost is linear in the
+    number of coins (200 models, or 100,000 steps of one).
+    """
+    parts = [part for part in coins if part.values[-1] > 0 or part.excess > 0]
+    subsets = 1
+    for part in parts:
+        subsets = min(subsets * part.values.size, 2**EXACT_SUBSETS + 1)
+    if subsets <= 2**EXACT_SUBSETS:
+        total = ShiftLaw.zero()
+        for part in parts:
+            total = total.plus(part)
+        return total.trimmed(tail).coarsened()
+    mean = sum(float(part.values @ part.probs) for part in parts)
+    width = max(mean, *(float(part.values[-1]) for part in parts)) / _GRID_CELLS
+    while True:
+        total = _grid_convolution(parts, width)
+        if total.excess - sum(part.excess for part in parts) <= tail:
+            return total.trimmed(tail).coarsened()
+        width *= 2
+
+
+_GRID_CELLS = 4096
+
+
+def _grid_convolution(parts: list[ShiftLaw], width: float) -> ShiftLaw:
+    masses = np.zeros(4 * _GRID_CELLS)
+    masses[0] = 1.0
+    top = 0
+    excess = 0.0
+    for part in parts:
+        cells = np.ceil(part.values / width * (1 - 1e-12)).astype(np.int64)
+        fresh = np.zeros_like(masses)
+        for cell, prob in zip(cells.tolist(), part.probs.tolist(), strict=True):
+            kept = max(0, min(top + 1, masses.size - cell))
+            fresh[cell : cell + kept] += prob * masses[:kept]
+            excess += prob * float(masses[kept : top + 1].sum())
+        excess += part.excess
+        masses = fresh
+        top = min(top + int(cells[-1]), masses.size - 1)
+    keep = np.flatnonzero(masses > 0)
+    return ShiftLaw(keep * width * (1 + 1e-12), masses[keep] * (1 + 1e-14 * len(parts)), excess)
+
+
+def _groups(values: FloatArray, probs: FloatArray, budget: float) -> npt.NDArray[np.int64]:
+    """The last index of each group when neighbours are joined upwards as long as a group's Σ p·(top − v) ≤ budget."""
+    ends: list[int] = []
+    mass = cost = 0.0
+    for i, (value, prob) in enumerate(zip(values.tolist(), probs.tolist(), strict=True)):
+        if i:
+            step = mass * (value - values[i - 1])
+            if cost + step > budget:
+                ends.append(i - 1)
+                mass = cost = 0.0
+            else:
+                cost += step
+        mass += prob
+    ends.append(values.size - 1)
+    return np.array(ends, dtype=np.int64)
+
+
+def _merge(values: FloatArray, probs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Sort, and join atoms that differ by rounding alone (upwards)."""
+    order = np.argsort(values, kind="stable")
+    values, probs = values[order], probs[order]
+    new_group = np.empty(values.size, dtype=bool)
+    new_group[0] = True
+    new_group[1:] = np.diff(values) > 1e-12 * values[1:]
+    starts = np.flatnonzero(new_group)
+    ends = np.append(starts[1:], values.size) - 1
+    return values[ends], np.add.reduceat(probs, starts)

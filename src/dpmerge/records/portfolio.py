@@ -1,0 +1,237 @@
+"""A portfolio: several models trained on one private dataset, and the weights a merge gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from dpmerge.errors import DependentRuns, PortfolioError, WeightsError
+from dpmerge.records.record import Adjacency, DpSgd, Mechanism, Phase, Record
+
+WEIGHT_SUM_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a portfolio: its name (the folder's) and its record."""
+
+    name: str
+    record: Record
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What trained it."""
+        return self.record.mechanism
+
+    @property
+    def run(self) -> str:
+        """The run it is a checkpoint of; a record without a run id is a run of its own."""
+        return self.mechanism.run or f"model:{self.name}"
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """Models trained on one dataset under one adjacency, by name."""
+
+    models: tuple[Model, ...]
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise PortfolioError("a portfolio needs at least one model")
+        first = self.models[0]
+        for other in self.models[1:]:
+            if other.record.dataset != first.record.dataset:
+                raise PortfolioError(
+                    f"models {first.name!r} and {other.name!r} were trained on different datasets "
+                    f"({first.record.dataset!r}, {other.record.dataset!r}): a merge accounts for one private dataset; "
+                    "put them into separate portfolios"
+                )
+            if other.record.adjacency != first.record.adjacency:
+                raise PortfolioError(
+                    f"models {first.name!r} and {other.name!r} are accounted under different adjacencies "
+                    f"({first.record.adjacency}, {other.record.adjacency}): guarantees for different neighbours do not "
+                    "combine; state both records under one adjacency"
+                )
+        _check_checkpoints(self.models)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Portfolio:
+        """Read a folder whose sub-folders are the models."""
+        path = Path(folder)
+        if not path.is_dir():
+            raise PortfolioError(f"{path}: no such folder; a portfolio is a folder with one sub-folder for each model")
+        folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+        if not folders:
+            raise PortfolioError(f"{path}: no models here; each sub-folder with a record.json is one")
+        return cls(tuple(Model(p.name, Record.load(p / "record.json")) for p in folders))
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation all records share."""
+        return self.models[0].record.adjacency
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models' names, in order."""
+        return tuple(model.name for model in self.models)
+
+    def weights(self, given: Mapping[str, float]) -> Weights:
+        """Check weights against this portfolio; a model that is not named has weight 0."""
+        return Weights.over(self, given)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A distribution over a portfolio's models, exactly as given: never renormalised."""
+
+    portfolio: Portfolio
+    values: tuple[float, ...]
+
+    @classmethod
+    def over(cls, portfolio: Portfolio, given: Mapping[str, float]) -> Weights:
+        """Refuse unknown names, values outside [0, 1] and sums away from 1."""
+        unknown = [name for name in given if name not in portfolio.names]
+        if unknown:
+            raise WeightsError(
+                f"no model named {unknown[0]!r} in the portfolio; it has {', '.join(map(repr, portfolio.names))}"
+            )
+        for name, value in given.items():
+            if not math.isfinite(value) or value < 0:
+                raise WeightsError(f"the weight of {name!r} is {value}; weights are finite and non-negative")
+        total = math.fsum(given.values())
+        if abs(total - 1) > WEIGHT_SUM_TOLERANCE:
+            raise WeightsError(
+                f"the weights sum to {total!r}, not 1 (within {WEIGHT_SUM_TOLERANCE:g}); "
+                "they are never renormalised: give the weights you mean"
+            )
+        return cls(portfolio, tuple(float(given.get(name, 0.0)) for name in portfolio.names))
+
+    @classmethod
+    def parse(cls, portfolio: Portfolio, text: str) -> Weights:
+        """Read `a=0.2,b=0.8`; a value may be a fraction (`a=1/3`)."""
+        given: dict[str, float] = {}
+        for part in text.split(","):
+            name, equals, value = part.rpartition("=")
+            name = name.strip()
+            if not equals or not name:
+                raise WeightsError(f"cannot read the weight {part.strip()!r}; write name=value, separated by commas")
+            if name in given:
+                raise WeightsError(f"the weight of {name!r} is given twice")
+            try:
+                given[name] = float(Fraction(value.strip())) if "/" in value else float(value)
+            except (ValueError, ZeroDivisionError):
+                raise WeightsError(f"the weight of {name!r} is {value.strip()!r}, which is not a number") from None
+        return cls.over(portfolio, given)
+
+    def as_dict(self) -> dict[str, float]:
+        """Every model with its weight, zeros included."""
+        return dict(zip(self.portfolio.names, self.values, strict=True))
+
+    @property
+    def used(self) -> tuple[tuple[Model, float], ...]:
+        """The models that have weight, with it."""
+        return tuple((m, w) for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0)
+
+
+def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
+    """One model for each distinct run: its latest checkpoint. Releasing that run's every iterate covers the earlier ones."""
+    latest: dict[str, Model] = {}
+    for model in models:
+        held = latest.get(model.run)
+        if held is None or _steps(model) > _steps(held):
+            latest[model.run] = model
+    return tuple(latest.values())
+
+
+def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
+    """Refuse runs that share their noise or their sampling coins; return what is taken on the user's word.
+
+    Equal noise cancels in a linear combination, and equal batches alone already double ε (theory.md §0).
+    """
+    if len(models) < 2:
+        return ()
+    for field, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
+        seen: dict[str, Model] = {}
+        for model in models:
+            fingerprint = getattr(model.mechanism, field)
+            if fingerprint is None:
+                continue
+            if fingerprint in seen:
+                raise DependentRuns(
+                    f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {field} "
+                    f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
+                    "retrain one with fresh randomness, or use random selection, which needs no independence"
+                )
+            seen[fingerprint] = model
+    unstated = [m.name for m in models if _unstated(m.mechanism)]
+    if not unstated:
+        return ()
+    return (
+        "the runs are independent in their noise and sampling coins: on the user's word, since no fingerprint was "
+        f"recorded for {', '.join(unstated)}",
+    )
+
+
+def _unstated(mechanism: Mechanism) -> bool:
+    if mechanism.noise_fingerprint is None:
+        return True
+    samples = isinstance(mechanism, DpSgd) and any(
+        phase.sampling is not None and phase.sampling.scheme != "full-batch" for phase in mechanism.settings()
+    )
+    return samples and mechanism.sampler_fingerprint is None
+
+
+def _steps(model: Model) -> int:
+    return getattr(model.mechanism, "steps", 1)
+
+
+def _check_checkpoints(models: tuple[Model, ...]) -> None:
+    """Checkpoints of one run tell one story: the shorter record is the beginning of the longer one."""
+    by_run: dict[str, list[Model]] = {}
+    for model in models:
+        by_run.setdefault(model.run, []).append(model)
+    for run, group in by_run.items():
+        group.sort(key=_steps)
+        for earlier, later in zip(group, group[1:], strict=False):
+            if not _begins(earlier.mechanism, later.mechanism):
+                raise PortfolioError(
+                    f"models {earlier.name!r} and {later.name!r} both claim run {run!r}, but the record of the first is "
+                    "not the beginning of the second; give different runs different ids"
+                )
+
+
+def _begins(earlier: Mechanism, later: Mechanism) -> bool:
+    if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
+        same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch"}
+        if earlier.model_dump(exclude=same) != later.model_dump(exclude=same):
+            return False
+        return _is_prefix(_merged(earlier.settings()), _merged(later.settings()))
+    if type(earlier) is not type(later):
+        return False
+    return earlier.model_dump(exclude={"steps", "restarts"}) == later.model_dump(exclude={"steps", "restarts"})
+
+
+def _merged(phases: list[Phase]) -> list[Phase]:
+    """Adjacent phases with equal settings become one."""
+    merged: list[Phase] = []
+    for phase in phases:
+        if merged and merged[-1].model_copy(update={"steps": phase.steps}) == phase:
+            merged[-1] = phase.model_copy(update={"steps": merged[-1].steps + phase.steps})
+        else:
+            merged.append(phase)
+    return merged
+
+
+def _is_prefix(short: list[Phase], long: list[Phase]) -> bool:
+    if len(short) > len(long):
+        return False
+    *head, last = short
+    last_long = long[len(head)]
+    return (
+        head == long[: len(head)]
+        and last.steps <= last_long.steps
+        and last.model_copy(update={"steps": 1}) == last_long.model_copy(update={"steps": 1})
+    )

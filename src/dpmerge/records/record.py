@@ -1,0 +1,215 @@
+"""`record.json`: what a run *was*. Immutable, versioned, nothing computed, unknown fields refused.
+
+This is a public format (schema 1). `dpmerge schema` prints it as JSON Schema, and `docs/records.md` explains every field.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpmerge.errors import RecordError
+
+Adjacency = Literal["add-remove", "replace-one", "zero-out"]
+Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Steps = Annotated[int, Field(ge=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Sampling(_Strict):
+    """How the batch of one step is drawn. `rate` belongs to poisson and fixed-size alone."""
+
+    scheme: Scheme
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _rate_where_it_belongs(self) -> Sampling:
+        needs_rate = self.scheme in ("poisson", "fixed-size")
+        if needs_rate and self.rate is None:
+            raise ValueError(f"{self.scheme} sampling needs a rate in (0, 1]")
+        if not needs_rate and self.rate is not None:
+            raise ValueError(f"{self.scheme} sampling has no rate: remove it")
+        return self
+
+
+class Phase(_Strict):
+    """Consecutive steps with the same settings; what is not given here is as in the mechanism."""
+
+    steps: Steps
+    learning_rate: NonNegative
+    noise_multiplier: NonNegative | None = None
+    clip: Positive | None = None
+    sampling: Sampling | None = None
+    expected_batch: Positive | None = None
+
+
+class DpSgd(_Strict):
+    """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0)."""
+
+    kind: Literal["dp-sgd"]
+    run: Annotated[str, Field(min_length=1)]
+    noise_fingerprint: str | None
+    sampler_fingerprint: str | None
+    optimizer: Annotated[str, Field(min_length=1)]
+    sampling: Sampling
+    expected_batch: Positive
+    noise_multiplier: NonNegative
+    clip: Positive
+    clipping: Literal["flat", "per-layer", "adaptive"]
+    phases: Annotated[list[Phase], Field(min_length=1)]
+    smoothness: NonNegative | None
+    convex: Literal["glm", "unclipped"] | None
+
+    def settings(self) -> list[Phase]:
+        """The phases with nothing left to inherit."""
+        return [
+            Phase(
+                steps=phase.steps,
+                learning_rate=phase.learning_rate,
+                noise_multiplier=self.noise_multiplier if phase.noise_multiplier is None else phase.noise_multiplier,
+                clip=self.clip if phase.clip is None else phase.clip,
+                sampling=self.sampling if phase.sampling is None else phase.sampling,
+                expected_batch=self.expected_batch if phase.expected_batch is None else phase.expected_batch,
+            )
+            for phase in self.phases
+        ]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps up to this checkpoint."""
+        return sum(phase.steps for phase in self.phases)
+
+
+class _Run(_Strict):
+    """What every mechanism may say about its randomness; a model without a run id is a run of its own."""
+
+    run: Annotated[str, Field(min_length=1)] | None = None
+    noise_fingerprint: str | None = None
+    sampler_fingerprint: str | None = None
+
+
+class Gaussian(_Run):
+    """The Gaussian mechanism once: mean estimation. `sensitivity` is the ℓ2 sensitivity under the record's adjacency."""
+
+    kind: Literal["gaussian"]
+    sensitivity: Positive
+    noise_std: Positive
+    dimension: Annotated[int, Field(ge=1)] | None = None
+
+
+class DpFtrl(_Run):
+    """DP-FTRL with tree aggregation: `steps` in all, the tree restarted `restarts` times at equal distances."""
+
+    kind: Literal["dp-ftrl"]
+    noise_multiplier: NonNegative
+    steps: Steps
+    restarts: Annotated[int, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _restarts_fit(self) -> DpFtrl:
+        if self.restarts >= self.steps:
+            raise ValueError(f"{self.restarts} restarts do not fit into {self.steps} steps")
+        return self
+
+
+class ApproxDp(_Run):
+    """A mechanism of which only (ε, δ)-DP is known."""
+
+    kind: Literal["approx-dp"]
+    epsilon: NonNegative
+    delta: Annotated[float, Field(ge=0, lt=1)]
+
+
+class Rdp(_Run):
+    """A mechanism of which only a Rényi curve is known."""
+
+    kind: Literal["rdp"]
+    orders: Annotated[list[Annotated[float, Field(gt=1)]], Field(min_length=1)]
+    values: Annotated[list[NonNegative], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_value_for_each_order(self) -> Rdp:
+        if len(self.orders) != len(self.values):
+            raise ValueError(f"{len(self.orders)} orders but {len(self.values)} values")
+        if any(b <= a for a, b in zip(self.orders, self.orders[1:], strict=False)):
+            raise ValueError("orders must be strictly increasing")
+        return self
+
+
+class NonPrivate(_Run):
+    """A model trained without privacy: H_ε ≡ 1."""
+
+    kind: Literal["non-private"]
+
+
+Mechanism = Annotated[DpSgd | Gaussian | DpFtrl | ApproxDp | Rdp | NonPrivate, Field(discriminator="kind")]
+
+
+class Record(_Strict):
+    """The whole of one `record.json`."""
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    dataset: Annotated[str, Field(min_length=1)]
+    adjacency: Adjacency
+    mechanism: Mechanism
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Read and validate one file; any fault is one line that names file and field."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise RecordError(f"{path}: no such file; every model's folder needs a record.json") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path}: cannot be read: {error}") from None
+        return cls.parse(text, source=str(path))
+
+    @classmethod
+    def parse(cls, text: str, source: str = "record") -> Record:
+        """Validate a record given as text; `source` names it in errors."""
+        try:
+            json.loads(text, object_pairs_hook=_refuse_duplicates)
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise RecordError(f"{source}: {_first_fault(error)}") from None
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"{source}: not valid JSON: {error}") from None
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the field {key!r} appears twice")
+    return dict(pairs)
+
+
+_KINDS = {"dp-sgd", "gaussian", "dp-ftrl", "approx-dp", "rdp", "non-private"}
+
+
+def _first_fault(error: ValidationError) -> str:
+    faults = error.errors(include_url=False)
+    fault = faults[0]
+    where = ".".join(str(part) for part in fault["loc"] if part not in _KINDS) or "record"
+    what = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        what = "missing; every field of the format must be given (null where it says so)"
+    elif fault["type"] == "extra_forbidden":
+        what = "unknown field; remove it or check its spelling against `dpmerge schema`"
+    elif fault["type"] == "union_tag_invalid":
+        where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {fault['input']['kind']!r})"
+    elif fault["type"] == "union_tag_not_found":
+        where, what = "mechanism.kind", "missing"
+    elif not isinstance(fault["input"], dict):
+        what = f"{what[0].lower()}{what[1:]} (got {fault['input']!r})"
+    more = f" (and {len(faults) - 1} more fields at fault)" if len(faults) > 1 else ""
+    return f"field {where}: {what}{more}"
