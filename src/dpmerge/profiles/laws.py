@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
@@ -87,7 +87,7 @@ class _GaussianPair(Law):
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
         """log E_Q[(p/q)^s] with s = α (remove) or 1 − α (add), as one integral for each real order (theory.md §3.5)."""
         powers = orders if direction == "remove" else 1 - orders
-        return np.array([_log_power_moment(self, float(power)) for power in powers])
+        return _log_power_moments(self, powers)
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
         """By inverting ℓ on the whole grid at once."""
@@ -99,7 +99,7 @@ class _GaussianPair(Law):
         mean = float(probs @ shifts)
         deviation = math.sqrt(1 + float(probs @ (shifts - mean) ** 2))
         x = np.linspace(mean - 12 * deviation, max(mean + 12 * deviation, float(shifts[-1]) + 8), 2049)
-        weights = _density(x, shifts, probs)
+        weights = np.exp(_log_density(x, shifts, probs))
         weights /= weights.sum()
         losses = self.loss(x)
         centre = float(weights @ losses)
@@ -406,42 +406,71 @@ def revealed_delta(law: RevealedShiftLaw, epsilon: float) -> float:
     return float(sum(p * gaussian_delta(s, epsilon) for s, p in zip(law.shifts, law.probs, strict=True)))
 
 
-def _density(x: FloatArray, shifts: FloatArray, probs: FloatArray) -> FloatArray:
-    total = np.zeros_like(x)
-    for shift, prob in zip(shifts, probs, strict=True):
-        total += prob * np.exp(-((x - shift) ** 2) / 2)
-    return total / math.sqrt(2 * math.pi)
+def _log_density(x: FloatArray, shifts: FloatArray, probs: FloatArray) -> FloatArray:
+    exponents = [math.log(prob) - (x - shift) ** 2 / 2 for shift, prob in zip(shifts, probs, strict=True) if prob > 0]
+    return np.asarray(np.logaddexp.reduce(exponents) - math.log(2 * math.pi) / 2)
 
 
 _MAX_NODES = 40_000
 
 
-def _log_power_moment(pair: _GaussianPair, power: float) -> float:
-    """log E_Q[(p/q)^power] by the trapezoid rule.
+def _log_power_moments(pair: _GaussianPair, powers: FloatArray) -> FloatArray:
+    """log E_Q[(p/q)^s] for each power s > 1 or s < 0, by the trapezoid rule on grids that neighbouring powers share.
+
+    D_α of a mixture is at most that of its farthest component (quasi-convexity), which also bounds what a grid of
+    reasonable size cannot hold.
+    """
+    orders = np.where(powers > 1, powers, 1 - powers)
+    bound = orders * (orders - 1) * pair.spread**2 / 2
+    result = bound.copy()
+    ranked = np.argsort(orders, kind="stable")
+    start = 0
+    while start < ranked.size:
+        base = orders[ranked[start]]
+        stop = int(np.searchsorted(orders[ranked], max(3 * base, base + 12 / pair.spread), side="right"))
+        chunk = ranked[start:stop]
+        values = _chunk_moments(pair, powers[chunk])
+        if values is None:
+            break  # larger orders only need larger grids
+        result[chunk] = np.minimum(values, bound[chunk])
+        start = stop
+    return result
+
+
+def _chunk_moments(pair: _GaussianPair, powers: FloatArray) -> FloatArray | None:
+    """The moments on one grid, or nothing if it would be too long.
 
     The integrand is analytic in |Im x| < π/spread, so with step 0.4/spread the rule's error is below e^−49 of it. Near
     1 the moment is 1 + E_Q[(1+y)^s − 1 − s·y] with y = p/q − 1, E_Q y = 0: every term is ≥ 0, nothing cancels, and
     rates as small as 1e-12 keep their digits.
     """
     (upper_shifts, _), (lower_shifts, lower_probs) = pair.upper, pair.lower
-    order = power if power > 1 else 1 - power
-    quasi_convex = order * (order - 1) * pair.spread**2 / 2
     step = min(0.25, 0.4 / pair.spread)
     # The integrand's peaks lie where one component rules: at power·Δ + (1 − power)·γ.
-    corners = np.add.outer(power * upper_shifts[[0, -1]], (1 - power) * lower_shifts[[0, -1]]).ravel()
+    extreme = powers[[np.argmin(powers), np.argmax(powers)]]
+    corners = np.add.outer(
+        np.multiply.outer(extreme, upper_shifts[[0, -1]]), np.zeros(2)
+    ) + np.multiply.outer(1 - extreme, lower_shifts[[0, -1]])[:, None, :]
     low, high = min(-14.0, float(corners.min()) - 14), max(14.0, float(corners.max()) + 14)
     nodes = math.ceil((high - low) / step) + 1
-    if nodes > _MAX_NODES:  # D_α of a mixture is at most that of its farthest component (quasi-convexity)
-        return quasi_convex
+    if nodes > _MAX_NODES:
+        return None
     x = low + step * np.arange(nodes)
-    y = pair.excess_ratio(x)
-    losses = pair.loss(x)
-    log_weight = np.log(np.maximum(_density(x, lower_shifts, lower_probs), 1e-320)) + math.log(step)
-    plain = float(logsumexp(power * losses + log_weight))
-    if plain > 0.5:
-        return min(plain * (1 + 1e-12) + 1e-13, quasi_convex)
+    y, losses = pair.excess_ratio(x), pair.loss(x)
+    log_weight = _log_density(x, lower_shifts, lower_probs) + math.log(step)
+    precise_losses = np.where(np.abs(y) < 0.5, np.log1p(np.clip(y, -0.5, 0.5)), losses)
+    result = np.empty(powers.shape)
+    for index, power in enumerate(powers.tolist()):
+        plain = _log_sum_exp(power * losses + log_weight)
+        result[index] = (
+            plain * (1 + 1e-12) + 1e-13 if plain > 0.5 else _moment_near_one(power, y, precise_losses, log_weight)
+        )
+    return result
+
+
+def _moment_near_one(power: float, y: FloatArray, losses: FloatArray, log_weight: FloatArray) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
-        exponent = power * np.where(np.abs(y) < 0.5, np.log1p(np.clip(y, -0.5, 0.5)), losses)
+        exponent = power * losses
         direct = np.expm1(exponent) - power * y
         series = power * (power - 1) / 2 * y * y * (1 + (power - 2) / 3 * y * (1 + (power - 3) / 4 * y))
         tiny = np.abs(y) * (1 + abs(power)) < 1e-3
@@ -452,11 +481,24 @@ def _log_power_moment(pair: _GaussianPair, power: float) -> float:
             np.where(tiny, series, direct) * np.exp(log_weight),
         )
     # 1e-9 is above the series' remainder and the rounding of `direct` where it is used.
-    return min(math.log1p(float(terms.sum()) * (1 + 1e-9)), quasi_convex)
+    return math.log1p(float(terms.sum()) * (1 + 1e-9))
+
+
+def _log_sum_exp(values: FloatArray) -> float:
+    top = float(values.max())
+    return top + math.log(float(np.exp(values - top).sum()))
 
 
 def _monotone_pmf(pair: _GaussianPair, direction: Direction, interval: float, tail: float) -> LossPmf:
-    """Cells of width h in the loss are intervals in x; their masses under P and Q are differences of normal cdfs."""
+    return _monotone_pmfs(pair, interval, tail)[DIRECTIONS.index(direction)]
+
+
+@lru_cache(maxsize=64)
+def _monotone_pmfs(pair: _GaussianPair, interval: float, tail: float) -> tuple[LossPmf, LossPmf]:
+    """Cells of width h in the loss are intervals in x; their masses under P and Q are differences of normal cdfs.
+
+    One inversion serves both directions: the loss of the other is −ℓ, and the grid is symmetric.
+    """
     reach = -float(ndtri(tail)) + 1e-3
     x_low = float(pair.lower[0][0]) - reach
     x_high = _upper_quantile(*pair.upper, tail)
@@ -471,10 +513,9 @@ def _monotone_pmf(pair: _GaussianPair, direction: Direction, interval: float, ta
     p_cells, p_below, p_above, p_rounding = _cell_masses(edges, *pair.upper)
     q_cells, q_below, q_above, q_rounding = _cell_masses(edges, *pair.lower)
     rounding = p_rounding + q_rounding
-    if direction == "remove":
-        return connect_dots(interval, first, p_cells, q_cells, rounding, p_below, p_above, slack)
-    return connect_dots(
-        interval, -last, q_cells[::-1], p_cells[::-1], rounding[::-1], q_above, q_below, slack
+    return (
+        connect_dots(interval, first, p_cells, q_cells, rounding, p_below, p_above, slack),
+        connect_dots(interval, -last, q_cells[::-1], p_cells[::-1], rounding[::-1], q_above, q_below, slack),
     )
 
 

@@ -75,6 +75,12 @@ class Profile:
             return None
         return math.sqrt(sum(count * law.mu**2 for law, count in self.factors if isinstance(law, GaussianLaw)))
 
+    @property
+    def stated_orders(self) -> FloatArray | None:
+        """The orders at which Rényi-only laws are known exactly."""
+        stated = [law.orders for law, _ in self.factors if isinstance(law, RenyiLaw)]
+        return np.unique(np.concatenate(stated)) if stated else None
+
     # --- Rényi -------------------------------------------------------------------------------------------------------
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
@@ -95,14 +101,18 @@ class Profile:
         delta -= self.failure
         if delta <= 0 or not self.is_private:
             return math.inf
-        _, value = best_order(lambda orders: epsilon_from_renyi(orders, self.renyi(orders), delta, conversion))
+        _, value = best_order(
+            lambda orders: epsilon_from_renyi(orders, self.renyi(orders), delta, conversion), self.stated_orders
+        )
         return max(0.0, value)
 
     def delta_by_renyi(self, epsilon: float, conversion: Conversion = "tight") -> float:
         """δ at ε through the best Rényi order."""
         if not self.is_private:
             return 1.0
-        _, value = best_order(lambda orders: log_delta_from_renyi(orders, self.renyi(orders), epsilon, conversion))
+        _, value = best_order(
+            lambda orders: log_delta_from_renyi(orders, self.renyi(orders), epsilon, conversion), self.stated_orders
+        )
         return min(1.0, math.exp(min(value, 0.0)) + self.failure)
 
     # --- privacy loss distribution -------------------------------------------------------------------------------------
@@ -150,7 +160,8 @@ class Profile:
         sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
         weight = sum(count for _, count in sample)
         variance = sum(count * law.loss_variance() for law, count in sample) / weight
-        return float(min(max(math.sqrt(12 * _GRID_ACCURACY * variance), 1e-7), 5e-3))
+        coarsest = max(5e-3, 1e-4 * math.sqrt(variance * self.steps))
+        return float(min(max(math.sqrt(12 * _GRID_ACCURACY * variance), 1e-7), coarsest))
 
     @lru_cache(maxsize=64)  # noqa: B019 (profiles are small, and a process asks about few)
     def cumulants(self, direction: Direction) -> FloatArray:

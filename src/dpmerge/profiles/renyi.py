@@ -12,8 +12,16 @@ from dpmerge.profiles.arrays import FloatArray
 
 Conversion = Literal["tight", "paper"]
 
-# (α−1) from 0.01 to 4000, evenly on a log scale; the search below refines around the best of them.
-COARSE_ORDERS: FloatArray = 1 + np.geomspace(0.01, 4000, 40)
+# dp-accounting's and Opacus' customary orders, closer below and above: small ε at small δ is decided at orders of hundreds.
+ORDERS: FloatArray = np.concatenate(
+    (
+        1 + np.geomspace(0.005, 0.08, 5),
+        1 + np.arange(1, 100) / 10,
+        np.arange(11, 64),
+        np.geomspace(64, 20_000, 90),
+    )
+)
+_STRIDE = 8
 
 
 def epsilon_from_renyi(orders: FloatArray, renyi: FloatArray, delta: float, conversion: Conversion) -> FloatArray:
@@ -34,17 +42,19 @@ def log_delta_from_renyi(orders: FloatArray, renyi: FloatArray, epsilon: float, 
     return (orders - 1) * (renyi - epsilon + np.log1p(-1 / orders)) - np.log(orders)
 
 
-def best_order(objective: Callable[[FloatArray], FloatArray]) -> tuple[float, float]:
-    """The order with the smallest objective, and the objective there. Every order is valid; this is only a search."""
-    orders = COARSE_ORDERS
-    values = objective(orders)
-    for _ in range(2):
-        best = int(np.argmin(np.nan_to_num(values, nan=math.inf, posinf=math.inf)))
-        low, high = orders[max(best - 1, 0)], orders[min(best + 1, orders.size - 1)]
-        finer = 1 + np.geomspace(low - 1, high - 1, 13)
-        orders = np.concatenate(([orders[best]], finer))
-        values = np.concatenate(([values[best]], objective(finer)))
-        by_order = np.argsort(orders, kind="stable")
-        orders, values = orders[by_order], values[by_order]
-    best = int(np.argmin(values))
-    return float(orders[best]), float(values[best])
+def best_order(
+    objective: Callable[[FloatArray], FloatArray], known: FloatArray | None = None
+) -> tuple[float, float]:
+    """The order with the smallest objective, and the objective there. Every order is valid; this is only a search.
+
+    Every eighth order first, then all between the neighbours of the best; `known` are orders to try besides (those at
+    which a record states its curve).
+    """
+    orders = ORDERS[::_STRIDE]
+    best = int(np.argmin(np.nan_to_num(objective(orders), nan=math.inf)))
+    near = ORDERS[max(0, (best - 1) * _STRIDE) : (best + 1) * _STRIDE + 1]
+    if known is not None:
+        near = np.concatenate((near, known))
+    values = np.nan_to_num(objective(near), nan=math.inf)
+    index = int(np.argmin(values))
+    return float(near[index]), float(values[index])

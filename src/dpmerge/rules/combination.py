@@ -1,0 +1,433 @@
+"""Linear combination: release Σ λ_i θ_i (docs/theory.md §3).
+
+Joint release is always valid. Where every update is plain, flatly clipped SGD, the transport theorem does better; runs it
+does not cover are revealed whole and the rest is transported, which is again a composition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles.laws import GaussianLaw, Law, MixtureLaw, NonPrivateLaw, RevealedShiftLaw
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import RunProfile, ShuffleAsPoisson, run_profile, step_law
+from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
+from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
+from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.trajectory import Run, Trajectories, trajectories
+from dpmerge.rules.transport import Candidate, candidate_sets, coupled_distance, drifts, windows
+
+_DRIFT_LEVELS = 160
+_SHIFT_TAIL = 1e-18
+_FINALISTS = 3
+
+
+@dataclass(frozen=True)
+class _Route:
+    """One valid account of the release."""
+
+    theorem: str
+    profile: Profile
+    assumptions: tuple[str, ...] = ()
+    conditional: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+    score: float | None = None
+
+
+class Combination(Rule):
+    """Average the parameters with weights λ."""
+
+    name = "combination"
+
+    def __init__(
+        self,
+        weights: Weights,
+        assume_smoothness: float | None = None,
+        shuffle: ShuffleAsPoisson | None = None,
+    ) -> None:
+        self.weights = weights
+        self._assumed = assume_smoothness
+        self._shuffle = shuffle
+        self._adjacency: Adjacency = weights.portfolio.adjacency
+        used = weights.used
+        self._runs = latest_checkpoints(tuple(model for model, _ in used))
+        self._profiles = {model.name: run_profile(model, shuffle) for model in self._runs}
+        self._independence = require_independent(self._runs)
+        self._revealed: dict[str, str] = {}
+        covered: list[Run] = []
+        for model in self._runs:
+            members = [(m, w) for m, w in used if m.run == model.run]
+            why = _not_covered(model, [m.name for m, _ in members])
+            if why is None:
+                covered.append(self._describe(model, members[0][1]))
+            else:
+                self._revealed[model.name] = why
+        self._covered = tuple(covered)
+        self._joint_score = math.inf
+
+    def _describe(self, model: Model, weight: float) -> Run:
+        mechanism = model.mechanism
+        if isinstance(mechanism, Gaussian):
+            return Run(model, weight, 0.0, False)
+        assert isinstance(mechanism, DpSgd)
+        stated = mechanism.smoothness if self._assumed is None else self._assumed
+        smoothness = math.inf if stated is None else stated
+        return Run(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
+
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        routes = list(self._routes(target))
+        if self._assumed == 0 and len(routes) > 1:
+            routes = routes[1:]  # "0 reproduces the papers' formula": that number, and nothing cleverer
+        answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in _promising(routes)]
+        answer, route = min(answers, key=lambda pair: pair[0].size)
+        run_notes = [run for run in self._profiles.values() if run.assumptions]
+        assumptions = (
+            *self._independence,
+            *route.assumptions,
+            *dict.fromkeys(text for run in run_notes for text in run.assumptions),
+        )
+        details = dict(route.details)
+        if self._revealed:
+            details["revealed"] = dict(self._revealed)
+        conditional = route.conditional or any(run.conditional for run in self._profiles.values())
+        return self._build(answer, route.theorem, assumptions, conditional, conversion, details)
+
+    # --- the ways to account for it --------------------------------------------------------------------------------------
+
+    def _routes(self, target: Target) -> Iterable[_Route]:
+        whole = Profile.composed(run.profile for run in self._profiles.values())
+        single = len(self._runs) == 1
+        joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
+        if single or len(self._covered) < 2:
+            yield joint
+            return
+        revealed = [self._profiles[name].profile for name in self._revealed]
+        transported = [
+            replace(route, profile=Profile.composed([*revealed, route.profile])) for route in self._transported(target)
+        ]
+        # Where transported routes were ranked, joint release takes part in the ranking.
+        ranked = any(route.score is not None for route in transported) and not revealed
+        yield replace(joint, score=self._joint_score) if ranked else joint
+        yield from transported
+
+    def _transported(self, target: Target) -> Iterable[_Route]:
+        failure = 1e-4 * target.delta if target.delta is not None else 1e-12
+        runs = trajectories(self._covered, self._adjacency, self._shuffle, failure)
+        if runs.steps == 1:
+            means = all(isinstance(run.model.mechanism, Gaussian) for run in self._covered)
+            theorem = "mean-estimation-combination" if means else self._theorem(runs, coupled=False)
+            yield _Route(theorem, self._window(runs, np.zeros(1)), details={"window": 1, "coupled": []})
+        elif self._assumed == 0:
+            yield _Route(
+                "papers-formula",
+                self._window(runs, np.zeros(runs.steps)),
+                ("the gradients of the common records do not depend on the state (smoothness 0)",),
+                conditional=True,
+                details={"window": runs.steps, "coupled": []},
+            )
+        elif runs.is_full_batch:
+            yield from self._full_batch(runs)
+        else:
+            yield from self._poisson(runs)
+
+    def _full_batch(self, runs: Trajectories) -> Iterable[_Route]:
+        """Everything is Gaussian: minimise μ² = Σ_{before, i∉B}(s/ν)² + Σ_window (R*/s_λ)² over (k, B)."""
+        reveal = _squared_ratio(runs.effect, runs.noise)
+        costs = reveal.sum(axis=1) / np.maximum(runs.weights * runs.effect.sum(axis=1), 1e-300)
+        sets = candidate_sets(np.nan_to_num(costs, posinf=1e300), len(runs.runs))
+        candidates = [Candidate(k, b) for k in windows(runs.steps) for b in sets]
+        squares = self._squared_mu(runs, reveal, candidates)
+        for _ in range(2):
+            best = candidates[int(np.argmin(squares))]
+            near = [Candidate(k, best.coupled) for k in windows(runs.steps, refine=best.window)]
+            candidates = [best, *near]
+            squares = self._squared_mu(runs, reveal, candidates)
+        index = int(np.argmin(squares))
+        best, square = candidates[index], float(squares[index])
+        law: Law = GaussianLaw(math.sqrt(square)) if math.isfinite(square) else NonPrivateLaw()
+        notes, conditional = self._gradient_notes(runs, best, 0.0)
+        details = {"window": best.window, "coupled": [runs.runs[i].model.name for i in best.coupled]}
+        yield _Route("transport", Profile.of([(law, 1)]), notes, conditional, details)
+
+    @staticmethod
+    def _squared_mu(runs: Trajectories, reveal: FloatArray, candidates: Sequence[Candidate]) -> FloatArray:
+        total = runs.weights @ runs.effect + drifts(runs, list(candidates))
+        steps = _squared_ratio(total, runs.merged_noise)
+        summed = np.cumsum(reveal[:, ::-1], axis=1)[:, ::-1]  # cost of revealing a run from step t on
+        whole = summed[:, 0]
+        result = np.empty(len(candidates))
+        for row, candidate in enumerate(candidates):
+            start = runs.steps - candidate.window
+            outside = [i for i in range(len(runs.runs)) if i not in candidate.coupled]
+            before = sum(
+                float(whole[i] - summed[i, start]) if math.isfinite(whole[i]) else float(reveal[i, :start].sum())
+                for i in outside
+            )
+            result[row] = before + float(steps[row, start:].sum())
+        # Sums of up to millions of squares, and one square root: above their rounding.
+        return result * (1 + 1e-12)
+
+    def _poisson(self, runs: Trajectories) -> Iterable[_Route]:
+        """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best few."""
+        reveal = np.array([_order_two(*_own_step(runs, i, runs.steps - 1)) * runs.runs[i].steps for i in range(len(runs.runs))])
+        shifts = np.maximum(np.sum(runs.weights[:, None] * runs.rate * runs.effect, axis=1), 1e-300)
+        sets = candidate_sets(np.nan_to_num(reveal / shifts, posinf=1e300), len(runs.runs))
+        ranked: list[tuple[float, Candidate, FloatArray | None]] = []
+        for coupled in sets:
+            score = float(sum(reveal[i] for i in range(len(runs.runs)) if i not in coupled))
+            last = self._last_step_shift(runs, coupled)
+            score += _order_two(last.values, last.probs)
+            ranked.append((score, Candidate(1, coupled), None))
+        longer = [Candidate(k, ()) for k in windows(runs.steps) if k > 1]
+        for candidate, drift in zip(longer, drifts(runs, longer), strict=True):
+            start = runs.steps - candidate.window
+            score = float(sum(reveal * np.array([max(0, r.steps - candidate.window) / r.steps for r in runs.runs])))
+            sample = np.unique(np.linspace(start, runs.steps - 1, 12).astype(int))
+            inside = [_order_two(*_coins(runs, t, float(drift[t]))) for t in sample]
+            score += float(np.mean(inside)) * candidate.window
+            ranked.append((score, candidate, drift))
+        ranked.sort(key=lambda entry: (math.isnan(entry[0]), entry[0]))
+        self._joint_score = float(reveal.sum())
+        for score, candidate, drift in [entry for entry in ranked if entry[0] < 1.2 * self._joint_score][:_FINALISTS]:
+            yield replace(self._poisson_route(runs, candidate, drift), score=score)
+
+    def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
+        names = [runs.runs[i].model.name for i in candidate.coupled]
+        details: dict[str, Any] = {"window": candidate.window, "coupled": names}
+        failure = runs.failure if self._needs_batch_bound(runs, candidate) else 0.0
+        notes, conditional = self._gradient_notes(runs, candidate, failure)
+        if failure:
+            details["batch_bound_failure"] = failure
+        before = [
+            (law, count)
+            for i in range(len(runs.runs))
+            if i not in candidate.coupled
+            for law, count in self._own_steps(runs, i, runs.steps - candidate.window)
+        ]
+        if drift is None:
+            shift = self._last_step_shift(runs, candidate.coupled)
+            profile = Profile.of([*before, (self._shift_law(shift), 1)], failure + shift.excess)
+        else:
+            window = self._window(runs, drift[runs.steps - candidate.window :], runs.steps - candidate.window)
+            profile = Profile.composed([Profile.of(before, failure), window])
+        return _Route(self._theorem(runs, bool(candidate.coupled)), profile, notes, conditional, details)
+
+    def _last_step_shift(self, runs: Trajectories, coupled: tuple[int, ...]) -> ShiftLaw:
+        """W / s_λ: fresh coins of the last step, and for coupled runs every coin they ever tossed, grown by Γ."""
+        noise = float(runs.merged_noise[-1])
+        if noise == 0:
+            return ShiftLaw(np.array([math.inf]), np.ones(1))
+        parts: list[ShiftLaw] = []
+        for i, run in enumerate(runs.runs):
+            if i not in coupled:
+                parts.append(ShiftLaw.coin(run.weight * runs.effect[i, -1] / noise, float(runs.rate[i, -1])))
+                continue
+            growth = np.where(runs.tame[i], 1.0, 1 + runs.pull[i])
+            later = np.append(np.cumprod(growth[:0:-1])[::-1], 1.0)  # Γ_t = Π_{τ>t}
+            values = run.weight * runs.effect[i] * later / noise
+            if not np.all(np.isfinite(values)):
+                return ShiftLaw(np.array([math.inf]), np.ones(1))
+            parts.extend(_grouped_coins(values, runs.rate[i]))
+        return sum_of_coins(parts, _SHIFT_TAIL)
+
+    def _window(self, runs: Trajectories, drift: FloatArray, start: int = 0) -> Profile:
+        """The laws of the steps from `start` on, equal ones gathered; drifts are rounded up to a few levels."""
+        merged, lam = runs.merged_noise, runs.weights
+        rounded = _round_up(drift)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scaled = np.where(merged > 0, lam[:, None] * runs.effect / merged, math.inf)[:, start:]
+            pushed = np.where(rounded > 0, rounded / merged[start:], 0.0)
+        key = np.vstack([scaled, runs.rate[:, start:], pushed[None, :]])
+        # Steps that agree to 1e-9 are the same step; the largest of them stands for all.
+        digits = np.where(np.isfinite(key) & (key > 0), np.round(np.log(np.maximum(key, 1e-300)), 9), key)
+        _, first, inverse = np.unique(digits, axis=1, return_index=True, return_inverse=True)
+        counts = np.bincount(inverse.ravel())
+        factors: list[tuple[Law, int]] = []
+        excess = 0.0
+        for group, count in enumerate(counts.tolist()):
+            column = key[:, first[group]] * (1 + 2e-9)
+            if not np.all(np.isfinite(column)):
+                return Profile.of([(NonPrivateLaw(), 1)])
+            coins = [ShiftLaw.coin(v, r) for v, r in zip(column[: len(lam)], runs.rate[:, start + first[group]], strict=True)]
+            law = sum_of_coins(coins, _SHIFT_TAIL).shifted(float(column[-1]))
+            excess += count * law.excess
+            factors.append((self._shift_law(law), count))
+        return Profile.of(factors, excess)
+
+    def _shift_law(self, law: ShiftLaw) -> Law:
+        if not math.isfinite(law.values[-1]):
+            return NonPrivateLaw()
+        if law.values.size == 1:
+            return GaussianLaw(float(law.values[0]))
+        if self._adjacency == "replace-one":
+            return RevealedShiftLaw.of(law)
+        return MixtureLaw.of(law)
+
+    def _own_steps(self, runs: Trajectories, i: int, until: int) -> Iterable[tuple[Law, int]]:
+        """Run i alone, from its beginning up to column `until`."""
+        mechanism = runs.runs[i].model.mechanism
+        left = until - (runs.steps - runs.runs[i].steps)
+        if isinstance(mechanism, Gaussian) or left <= 0:
+            return
+        assert isinstance(mechanism, DpSgd)
+        column = runs.steps - runs.runs[i].steps
+        for phase in mechanism.settings():
+            taken = min(phase.steps, left)
+            assert phase.noise_multiplier is not None
+            yield step_law(float(runs.rate[i, column]), phase.noise_multiplier, self._adjacency), taken
+            column += phase.steps
+            left -= taken
+            if left <= 0:
+                return
+
+    # --- what is assumed ---------------------------------------------------------------------------------------------------
+
+    def _theorem(self, runs: Trajectories, coupled: bool) -> str:
+        if runs.is_full_batch:
+            return "transport"
+        if self._adjacency == "replace-one":
+            return "transport-replace-one"
+        return "coupled-coins" if coupled else "transport-poisson"
+
+    @staticmethod
+    def _uses_gradients(runs: Trajectories, candidate: Candidate) -> list[int]:
+        """The runs whose gradients' dependence on the state matters to this candidate."""
+        if candidate.window > 1:
+            return [i for i, run in enumerate(runs.runs) if run.steps > 1]
+        return [i for i in candidate.coupled if runs.runs[i].steps > 1]
+
+    def _needs_batch_bound(self, runs: Trajectories, candidate: Candidate) -> bool:
+        """Whether M enters: not where steps are non-expansive for any batch and only distances count (k = 1)."""
+        for i in self._uses_gradients(runs, candidate):
+            sampled = runs.rate[i] < 1
+            run = runs.runs[i]
+            if not sampled.any() or run.smoothness == 0:
+                continue
+            everyone = runs.records_bound[i] or 0
+            mechanism = run.model.mechanism
+            assert isinstance(mechanism, DpSgd)
+            always_tame = run.convex and all(
+                phase.learning_rate * run.smoothness * everyone / (phase.expected_batch or 1.0) <= 2
+                for phase in mechanism.settings()
+            )
+            if candidate.window > 1 or not always_tame:
+                return True
+        return False
+
+    def _gradient_notes(self, runs: Trajectories, candidate: Candidate, failure: float) -> tuple[tuple[str, ...], bool]:
+        notes: list[str] = []
+        conditional = False
+        for i in self._uses_gradients(runs, candidate):
+            run = runs.runs[i]
+            mechanism = run.model.mechanism
+            assert isinstance(mechanism, DpSgd)
+            name = run.model.name
+            if math.isfinite(run.smoothness):
+                source = "its record" if self._assumed is None else "--assume-smoothness"
+                notes.append(
+                    f"model {name!r}: the mean clipped gradient of a batch is {run.smoothness:g}-Lipschitz in the parameters "
+                    f"(smoothness from {source})"
+                )
+                conditional = conditional or self._assumed is not None or run.smoothness == 0
+            if run.convex and bool(runs.tame[i, -run.steps :].any()):
+                notes.append(
+                    f"model {name!r}: every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})"
+                )
+            records = runs.records_bound[i]
+            if records is None:
+                notes.append(f"model {name!r}: expected_batch is at least the number of records")
+            else:
+                notes.append(
+                    f"model {name!r}: the dataset has at most {records} records (expected_batch is rate × records, rounded down)"
+                )
+        if failure:
+            notes.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
+        return tuple(notes), conditional
+
+
+def _not_covered(model: Model, members: list[str]) -> str | None:
+    """Why the transport theorem does not apply to this run, or nothing if it does."""
+    mechanism = model.mechanism
+    if len(members) > 1:
+        return f"several checkpoints of one run are used ({', '.join(members)}): the run counts once, at its latest"
+    if isinstance(mechanism, Gaussian):
+        return None
+    if not isinstance(mechanism, DpSgd):
+        return f"a {mechanism.kind} record does not say how the parameters move"
+    if mechanism.optimizer != "sgd":
+        return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
+    if mechanism.clipping != "flat":
+        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
+    if any(phase.sampling is not None and phase.sampling.scheme == "fixed-size" for phase in mechanism.settings()):
+        return "its batches have a fixed size; the theorem is about full batches and Poisson sampling"
+    return None
+
+
+def _promising(routes: list[_Route]) -> list[_Route]:
+    """All routes are valid; those whose score is far above the best one's are not worth computing."""
+    scores = [route.score for route in routes if route.score is not None]
+    best = min(scores, default=math.inf)
+    return [route for route in routes if route.score is None or route.score <= 1.5 * best]
+
+
+def _squared_ratio(effect: FloatArray, noise: FloatArray) -> FloatArray:
+    """(s/ν)², 0 where there is no effect, infinite where there is one and no noise."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(effect > 0, np.square(effect / noise), 0.0))
+
+
+def _own_step(runs: Trajectories, i: int, t: int) -> tuple[FloatArray, FloatArray]:
+    ratio = float(np.sqrt(_squared_ratio(runs.effect[i, t : t + 1], runs.noise[i, t : t + 1]))[0])
+    law = ShiftLaw.coin(ratio, float(runs.rate[i, t]))
+    return law.values, law.probs
+
+
+def _coins(runs: Trajectories, t: int, drift: float) -> tuple[FloatArray, FloatArray]:
+    noise = float(runs.merged_noise[t])
+    if noise == 0 or not math.isfinite(drift):
+        return np.array([math.inf]), np.ones(1)
+    parts = [
+        ShiftLaw.coin(run.weight * runs.effect[i, t] / noise, float(runs.rate[i, t])) for i, run in enumerate(runs.runs)
+    ]
+    law = sum_of_coins(parts, _SHIFT_TAIL).shifted(drift / noise)
+    return law.values, law.probs
+
+
+def _order_two(values: FloatArray, probs: FloatArray) -> float:
+    """log E[e^{SS′}]: the Rényi divergence of order 2 of the mixture with shifts S from N(0, 1). Only for ranking."""
+    if not np.all(np.isfinite(values)):
+        return math.inf
+    with np.errstate(over="ignore"):
+        return math.log1p(min(float(probs @ np.expm1(np.multiply.outer(values, values)) @ probs), 1e300))
+
+
+def _grouped_coins(values: FloatArray, rates: FloatArray) -> Iterable[ShiftLaw]:
+    """Equal coins as binomials, in few groups: a coin's value is rounded up by at most a part in a thousand."""
+    positive = values > 0
+    pairs = np.stack([_round_up(values[positive], 1e-3, levels=4000), rates[positive]])
+    groups, counts = np.unique(pairs, axis=1, return_counts=True)
+    for (value, rate), count in zip(groups.T.tolist(), counts.tolist(), strict=True):
+        yield ShiftLaw.binomial(value, rate, count, _SHIFT_TAIL / max(1, counts.size))
+
+
+def _round_up(values: FloatArray, ratio: float | None = None, levels: int = _DRIFT_LEVELS) -> FloatArray:
+    """Round positive values up to a geometric grid below their maximum; few distinct values are left as they are."""
+    distinct = np.unique(values[values > 0])
+    if distinct.size <= levels and (ratio is None or distinct.size <= 64) or not np.all(np.isfinite(distinct)):
+        return values
+    top = float(distinct[-1])
+    step = math.log1p(ratio) if ratio is not None else math.log(100) / levels
+    with np.errstate(divide="ignore"):
+        level = np.floor(np.log(top / np.maximum(values, 1e-300)) / step)
+    rounded = top * np.exp(-np.clip(level, 0, levels) * step) * (1 + 1e-12)
+    return np.asarray(np.where(values > 0, np.minimum(np.maximum(rounded, values), top), 0.0))
+
+
+__all__ = ["Combination", "RunProfile", "coupled_distance"]

@@ -1,0 +1,210 @@
+"""What a rule returns: an (ε, δ) with the theorem it rests on, everything it assumes, and how it was computed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dpmerge.errors import TargetError, UnsupportedMechanism
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.records import Adjacency, Weights
+from dpmerge.rules.theorems import THEOREMS
+
+Accountant = Literal["pld", "rdp", "gdp"]
+By = Literal["best", "pld", "rdp", "gdp"]
+Standing = Literal["proved", "conditional"]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A release is (epsilon, delta)-DP for `adjacency` neighbours, by `theorem`, if `assumptions` hold.
+
+    `standing` is "proved" when the assumptions are statements about what was run, and "conditional" when one of them is
+    known to fail in general (the papers' formula, shuffled batches) and holds on the user's word alone.
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    theorem: str
+    assumptions: tuple[str, ...]
+    standing: Standing
+    by: Accountant
+    rule: str
+    weights: Mapping[str, float]
+    conversion: Conversion | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "weights": dict(self.weights), "details": dict(self.details)}
+
+    def __str__(self) -> str:
+        privacy = f"({round_up(self.epsilon)}, {self.delta:.6g})-DP" if math.isfinite(self.epsilon) else "no finite ε"
+        assumes = "; ".join(self.assumptions) if self.assumptions else "nothing more"
+        title = THEOREMS[self.theorem].title
+        return f"{privacy}, {self.adjacency} · {self.standing}: {title}, {self.by.upper()} · assumes {assumes}"
+
+
+def round_up(value: float, digits: int = 4) -> str:
+    """A privacy parameter for people: rounded up, never in the user's favour.
+
+    >>> round_up(2.00001)
+    '2.0001'
+    """
+    if not math.isfinite(value):
+        return "∞"
+    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The question: ε at a given δ, or δ at a given ε."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.delta is None):
+            raise TargetError("give either a delta (to learn ε) or an epsilon (to learn δ), not both")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise TargetError(f"delta is {self.delta}; it must lie strictly between 0 and 1")
+        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise TargetError(f"epsilon is {self.epsilon}; it must be finite and not negative")
+
+
+class Bound(ABC):
+    """A proved upper bound on the privacy of one release, by one or more accountants."""
+
+    @abstractmethod
+    def accountants(self) -> tuple[Accountant, ...]:
+        """Those that can answer."""
+
+    @abstractmethod
+    def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
+        """ε at δ."""
+
+    @abstractmethod
+    def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
+        """δ at ε."""
+
+
+@dataclass(frozen=True)
+class ProfileBound(Bound):
+    """The bound that a profile is."""
+
+    profile: Profile
+
+    def accountants(self) -> tuple[Accountant, ...]:
+        """GDP where it is exact; the loss distribution where there is one; Rényi always."""
+        if self.profile.mu is not None:
+            return ("gdp", "pld", "rdp")
+        return ("pld", "rdp") if self.profile.has_loss_distribution else ("rdp",)
+
+    def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
+        """ε at δ; a GDP profile's loss distribution is Gaussian, so both are the closed form."""
+        if by == "rdp":
+            return self.profile.epsilon_by_renyi(delta, conversion)
+        return self.profile.epsilon(delta)
+
+    def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
+        """δ at ε."""
+        if by == "rdp":
+            return self.profile.delta_by_renyi(epsilon, conversion)
+        return max(self.profile.delta(epsilon))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One accountant's answer to a target."""
+
+    epsilon: float
+    delta: float
+    by: Accountant
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """For comparing answers to the same target: smaller is better."""
+        return (self.epsilon, self.delta)
+
+
+def ask(bound: Bound, target: Target, by: By = "best", conversion: Conversion = "tight") -> Answer:
+    """Put a target to a bound.
+
+    "best" takes the first that can answer of GDP (exact), the loss distribution (exact up to its grid) and Rényi (a
+    conversion of the same divergences, so never smaller than the loss distribution's exact answer).
+    """
+    available = bound.accountants()
+    if by == "best":
+        for name in available[:-1]:
+            with contextlib.suppress(UnsupportedMechanism):
+                return _ask_one(bound, target, name, conversion)
+        return _ask_one(bound, target, available[-1], conversion)
+    if by not in available:
+        raise UnsupportedMechanism(_why_not(by, available))
+    return _ask_one(bound, target, by, conversion)
+
+
+def _ask_one(bound: Bound, target: Target, by: Accountant, conversion: Conversion) -> Answer:
+    if target.delta is not None:
+        return Answer(bound.epsilon(target.delta, by, conversion), target.delta, by)
+    assert target.epsilon is not None
+    return Answer(target.epsilon, bound.delta(target.epsilon, by, conversion), by)
+
+
+def _why_not(by: By, available: tuple[Accountant, ...]) -> str:
+    reasons = {
+        "gdp": "GDP is exact only where every step is a full-batch Gaussian",
+        "pld": "a record with Rényi divergences only, or with fixed-size batches, has no privacy loss distribution",
+        "rdp": "there are no Rényi divergences here",
+    }
+    return f"--by {by} does not apply: {reasons[by]}; available here: {', '.join(available)}"
+
+
+class Rule(ABC):
+    """A merge rule with weights: it answers targets with guarantees."""
+
+    name: str
+    weights: Weights
+
+    @abstractmethod
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee: ...
+
+    def guarantee(
+        self,
+        *,
+        delta: float | None = None,
+        epsilon: float | None = None,
+        by: By = "best",
+        conversion: Conversion = "tight",
+    ) -> Guarantee:
+        """The guarantee of this release at a given δ (what is ε?) or at a given ε (what is δ?)."""
+        return self._guarantee(Target(epsilon=epsilon, delta=delta), by, conversion)
+
+    def _build(
+        self,
+        answer: Answer,
+        theorem: str,
+        assumptions: tuple[str, ...],
+        conditional: bool,
+        conversion: Conversion,
+        details: Mapping[str, Any] | None = None,
+    ) -> Guarantee:
+        return Guarantee(
+            epsilon=answer.epsilon,
+            delta=answer.delta,
+            adjacency=self.weights.portfolio.adjacency,
+            theorem=theorem,
+            assumptions=(*THEOREMS[theorem].assumptions, *assumptions),
+            standing="conditional" if conditional else "proved",
+            by=answer.by,
+            rule=self.name,
+            weights=self.weights.as_dict(),
+            conversion=conversion if answer.by == "rdp" else None,
+            details=details or {},
+        )

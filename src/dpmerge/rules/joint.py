@@ -1,0 +1,32 @@
+"""Joint release: whatever is done with the models, it is post-processing of all of them (M1 Thm 6.1; docs/theory.md §3.1)."""
+
+from __future__ import annotations
+
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.records import Model, Weights, latest_checkpoints, require_independent
+from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+
+
+class Joint(Rule):
+    """Every distinct run once, up to its latest checkpoint used, composed. Covers any merge rule and any choice of weights."""
+
+    name = "joint"
+
+    def __init__(self, weights: Weights, shuffle: ShuffleAsPoisson | None = None) -> None:
+        self.weights = weights
+        self.runs: tuple[Model, ...] = latest_checkpoints(tuple(model for model, _ in weights.used))
+        profiles = [run_profile(model, shuffle) for model in self.runs]
+        self._assumptions = (
+            *require_independent(self.runs),
+            *dict.fromkeys(text for run in profiles for text in run.assumptions),
+        )
+        self._conditional = any(run.conditional for run in profiles)
+        self.bound = ProfileBound(Profile.composed(run.profile for run in profiles))
+
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        answer = ask(self.bound, target, by, conversion)
+        theorem = "joint-release" if len(self.runs) > 1 else "single-run"
+        details = {"runs": [model.run for model in self.runs]}
+        return self._build(answer, theorem, self._assumptions, self._conditional, conversion, details)

@@ -1,0 +1,65 @@
+"""The theorems a guarantee can name. Each is stated and proved in docs/theory.md under the same key; a test checks that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """A theorem's title, where it is from, and what it always assumes."""
+
+    title: str
+    source: str
+    assumptions: tuple[str, ...] = ()
+
+
+_DATA_INDEPENDENT = (
+    "each record describes the run that made its model",
+    "the weights were chosen without looking at the models or the data",
+)
+_TRANSPORT = (
+    *_DATA_INDEPENDENT,
+    "initialisation and learning rates do not depend on the data",
+)
+
+THEOREMS: dict[str, Theorem] = {
+    "selection-pld": Theorem(
+        "random selection, privacy loss distributions", "M1 Thm 5.2", (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness")
+    ),
+    "selection-rdp": Theorem(
+        "random selection, Rényi divergences", "M1 Thm 5.1", (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness")
+    ),
+    "mean-estimation-selection": Theorem(
+        "random selection of Gaussian means, by the law of what is released",
+        "theory.md §3.4",
+        (
+            *_DATA_INDEPENDENT,
+            "the draw uses fresh, secure randomness, and which model was drawn is not published",
+            "all models estimate the same statistic",
+        ),
+    ),
+    "joint-release": Theorem(
+        "joint release of all runs, and post-processing", "M1 Thm 6.1", ("each record describes the run that made its model",)
+    ),
+    "transport": Theorem("linear combination by transport", "theory.md §3.3", _TRANSPORT),
+    "transport-poisson": Theorem("linear combination by transport, Poisson sampling", "theory.md §3.3", _TRANSPORT),
+    "transport-replace-one": Theorem(
+        "linear combination by transport, Poisson sampling, coins revealed", "theory.md §3.3", _TRANSPORT
+    ),
+    "coupled-coins": Theorem(
+        "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _TRANSPORT
+    ),
+    "mean-estimation-combination": Theorem(
+        "linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT
+    ),
+    "papers-formula": Theorem(
+        "linear combination by the papers' formula", "M1 Thm 6.2 and 6.4, M2 Thm 6.2 and 6.3", _TRANSPORT
+    ),
+    "single-run": Theorem("one run alone", "theory.md §1", ("each record describes the run that made its model",)),
+    "basic-composition": Theorem("basic composition of (ε, δ) pairs", "Dwork et al. 2006"),
+    "advanced-composition": Theorem("advanced composition of (ε, δ) pairs", "Dwork, Rothblum and Vadhan 2010, Thm III.3"),
+    "optimal-composition": Theorem(
+        "optimal composition of (ε, δ) pairs", "Kairouz, Oh and Viswanath 2015; Murtagh and Vadhan 2016"
+    ),
+}

@@ -1,0 +1,110 @@
+"""The transport theorem (docs/theory.md §3.3): how far two hidden copies of the runs may drift while their merge agrees.
+
+For a window of the last k steps and a set B of coupled runs it gives, at every step of the window, the drift that adds to
+the record's own effect. Every (k, B) is valid, so many are tried at once: rows are candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmerge.profiles.arrays import FloatArray
+from dpmerge.rules.trajectory import Trajectories
+
+BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+_LONGEST_LOOP = 20_000
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A window and the runs coupled through it."""
+
+    window: int
+    coupled: tuple[int, ...]
+
+
+def coupled_distance(runs: Trajectories) -> FloatArray:
+    """U before the window for each run if it is coupled: rows are runs, column t is after t steps. U_t = G(U_{t−1}) + s_t."""
+    distance = np.zeros((runs.effect.shape[0], runs.steps + 1))
+    for row in range(runs.effect.shape[0]):
+        effect, pull, cap, tame = runs.effect[row], runs.pull[row], runs.cap[row], runs.tame[row]
+        if bool(np.all(tame | (pull == 0))):
+            distance[row, 1:] = np.cumsum(effect)
+        elif bool(np.all(np.isinf(pull) | (effect == 0))):
+            # The cap is paid at every step but the first.
+            started = np.cumsum(effect) - effect > 0
+            distance[row, 1:] = np.cumsum(effect + np.where(started & ~tame, cap, 0.0))
+        else:
+            current = 0.0
+            for t in range(runs.steps):
+                if current > 0 and not tame[t]:
+                    current += min(pull[t] * current, cap[t])
+                current += effect[t]
+                distance[row, t + 1] = current
+    return distance
+
+
+def windows(steps: int, refine: int | None = None) -> list[int]:
+    """Window lengths to try: all of them for short runs, else a geometric sequence, or the neighbourhood of one."""
+    longest = min(steps, _LONGEST_LOOP)
+    if refine is not None:
+        low, high = max(1, int(refine / 1.6)), min(longest, int(refine * 1.6) + 1)
+        return sorted(set(np.unique(np.linspace(low, high, 24).astype(int)).tolist()))
+    if steps <= 64:
+        return list(range(1, steps + 1))
+    return sorted({1, 2, 3, *np.unique(np.geomspace(4, longest, 22).astype(int)).tolist(), longest})
+
+
+def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
+    """drift_t for each candidate (rows) and step (columns); zero outside its window, infinite where there is no noise.
+
+    With R_t = Σλ_i s_i + drift_t, the window's step is a Gaussian of ratio R_t/s_λ, or the mixture with Δ_J + drift_t.
+    At the last step, and throughout if nothing is coupled (Z = 0), the distances themselves may bound it instead.
+    """
+    lam, steps = runs.weights, runs.steps
+    window = np.array([c.window for c in candidates])
+    order = np.argsort(-window, kind="stable")  # the active candidates at any step are then the first rows
+    coupled = np.zeros((len(candidates), len(lam)), dtype=bool)
+    for row, candidate in enumerate(candidates):
+        coupled[row, list(candidate.coupled)] = True
+    window, coupled = window[order], coupled[order]
+    before = coupled_distance(runs)[:, steps - window].T if coupled.any() else np.zeros(coupled.shape)
+    distance = np.where(coupled, before, 0.0)
+    debt = distance @ lam  # Z
+    debt_free = debt == 0
+    result = np.zeros((len(candidates), steps))
+    merged = runs.merged_noise
+    for t in range(steps - int(window[0]), steps):
+        active = int(np.searchsorted(-window, -(steps - t), side="right"))
+        u, z = distance[:active], debt[:active]
+        s, nu, tame = runs.effect[:, t], runs.noise[:, t], runs.tame[:, t]
+        with np.errstate(invalid="ignore"):
+            e = np.where(u > 0, np.minimum(runs.pull[:, t] * u, runs.cap[:, t]), 0.0)
+        drift = e @ lam + z / window[:active]
+        reset = np.where(tame, u, u + e) @ lam
+        may_reset = debt_free[:active] | (t == steps - 1)
+        result[:active, t] = np.where(may_reset, np.minimum(drift, reset), drift)
+        if t == steps - 1:
+            break
+        if merged[t] == 0:  # nobody adds noise at this step: no shift may be left to it
+            idle = bool(np.all(s == 0))
+            if not idle:
+                result[:active, t] = np.inf
+            continue
+        pace = lam * nu**2 / merged[t] ** 2
+        total = (s @ lam) + drift
+        moved = np.where(tame, s, s + e)
+        distance[:active] = u + (1 - lam * pace) * moved + pace * (total[:, None] - lam * (s + e))
+    unsorted = np.empty_like(result)
+    unsorted[order] = result
+    return unsorted
+
+
+def candidate_sets(costs: FloatArray, count: int) -> list[tuple[int, ...]]:
+    """Sets of runs to couple: all subsets of few runs, else those that are dearest to reveal, one more at a time."""
+    if count <= 6:
+        return [tuple(i for i in range(count) if mask >> i & 1) for mask in range(2**count)]
+    order = np.argsort(-costs, kind="stable")
+    return [tuple(sorted(int(i) for i in order[:size])) for size in range(count + 1)]
