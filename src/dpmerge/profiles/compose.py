@@ -20,7 +20,7 @@ import numpy as np
 from scipy import fft
 
 from dpmerge.errors import UnsupportedMechanism
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles.arrays import FloatArray, grid
 from dpmerge.profiles.pmf import LossPmf
 
 _UNIT = 2.0**-53
@@ -72,18 +72,18 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
         return ComposedLoss(np.zeros(1), np.zeros(1), 1.0, 0.0)
     low_index = min(pmf.lower for pmf, _ in finite)
     high_index = max(pmf.lower + pmf.probs.size - 1 for pmf, _ in finite)
-    grid = np.arange(low_index, high_index + 1) * interval
+    points = grid(low_index, high_index, interval)
 
-    tilt = _Tilt(finite, grid, low_index, theta)
+    tilt = _Tilt(finite, points, low_index, theta)
     mean, deviation = tilt.mean_and_deviation()
-    top, tilted_top = _window_top(finite, grid, low_index, tilt, deviation, tail)
+    top, tilted_top = _window_top(finite, points, low_index, tilt, deviation, tail)
     # Past a critical tilt, a subsampled law is ruled by losses of thousands that never matter: stay below it.
     while tilted_top > 1.5 * top + 1 and tilt.theta > 1e-3:
-        tilt = _Tilt(finite, grid, low_index, 0.8 * tilt.theta)
+        tilt = _Tilt(finite, points, low_index, 0.8 * tilt.theta)
         mean, deviation = tilt.mean_and_deviation()
-        top, tilted_top = _window_top(finite, grid, low_index, tilt, deviation, tail)
+        top, tilted_top = _window_top(finite, points, low_index, tilt, deviation, tail)
     theta, top, cut = tilt.theta, max(top, tilted_top, mean), tail
-    bottom = min(max(_window_bottom(finite, grid, low_index, tilt, deviation), mean - 40 * deviation), lowest)
+    bottom = min(max(_window_bottom(finite, points, low_index, tilt, deviation), mean - 40 * deviation), lowest)
     least = sum(pmf.lower * count for pmf, count in finite)
     most = sum((pmf.lower + pmf.probs.size - 1) * count for pmf, count in finite)
     first = max(least, math.floor(bottom / interval) - 1)
@@ -99,7 +99,7 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)
     transform_error = 8 * _UNIT * max(1.0, math.log2(size))
-    for (pmf, count), tilted in zip(finite, tilt.tilted, strict=True):
+    for (_, count), tilted in zip(finite, tilt.tilted, strict=True):
         spectrum = fft.rfft(_folded(tilted, size), size)
         with np.errstate(divide="ignore"):
             log_one = np.log(spectrum)
@@ -118,7 +118,7 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     start = (first - least) % size
     composed = np.concatenate((circular[start:], circular[:start]))[: last - first + 1]
 
-    losses = np.arange(first, last + 1) * interval
+    losses = grid(first, last, interval)
     with np.errstate(over="ignore"):
         untilt = np.exp(tilt.log_total - theta * losses)
         masses = (np.maximum(composed, 0.0) + mass_error) * untilt
@@ -131,24 +131,24 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
 class _Tilt:
     """The factors tilted by θ and normalised, with the log of what they were divided by."""
 
-    def __init__(self, factors: list[tuple[LossPmf, int]], grid: FloatArray, low_index: int, theta: float) -> None:
+    def __init__(self, factors: list[tuple[LossPmf, int]], points: FloatArray, low_index: int, theta: float) -> None:
         self.theta = theta
         self.factors = factors
-        self.grid = grid
+        self.points = points
         self.low_index = low_index
         self.tilted: list[FloatArray] = []
         self.log_total = 0.0
-        anchor = float(grid[-1])
-        weights = np.exp(theta * (grid - anchor))
+        anchor = float(points[-1])
+        weights = np.exp(theta * (points - anchor))
         for pmf, count in factors:
             start = pmf.lower - low_index
             product = pmf.probs * weights[start : start + pmf.probs.size]
             total = float(product.sum())
             if total < 1e-280:  # a narrow law far from the anchor of the widest one
-                own = np.exp(theta * (grid[start : start + pmf.probs.size] - grid[start + pmf.probs.size - 1]))
+                own = np.exp(theta * (points[start : start + pmf.probs.size] - points[start + pmf.probs.size - 1]))
                 product = pmf.probs * own
                 total = float(product.sum())
-                self.log_total += count * (math.log(total) + theta * float(grid[start + pmf.probs.size - 1]))
+                self.log_total += count * (math.log(total) + theta * float(points[start + pmf.probs.size - 1]))
             else:
                 self.log_total += count * (math.log(total) + theta * anchor)
             self.tilted.append(product / total)
@@ -158,7 +158,7 @@ class _Tilt:
         mean = variance = 0.0
         for (pmf, count), tilted in zip(self.factors, self.tilted, strict=True):
             start = pmf.lower - self.low_index
-            losses = self.grid[start : start + pmf.probs.size]
+            losses = self.points[start : start + pmf.probs.size]
             one = float(tilted @ losses)
             mean += count * one
             variance += count * float(tilted @ (losses - one) ** 2)
@@ -167,7 +167,7 @@ class _Tilt:
 
 def _window_top(
     factors: list[tuple[LossPmf, int]],
-    grid: FloatArray,
+    points: FloatArray,
     low_index: int,
     tilt: _Tilt,
     deviation: float,
@@ -177,7 +177,7 @@ def _window_top(
     by_mass = by_tilt = math.inf
     for scale in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
         shift = scale / deviation
-        log_total = _Tilt(factors, grid, low_index, tilt.theta + shift).log_total
+        log_total = _Tilt(factors, points, low_index, tilt.theta + shift).log_total
         by_mass = min(by_mass, (log_total - math.log(tail)) / (tilt.theta + shift))
         # What the tilted law has beyond the window wraps around into it: little, so that it does not show.
         by_tilt = min(by_tilt, (log_total - tilt.log_total - math.log(_WRAPPED)) / shift)
@@ -185,13 +185,13 @@ def _window_top(
 
 
 def _window_bottom(
-    factors: list[tuple[LossPmf, int]], grid: FloatArray, low_index: int, tilt: _Tilt, deviation: float
+    factors: list[tuple[LossPmf, int]], points: FloatArray, low_index: int, tilt: _Tilt, deviation: float
 ) -> float:
     """A loss below which the tilted composition has next to nothing."""
     best = -math.inf
     for scale in (0.5, 1.0, 2.0, 4.0, 7.0):
         shift = scale / deviation
-        log_total = _Tilt(factors, grid, low_index, tilt.theta - shift).log_total
+        log_total = _Tilt(factors, points, low_index, tilt.theta - shift).log_total
         best = max(best, (math.log(_WRAPPED) + tilt.log_total - log_total) / shift)
     return best
 

@@ -19,7 +19,8 @@ from dpmerge.errors import UnsupportedMechanism
 from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.compose import ComposedLoss, compose
 from dpmerge.profiles.gaussian import gaussian_delta
-from dpmerge.profiles.laws import GaussianLaw, Law, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.law import Law
+from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.solve import smallest_epsilon
@@ -178,9 +179,7 @@ class Profile:
         best = int(np.argmin(np.nan_to_num(chernoff, nan=math.inf)))
         return (float(_TILTS[best]), float(chernoff[best])) if chernoff[best] < 0 else (0.0, 0.0)
 
-    def _compose(
-        self, direction: Direction, interval: float, theta: float, tail: float, lowest: float
-    ) -> ComposedLoss:
+    def _compose(self, direction: Direction, interval: float, theta: float, tail: float, lowest: float) -> ComposedLoss:
         per_step = max(tail / (4 * self.steps), 1e-300)
         # Powers of two, so that nearby questions share their discretised laws.
         per_step = 2.0 ** math.floor(math.log2(per_step))

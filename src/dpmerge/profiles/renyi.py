@@ -42,9 +42,7 @@ def log_delta_from_renyi(orders: FloatArray, renyi: FloatArray, epsilon: float, 
     return (orders - 1) * (renyi - epsilon + np.log1p(-1 / orders)) - np.log(orders)
 
 
-def best_order(
-    objective: Callable[[FloatArray], FloatArray], known: FloatArray | None = None
-) -> tuple[float, float]:
+def best_order(objective: Callable[[FloatArray], FloatArray], known: FloatArray | None = None) -> tuple[float, float]:
     """The order with the smallest objective, and the objective there. Every order is valid; this is only a search.
 
     Every eighth order first, then all between the neighbours of the best; `known` are orders to try besides (those at

@@ -6,15 +6,9 @@ import math
 from dataclasses import dataclass
 
 from dpmerge.errors import UnsupportedMechanism
-from dpmerge.profiles.laws import (
-    ApproxDpLaw,
-    GaussianLaw,
-    Law,
-    MixtureLaw,
-    NonPrivateLaw,
-    RenyiLaw,
-    ReplaceOnePoissonLaw,
-)
+from dpmerge.profiles.law import Law
+from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.pairs import MixtureLaw, ReplaceOnePoissonLaw
 from dpmerge.profiles.profile import Profile
 from dpmerge.records import Adjacency, ApproxDp, DpFtrl, DpSgd, Gaussian, Model, Phase, Rdp
 
@@ -85,7 +79,8 @@ def _dp_sgd(model: Model, mechanism: DpSgd, adjacency: Adjacency, shuffle: Shuff
     assumptions: list[str] = []
     shuffled = False
     for phase in mechanism.settings():
-        assert phase.sampling is not None and phase.noise_multiplier is not None
+        assert phase.sampling is not None
+        assert phase.noise_multiplier is not None
         if phase.sampling.scheme == "fixed-size":
             assert phase.sampling.rate is not None
             factors.append((_fixed_size(model.name, phase.sampling.rate, phase.noise_multiplier, adjacency), phase.steps))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc, gammaln
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles.arrays import FloatArray, grid
 
 MAX_ATOMS = 512
 EXACT_SUBSETS = 12
@@ -55,16 +55,12 @@ class ShiftLaw:
             low, high = (mid, high) if betainc(mid + 1, count - mid, rate) > tail else (low, mid)
         k = np.arange(high + 1)
         log_pmf = (
-            gammaln(count + 1)
-            - gammaln(k + 1)
-            - gammaln(count - k + 1)
-            + k * np.log(rate)
-            + (count - k) * np.log1p(-rate)
+            gammaln(count + 1) - gammaln(k + 1) - gammaln(count - k + 1) + k * np.log(rate) + (count - k) * np.log1p(-rate)
         )
         # gammaln is good to about 1e-14 of its size; raise the probabilities by that.
         rounding = 1e-14 * (1 + float(gammaln(count + 1)))
         excess = float(betainc(high + 1, count - high, rate)) if high < count else 0.0
-        return cls(value * k, np.exp(log_pmf) * (1 + rounding), excess * (1 + 1e-12))
+        return cls(grid(0, high, value), np.exp(log_pmf) * (1 + rounding), excess * (1 + 1e-12))
 
     def plus(self, other: ShiftLaw) -> ShiftLaw:
         """The law of the sum of two independent shifts."""
@@ -152,7 +148,7 @@ def _grid_convolution(parts: list[ShiftLaw], width: float) -> ShiftLaw:
         masses = fresh
         top = min(top + int(cells[-1]), masses.size - 1)
     keep = np.flatnonzero(masses > 0)
-    return ShiftLaw(keep * width * (1 + 1e-12), masses[keep] * (1 + 1e-14 * len(parts)), excess)
+    return ShiftLaw(np.asarray(keep * (width * (1 + 1e-12)), dtype=np.float64), masses[keep] * (1 + 1e-14 * len(parts)), excess)
 
 
 def _groups(values: FloatArray, probs: FloatArray, budget: float) -> npt.NDArray[np.int64]:

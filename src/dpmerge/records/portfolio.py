@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 from dpmerge.errors import DependentRuns, PortfolioError, WeightsError
@@ -195,7 +196,7 @@ def _check_checkpoints(models: tuple[Model, ...]) -> None:
         by_run.setdefault(model.run, []).append(model)
     for run, group in by_run.items():
         group.sort(key=_steps)
-        for earlier, later in zip(group, group[1:], strict=False):
+        for earlier, later in pairwise(group):
             if not _begins(earlier.mechanism, later.mechanism):
                 raise PortfolioError(
                     f"models {earlier.name!r} and {later.name!r} both claim run {run!r}, but the record of the first is "

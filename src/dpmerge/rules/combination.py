@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.laws import GaussianLaw, Law, MixtureLaw, NonPrivateLaw, RevealedShiftLaw
+from dpmerge.profiles.law import Law
+from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RevealedShiftLaw
+from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import RunProfile, ShuffleAsPoisson, run_profile, step_law
@@ -38,7 +40,6 @@ class _Route:
     assumptions: tuple[str, ...] = ()
     conditional: bool = False
     details: dict[str, Any] = field(default_factory=dict)
-    score: float | None = None
 
 
 class Combination(Rule):
@@ -70,7 +71,6 @@ class Combination(Rule):
             else:
                 self._revealed[model.name] = why
         self._covered = tuple(covered)
-        self._joint_score = math.inf
 
     def _describe(self, model: Model, weight: float) -> Run:
         mechanism = model.mechanism
@@ -85,7 +85,7 @@ class Combination(Rule):
         routes = list(self._routes(target))
         if self._assumed == 0 and len(routes) > 1:
             routes = routes[1:]  # "0 reproduces the papers' formula": that number, and nothing cleverer
-        answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in _promising(routes)]
+        answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
         run_notes = [run for run in self._profiles.values() if run.assumptions]
         assumptions = (
@@ -112,9 +112,7 @@ class Combination(Rule):
         transported = [
             replace(route, profile=Profile.composed([*revealed, route.profile])) for route in self._transported(target)
         ]
-        # Where transported routes were ranked, joint release takes part in the ranking.
-        ranked = any(route.score is not None for route in transported) and not revealed
-        yield replace(joint, score=self._joint_score) if ranked else joint
+        yield joint
         yield from transported
 
     def _transported(self, target: Target) -> Iterable[_Route]:
@@ -194,9 +192,10 @@ class Combination(Rule):
             score += float(np.mean(inside)) * candidate.window
             ranked.append((score, candidate, drift))
         ranked.sort(key=lambda entry: (math.isnan(entry[0]), entry[0]))
-        self._joint_score = float(reveal.sum())
-        for score, candidate, drift in [entry for entry in ranked if entry[0] < 1.2 * self._joint_score][:_FINALISTS]:
-            yield replace(self._poisson_route(runs, candidate, drift), score=score)
+        best = ranked[0][0]
+        for score, candidate, drift in ranked[:_FINALISTS]:
+            if score <= min(1.5 * best, 1.2 * float(reveal.sum())):
+                yield self._poisson_route(runs, candidate, drift)
 
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
         names = [runs.runs[i].model.name for i in candidate.coupled]
@@ -322,34 +321,34 @@ class Combination(Rule):
         return False
 
     def _gradient_notes(self, runs: Trajectories, candidate: Candidate, failure: float) -> tuple[tuple[str, ...], bool]:
-        notes: list[str] = []
+        """What the route assumes of the runs' gradients and batches, each statement once with the models it is about."""
+        notes: dict[str, list[str]] = {}
         conditional = False
         for i in self._uses_gradients(runs, candidate):
             run = runs.runs[i]
             mechanism = run.model.mechanism
             assert isinstance(mechanism, DpSgd)
-            name = run.model.name
+            texts = []
             if math.isfinite(run.smoothness):
-                source = "its record" if self._assumed is None else "--assume-smoothness"
-                notes.append(
-                    f"model {name!r}: the mean clipped gradient of a batch is {run.smoothness:g}-Lipschitz in the parameters "
+                source = "their records" if self._assumed is None else "--assume-smoothness"
+                texts.append(
+                    f"the mean clipped gradient of a batch is {run.smoothness:g}-Lipschitz in the parameters "
                     f"(smoothness from {source})"
                 )
                 conditional = conditional or self._assumed is not None or run.smoothness == 0
             if run.convex and bool(runs.tame[i, -run.steps :].any()):
-                notes.append(
-                    f"model {name!r}: every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})"
-                )
+                texts.append(f"every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})")
             records = runs.records_bound[i]
             if records is None:
-                notes.append(f"model {name!r}: expected_batch is at least the number of records")
+                texts.append("expected_batch is at least the number of records")
             else:
-                notes.append(
-                    f"model {name!r}: the dataset has at most {records} records (expected_batch is rate × records, rounded down)"
-                )
+                texts.append(f"the dataset has at most {records} records (expected_batch is rate × records, rounded down)")
+            for text in texts:
+                notes.setdefault(text, []).append(repr(run.model.name))
+        listed = [f"{text}: {', '.join(names)}" for text, names in notes.items()]
         if failure:
-            notes.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
-        return tuple(notes), conditional
+            listed.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
+        return tuple(listed), conditional
 
 
 def _not_covered(model: Model, members: list[str]) -> str | None:
@@ -370,13 +369,6 @@ def _not_covered(model: Model, members: list[str]) -> str | None:
     return None
 
 
-def _promising(routes: list[_Route]) -> list[_Route]:
-    """All routes are valid; those whose score is far above the best one's are not worth computing."""
-    scores = [route.score for route in routes if route.score is not None]
-    best = min(scores, default=math.inf)
-    return [route for route in routes if route.score is None or route.score <= 1.5 * best]
-
-
 def _squared_ratio(effect: FloatArray, noise: FloatArray) -> FloatArray:
     """(s/ν)², 0 where there is no effect, infinite where there is one and no noise."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -393,9 +385,7 @@ def _coins(runs: Trajectories, t: int, drift: float) -> tuple[FloatArray, FloatA
     noise = float(runs.merged_noise[t])
     if noise == 0 or not math.isfinite(drift):
         return np.array([math.inf]), np.ones(1)
-    parts = [
-        ShiftLaw.coin(run.weight * runs.effect[i, t] / noise, float(runs.rate[i, t])) for i, run in enumerate(runs.runs)
-    ]
+    parts = [ShiftLaw.coin(run.weight * runs.effect[i, t] / noise, float(runs.rate[i, t])) for i, run in enumerate(runs.runs)]
     law = sum_of_coins(parts, _SHIFT_TAIL).shifted(drift / noise)
     return law.values, law.probs
 
@@ -420,7 +410,7 @@ def _grouped_coins(values: FloatArray, rates: FloatArray) -> Iterable[ShiftLaw]:
 def _round_up(values: FloatArray, ratio: float | None = None, levels: int = _DRIFT_LEVELS) -> FloatArray:
     """Round positive values up to a geometric grid below their maximum; few distinct values are left as they are."""
     distinct = np.unique(values[values > 0])
-    if distinct.size <= levels and (ratio is None or distinct.size <= 64) or not np.all(np.isfinite(distinct)):
+    if (distinct.size <= levels and (ratio is None or distinct.size <= 64)) or not np.all(np.isfinite(distinct)):
         return values
     top = float(distinct[-1])
     step = math.log1p(ratio) if ratio is not None else math.log(100) / levels

@@ -80,7 +80,9 @@ class GaussianSelection:
         edges = np.concatenate(((at_zero - logits) / rate, [math.inf]))
         edges[0] = 0.0
         ends = np.concatenate((expit(at_zero - rate * edges[:-1]), [0.0]))
-        slice_mass = np.stack([w * _gamma_mass(half, edges / (2 * s * s)) for w, s in zip(weights, (narrow, wide), strict=True)])
+        slice_mass = np.stack(
+            [w * _gamma_mass(half, edges / (2 * s * s)) for w, s in zip(weights, (narrow, wide), strict=True)]
+        )
         total = slice_mass.sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.where(total > 0, slice_mass[0] / total, 0.0)

@@ -25,10 +25,14 @@ _TRANSPORT = (
 
 THEOREMS: dict[str, Theorem] = {
     "selection-pld": Theorem(
-        "random selection, privacy loss distributions", "M1 Thm 5.2", (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness")
+        "random selection, privacy loss distributions",
+        "M1 Thm 5.2",
+        (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness"),
     ),
     "selection-rdp": Theorem(
-        "random selection, Rényi divergences", "M1 Thm 5.1", (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness")
+        "random selection, Rényi divergences",
+        "M1 Thm 5.1",
+        (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness"),
     ),
     "mean-estimation-selection": Theorem(
         "random selection of Gaussian means, by the law of what is released",
@@ -40,7 +44,9 @@ THEOREMS: dict[str, Theorem] = {
         ),
     ),
     "joint-release": Theorem(
-        "joint release of all runs, and post-processing", "M1 Thm 6.1", ("each record describes the run that made its model",)
+        "joint release of all runs, and post-processing",
+        "M1 Thm 6.1",
+        ("each record describes the run that made its model",),
     ),
     "transport": Theorem("linear combination by transport", "theory.md §3.3", _TRANSPORT),
     "transport-poisson": Theorem("linear combination by transport, Poisson sampling", "theory.md §3.3", _TRANSPORT),
@@ -50,9 +56,7 @@ THEOREMS: dict[str, Theorem] = {
     "coupled-coins": Theorem(
         "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _TRANSPORT
     ),
-    "mean-estimation-combination": Theorem(
-        "linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT
-    ),
+    "mean-estimation-combination": Theorem("linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT),
     "papers-formula": Theorem(
         "linear combination by the papers' formula", "M1 Thm 6.2 and 6.4, M2 Thm 6.2 and 6.3", _TRANSPORT
     ),

@@ -51,7 +51,7 @@ class Trajectories:
     @property
     def steps(self) -> int:
         """The longest run's."""
-        return self.effect.shape[1]
+        return int(self.effect.shape[1])
 
     @property
     def weights(self) -> FloatArray:
@@ -69,9 +69,7 @@ class Trajectories:
         return np.asarray(np.sqrt(np.sum((self.weights[:, None] * self.noise) ** 2, axis=0)))
 
 
-def trajectories(
-    runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float
-) -> Trajectories:
+def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float) -> Trajectories:
     """Lay the runs out. `failure` is δ₀: how likely some Poisson batch may exceed the bound M used for it.
 
     A run whose steps are non-expansive whatever the batch (M = every record) is laid out with that bound, so it spends
@@ -97,7 +95,9 @@ def trajectories(
         for phase in mechanism.settings():
             span = (row, slice(column, column + phase.steps))
             column += phase.steps
-            assert phase.clip is not None and phase.expected_batch is not None and phase.noise_multiplier is not None
+            assert phase.clip is not None
+            assert phase.expected_batch is not None
+            assert phase.noise_multiplier is not None
             eta, clip, batch = phase.learning_rate, phase.clip, phase.expected_batch
             q = sampling_rate(phase, run.model.name, shuffle)
             share = 1.0

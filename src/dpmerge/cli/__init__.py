@@ -1,0 +1,47 @@
+"""The command line: one file per verb, thin. Nothing heavy is imported before a verb runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dpmerge.cli import account, compare, profile, schema
+from dpmerge.errors import DpmergeError
+
+app = typer.Typer(
+    name="dpmerge",
+    help="Differentially private model merging: what a merged model guarantees, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("account")(account.account)
+app.command("profile")(profile.profile)
+app.command("compare")(compare.compare)
+app.command("schema")(schema.schema)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dpmerge import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and leave."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; an error raised on purpose is one line on stderr and exit code 2."""
+    try:
+        app()
+    except DpmergeError as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        sys.exit(2)

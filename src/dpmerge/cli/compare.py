@@ -1,0 +1,112 @@
+"""`dpmerge compare`: the same weights under every rule and baseline."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from dpmerge.cli.options import (
+    ByName,
+    ByOption,
+    ConversionName,
+    ConversionOption,
+    DeltaOption,
+    EpsilonOption,
+    JsonOption,
+    PortfolioArgument,
+    ShuffleOption,
+    ShuffleRateOption,
+    SmoothnessOption,
+    WeightsOption,
+    check_smoothness,
+    shuffle_treatment,
+)
+
+
+def compare(
+    portfolio: PortfolioArgument,
+    weights: WeightsOption,
+    delta: DeltaOption = None,
+    epsilon: EpsilonOption = None,
+    by: ByOption = ByName.best,
+    conversion: ConversionOption = ConversionName.tight,
+    assume_smoothness: SmoothnessOption = None,
+    treat_shuffle_as_poisson: ShuffleOption = False,
+    shuffle_rate: ShuffleRateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Random selection, linear combination (proved, and by the papers' formula), joint release and compositions."""
+    from dpmerge.cli.output import print_json, table
+    from dpmerge.records import Portfolio, Weights
+    from dpmerge.rules import THEOREMS, Target
+    from dpmerge.rules.compare import compare as compare_rules
+    from dpmerge.rules.guarantee import round_up
+
+    Target(epsilon=epsilon, delta=delta)
+    check_smoothness(assume_smoothness)
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    parsed = Weights.parse(Portfolio.load(portfolio), weights)
+    rows = compare_rules(
+        parsed,
+        delta=delta,
+        epsilon=epsilon,
+        by=by.value,
+        conversion=conversion.value,
+        assume_smoothness=assume_smoothness,
+        shuffle=shuffle,
+        progress=_progress,
+    )
+    _progress("")
+    if json:
+        print_json(
+            {
+                "weights": parsed.as_dict(),
+                "epsilon": epsilon,
+                "delta": delta,
+                "adjacency": parsed.portfolio.adjacency,
+                "rows": [
+                    {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})}
+                    for row in rows
+                ],
+            }
+        )
+        return
+    asked = "ε" if delta is not None else "δ"
+    fixed = f"δ = {delta:g}" if delta is not None else f"ε = {epsilon:g}"
+    lines: list[list[str]] = []
+    assumptions: dict[str, list[str]] = {}
+    for row in rows:
+        if row.guarantee is None:
+            lines.append([row.label, "—", "refused", "", ""])
+            continue
+        found = row.guarantee
+        value = round_up(found.epsilon) if delta is not None else f"{found.delta:.4g}"
+        lines.append([row.label, value, found.standing, found.by.upper(), THEOREMS[found.theorem].title])
+        for text in found.assumptions:
+            assumptions.setdefault(text, []).append(row.label)
+    used = ", ".join(f"{name}={value:.10g}" for name, value in parsed.as_dict().items() if value > 0)
+    table(f"{used}\n{fixed}, {parsed.portfolio.adjacency}", ["rule", asked, "standing", "by", "theorem"], lines)
+    _print_notes(rows, assumptions)
+
+
+def _print_notes(rows: list[Any], assumptions: dict[str, list[str]]) -> None:
+    answered = sum(row.guarantee is not None for row in rows)
+    typer.echo("assuming:")
+    for text, labels in assumptions.items():
+        where = "" if len(labels) == answered else f" [{', '.join(labels)}]"
+        typer.echo(f"  - {text}{where}")
+    for row in rows:
+        if row.refusal:
+            typer.echo(f"refused, {row.label}: {row.refusal}")
+        elif row.guarantee is not None:
+            for name, why in row.guarantee.details.get("revealed", {}).items():
+                typer.echo(f"{row.label}: model {name!r} is accounted by joint release: {why}")
+
+
+def _progress(label: str) -> None:
+    """One line that rewrites itself, on a terminal only."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{label}…" if label else "\r\x1b[K")
+        sys.stderr.flush()

@@ -1,0 +1,73 @@
+"""How results are printed: strict JSON for programs, tables and sentences for people."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpmerge.rules import Guarantee
+
+_INFINITY = "\x00infinity"
+
+
+def print_json(value: Any) -> None:
+    """Valid JSON with infinities as 1e999, which every parser reads as infinity or the largest number, never as small."""
+    text = json.dumps(_without_infinity(value), indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(text.replace(json.dumps(_INFINITY), "1e999"))
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return _INFINITY
+    if isinstance(value, dict):
+        return {key: _without_infinity(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(item) for item in value]
+    return value
+
+
+def print_guarantee(guarantee: Guarantee) -> None:
+    """The guarantee as a sentence, with its theorem and every assumption on lines of their own."""
+    from dpmerge.rules import THEOREMS
+    from dpmerge.rules.guarantee import round_up
+
+    theorem = THEOREMS[guarantee.theorem]
+    if math.isfinite(guarantee.epsilon):
+        delta = "1" if guarantee.delta >= 1 else f"{guarantee.delta:.6g}"
+        typer.echo(f"({round_up(guarantee.epsilon)}, {delta})-DP for {guarantee.adjacency} neighbours")
+    else:
+        typer.echo(f"no finite ε at δ = {guarantee.delta:.6g} for {guarantee.adjacency} neighbours")
+    how = guarantee.by.upper() + (f", {guarantee.conversion} conversion" if guarantee.conversion else "")
+    typer.echo(f"  {guarantee.standing}: {theorem.title} ({theorem.source}), by {how}")
+    used = ", ".join(f"{name}={value:.10g}" for name, value in guarantee.weights.items() if value > 0)
+    typer.echo(f"  weights: {used}")
+    typer.echo("  assuming:")
+    for text in guarantee.assumptions:
+        typer.echo(f"    - {text}")
+    for name, why in guarantee.details.get("revealed", {}).items():
+        typer.echo(f"  model {name!r} is accounted by joint release: {why}")
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A plain table; the first column is left-aligned, numbers to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        numeric = index > 0 and all(_looks_numeric(row[index]) for row in rows)
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 120))
+    console.print(grid)
+
+
+def _looks_numeric(text: str) -> bool:
+    return text[:1].isdigit() or text in ("∞", "—", "")

@@ -1,0 +1,69 @@
+"""`dpmerge profile`: every model alone, by every accountant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dpmerge.cli.options import JsonOption, PortfolioArgument, ShuffleOption, ShuffleRateOption, shuffle_treatment
+
+
+def profile(
+    portfolio: PortfolioArgument,
+    delta: Annotated[float, typer.Option("--delta", help="The δ at which ε is asked for.")] = 1e-5,
+    treat_shuffle_as_poisson: ShuffleOption = False,
+    shuffle_rate: ShuffleRateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Each model alone: ε at δ by every accountant, side by side."""
+    from dpmerge.cli.output import print_json, table
+    from dpmerge.errors import AccountingError
+    from dpmerge.profiles.runs import run_profile
+    from dpmerge.records import Portfolio
+    from dpmerge.rules.guarantee import ProfileBound, Target, ask, round_up
+
+    target = Target(delta=delta)
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    loaded = Portfolio.load(portfolio)
+    models: list[dict[str, Any]] = []
+    for model in loaded.models:
+        entry: dict[str, Any] = {
+            "model": model.name,
+            "kind": model.mechanism.kind,
+            "run": model.run,
+            "pld": None,
+            "rdp": None,
+            "rdp_paper": None,
+            "gdp": None,
+            "assumptions": [],
+            "standing": "proved",
+            "refused": None,
+        }
+        models.append(entry)
+        try:
+            run = run_profile(model, shuffle)
+        except AccountingError as error:
+            entry["refused"] = str(error)
+            continue
+        entry["assumptions"] = list(run.assumptions)
+        entry["standing"] = "conditional" if run.conditional else "proved"
+        bound = ProfileBound(run.profile)
+        for name in bound.accountants():
+            entry[name] = ask(bound, target, name).epsilon
+        entry["rdp_paper"] = ask(bound, target, "rdp", "paper").epsilon
+    if json:
+        print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models})
+        return
+    columns = ["model", "kind", "PLD", "RDP (tight)", "RDP (papers')", "GDP"]
+    rows = [
+        [entry["model"], entry["kind"]]
+        + ["—" if entry[key] is None else round_up(entry[key]) for key in ("pld", "rdp", "rdp_paper", "gdp")]
+        for entry in models
+    ]
+    table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
+    for entry in models:
+        for text in entry["assumptions"]:
+            typer.echo(f"{entry['standing']}: {text}")
+        if entry["refused"]:
+            typer.echo(f"refused: {entry['refused']}")

@@ -1,0 +1,99 @@
+"""What is known without this project: composition of (ε, δ) pairs, and the no-free-lunch threshold (docs/theory.md §6)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from dpmerge.errors import TargetError
+from dpmerge.profiles.laws import ApproxDpLaw
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.records import Weights, latest_checkpoints, require_independent
+from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
+
+Composition = Literal["basic", "advanced", "optimal"]
+
+
+class PairComposition(Rule):
+    """Each run is first reduced to one (ε_i, δ_i), and these are composed: what one does who knows nothing else.
+
+    Basic: δ_i = δ/N. Advanced: δ_i = δ/2N, and δ/2 for the composition itself. Optimal: the best of a few such splits.
+    """
+
+    def __init__(self, weights: Weights, composition: Composition, shuffle: ShuffleAsPoisson | None = None) -> None:
+        self.name = f"{composition}-composition"
+        self.weights = weights
+        self._composition = composition
+        runs = latest_checkpoints(tuple(model for model, _ in weights.used))
+        profiles = [run_profile(model, shuffle) for model in runs]
+        self._profiles = [run.profile for run in profiles]
+        self._assumptions = (
+            "each record describes the run that made its model",
+            *require_independent(runs),
+            *dict.fromkeys(text for run in profiles for text in run.assumptions),
+        )
+        self._conditional = any(run.conditional for run in profiles)
+
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        if target.delta is not None:
+            answer = Answer(self._epsilon(target.delta, by, conversion), target.delta, "pld")
+        else:
+            assert target.epsilon is not None
+            answer = Answer(target.epsilon, self._delta(target.epsilon, by, conversion), "pld")
+        return self._build(answer, self.name, self._assumptions, self._conditional, conversion)
+
+    def _epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
+        if self._composition == "basic":
+            return math.fsum(self._singles(delta, by, conversion))
+        if self._composition == "advanced":
+            return advanced_composition(self._singles(delta / 2, by, conversion), delta / 2)
+        best = math.inf
+        for share in (0.5, 0.9, 0.99, 1.0):
+            singles = self._singles(share * delta, by, conversion)
+            each = share * delta / len(singles)
+            best = min(best, math.fsum(singles))  # composing pairs optimally is never worse than adding them up
+            if math.isfinite(best):
+                best = min(best, Profile.of([(ApproxDpLaw(epsilon, each), 1) for epsilon in singles]).epsilon(delta))
+        return best
+
+    def _singles(self, delta: float, by: By, conversion: Conversion) -> list[float]:
+        """Each run's ε at an equal share of δ."""
+        target = Target(delta=delta / len(self._profiles))
+        return [ask(ProfileBound(profile), target, by, conversion).epsilon for profile in self._profiles]
+
+    def _delta(self, epsilon: float, by: By, conversion: Conversion) -> float:
+        """The smallest δ (to 1e-6 of it) at which the composition gives ε, by bisection; 1 if there is none."""
+        low, high = -700.0, math.log(0.999)
+        if self._epsilon(math.exp(high), by, conversion) > epsilon:
+            return 1.0
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._epsilon(math.exp(middle), by, conversion) <= epsilon else (middle, high)
+        return math.exp(high)
+
+
+def advanced_composition(epsilons: list[float], delta: float) -> float:
+    """√(2 log(1/δ₀) Σε_i²) + Σ ε_i(e^{ε_i} − 1) (Dwork, Rothblum and Vadhan 2010, Thm III.3, for unequal ε_i).
+
+    >>> round(advanced_composition([0.1] * 10, 1e-6), 4)
+    1.7674
+    """
+    spread = math.sqrt(2 * math.log(1 / delta) * math.fsum(e * e for e in epsilons))
+    return spread + math.fsum(e * math.expm1(e) if e < 700 else math.inf for e in epsilons)
+
+
+def no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> float:
+    """How much a merger may react to the least private model if its mechanism is unknown (M1 Prop. 3.1).
+
+    A merger with sup TV(h(x, a), h(x, b)) above (1 − e^{−ε′}(1−δ′)) / (1 − e^{−ε₂}(1−δ)) is not (ε′, δ′)-DP for every
+    pair of mechanisms of which the second is only known to be (ε₂, δ)-DP.
+    """
+    for name, value in (("epsilon", epsilon), ("epsilon_least", epsilon_least)):
+        if not value >= 0:
+            raise TargetError(f"{name} is {value}; it must not be negative")
+    denominator = 1 - math.exp(-epsilon_least) * (1 - delta_each)
+    if denominator == 0:
+        return math.inf
+    return (1 - math.exp(-epsilon) * (1 - delta)) / denominator
