@@ -74,16 +74,16 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     high_index = max(pmf.lower + pmf.probs.size - 1 for pmf, _ in finite)
     points = grid(low_index, high_index, interval)
 
-    tilt = _Tilt(finite, points, low_index, theta)
-    mean, deviation = tilt.mean_and_deviation()
-    top, tilted_top = _window_top(finite, points, low_index, tilt, deviation, tail)
+    steps = _Steps(finite, points, low_index)
+    mean, deviation = steps.mean_and_deviation(theta)
+    top, tilted_top = _window_top(steps, theta, deviation, tail)
     # Past a critical tilt, a subsampled law is ruled by losses of thousands that never matter: stay below it.
-    while tilted_top > 1.5 * top + 1 and tilt.theta > 1e-3:
-        tilt = _Tilt(finite, points, low_index, 0.8 * tilt.theta)
-        mean, deviation = tilt.mean_and_deviation()
-        top, tilted_top = _window_top(finite, points, low_index, tilt, deviation, tail)
-    theta, top, cut = tilt.theta, max(top, tilted_top, mean), tail
-    bottom = min(max(_window_bottom(finite, points, low_index, tilt, deviation), mean - 40 * deviation), lowest)
+    while tilted_top > 1.5 * top + 1 and theta > 1e-3:
+        theta *= 0.8
+        mean, deviation = steps.mean_and_deviation(theta)
+        top, tilted_top = _window_top(steps, theta, deviation, tail)
+    top, cut = max(top, tilted_top, mean), tail
+    bottom = min(max(_window_bottom(steps, theta, deviation), mean - 40 * deviation), lowest)
     least = sum(pmf.lower * count for pmf, count in finite)
     most = sum((pmf.lower + pmf.probs.size - 1) * count for pmf, count in finite)
     first = max(least, math.floor(bottom / interval) - 1)
@@ -99,16 +99,15 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)
     transform_error = 8 * _UNIT * max(1.0, math.log2(size))
-    for (_, count), tilted in zip(finite, tilt.tilted, strict=True):
-        spectrum = fft.rfft(_folded(tilted, size), size)
+    for pmf, count in finite:
+        spectrum = fft.rfft(_folded(steps.tilted(pmf, theta), size), size)
         with np.errstate(divide="ignore"):
             log_one = np.log(spectrum)
         log_spectrum += count * log_one
         # |f̂| is known to ± transform_error (‖f‖₁ = 1), and log and power lose at most a few units of their argument.
         log_inflated += count * (np.log(np.abs(spectrum) + transform_error) + 8 * _UNIT)
     magnitude = np.exp(log_spectrum.real)
-    steps = sum(count for _, count in finite)
-    phase_error = 4 * _UNIT * math.pi * steps
+    phase_error = 4 * _UNIT * math.pi * sum(count for _, count in finite)
     error = np.maximum(np.exp(log_inflated) - magnitude, 0.0) + (phase_error + transform_error) * magnitude
     # Half the spectrum is stored; the other half is its mirror image. The inverse transform divides by `size`.
     mass_error = 2 * float(error.sum()) / size
@@ -120,7 +119,7 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
 
     losses = grid(first, last, interval)
     with np.errstate(over="ignore"):
-        untilt = np.exp(tilt.log_total - theta * losses)
+        untilt = np.exp(steps.log_moment(theta) - theta * losses)
         masses = (np.maximum(composed, 0.0) + mass_error) * untilt
         noise = np.minimum(mass_error * untilt, 1.0)
     survive = sum(count * math.log1p(-min(pmf.infinity, 1.0)) if pmf.infinity < 1 else -math.inf for pmf, count in finite)
@@ -128,71 +127,74 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     return ComposedLoss(losses, np.minimum(masses, 1.0), -math.expm1(survive) + cut, slack, noise)
 
 
-class _Tilt:
-    """The factors tilted by θ and normalised, with the log of what they were divided by."""
+class _Steps:
+    """The laws to compose, on their common grid, and their moments log Σ p(l)·e^{θl}."""
 
-    def __init__(self, factors: list[tuple[LossPmf, int]], points: FloatArray, low_index: int, theta: float) -> None:
-        self.theta = theta
+    def __init__(self, factors: list[tuple[LossPmf, int]], points: FloatArray, low_index: int) -> None:
         self.factors = factors
         self.points = points
         self.low_index = low_index
-        self.tilted: list[FloatArray] = []
-        self.log_total = 0.0
-        anchor = float(points[-1])
-        weights = np.exp(theta * (points - anchor))
-        for pmf, count in factors:
-            start = pmf.lower - low_index
-            product = pmf.probs * weights[start : start + pmf.probs.size]
-            total = float(product.sum())
-            if total < 1e-280:  # a narrow law far from the anchor of the widest one
-                own = np.exp(theta * (points[start : start + pmf.probs.size] - points[start + pmf.probs.size - 1]))
-                product = pmf.probs * own
-                total = float(product.sum())
-                self.log_total += count * (math.log(total) + theta * float(points[start + pmf.probs.size - 1]))
-            else:
-                self.log_total += count * (math.log(total) + theta * anchor)
-            self.tilted.append(product / total)
+        self._weights: dict[float, FloatArray] = {}
 
-    def mean_and_deviation(self) -> tuple[float, float]:
+    def _span(self, pmf: LossPmf) -> slice:
+        start = pmf.lower - self.low_index
+        return slice(start, start + pmf.probs.size)
+
+    def _tilt(self, pmf: LossPmf, theta: float) -> tuple[FloatArray, float]:
+        """e^{θ(l − anchor)} on the law's grid and the anchor: the common one, or its own if that would underflow."""
+        span = self._span(pmf)
+        common = float(self.points[-1] if theta > 0 else self.points[0])
+        own = float(self.points[span][-1] if theta > 0 else self.points[span][0])
+        if abs(theta * (common - own)) > 300:
+            return np.exp(theta * (self.points[span] - own)), own
+        if theta not in self._weights:
+            self._weights = {theta: np.exp(theta * (self.points - common))}
+        return self._weights[theta][span], common
+
+    def log_moment(self, theta: float) -> float:
+        """The composition's: the sum over its laws."""
+        total = 0.0
+        for pmf, count in self.factors:
+            weights, anchor = self._tilt(pmf, theta)
+            total += count * (math.log(float(pmf.probs @ weights)) + theta * anchor)
+        return total
+
+    def tilted(self, pmf: LossPmf, theta: float) -> FloatArray:
+        """One law, tilted and normalised."""
+        product = pmf.probs * self._tilt(pmf, theta)[0]
+        return np.asarray(product / product.sum())
+
+    def mean_and_deviation(self, theta: float) -> tuple[float, float]:
         """The tilted composition's mean and standard deviation."""
         mean = variance = 0.0
-        for (pmf, count), tilted in zip(self.factors, self.tilted, strict=True):
-            start = pmf.lower - self.low_index
-            losses = self.points[start : start + pmf.probs.size]
+        for pmf, count in self.factors:
+            tilted, losses = self.tilted(pmf, theta), self.points[self._span(pmf)]
             one = float(tilted @ losses)
             mean += count * one
-            variance += count * float(tilted @ (losses - one) ** 2)
-        return mean, math.sqrt(max(variance, 0.0)) + 1e-300
+            variance += count * max(float(tilted @ (losses * losses)) - one * one, 0.0)
+        return mean, math.sqrt(variance) + 1e-300
 
 
-def _window_top(
-    factors: list[tuple[LossPmf, int]],
-    points: FloatArray,
-    low_index: int,
-    tilt: _Tilt,
-    deviation: float,
-    tail: float,
-) -> tuple[float, float]:
+def _window_top(steps: _Steps, theta: float, deviation: float, tail: float) -> tuple[float, float]:
     """Losses exceeded with probability at most `tail` by the composition, and hardly ever by the tilted one (Chernoff)."""
     by_mass = by_tilt = math.inf
+    here = steps.log_moment(theta)
     for scale in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
         shift = scale / deviation
-        log_total = _Tilt(factors, points, low_index, tilt.theta + shift).log_total
-        by_mass = min(by_mass, (log_total - math.log(tail)) / (tilt.theta + shift))
+        there = steps.log_moment(theta + shift)
+        by_mass = min(by_mass, (there - math.log(tail)) / (theta + shift))
         # What the tilted law has beyond the window wraps around into it: little, so that it does not show.
-        by_tilt = min(by_tilt, (log_total - tilt.log_total - math.log(_WRAPPED)) / shift)
+        by_tilt = min(by_tilt, (there - here - math.log(_WRAPPED)) / shift)
     return by_mass, by_tilt
 
 
-def _window_bottom(
-    factors: list[tuple[LossPmf, int]], points: FloatArray, low_index: int, tilt: _Tilt, deviation: float
-) -> float:
+def _window_bottom(steps: _Steps, theta: float, deviation: float) -> float:
     """A loss below which the tilted composition has next to nothing."""
+    here = steps.log_moment(theta)
     best = -math.inf
     for scale in (0.5, 1.0, 2.0, 4.0, 7.0):
         shift = scale / deviation
-        log_total = _Tilt(factors, points, low_index, tilt.theta - shift).log_total
-        best = max(best, (math.log(_WRAPPED) + tilt.log_total - log_total) / shift)
+        best = max(best, (math.log(_WRAPPED) + here - steps.log_moment(theta - shift)) / shift)
     return best
 
 

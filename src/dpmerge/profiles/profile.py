@@ -25,8 +25,8 @@ from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.solve import smallest_epsilon
 
-# Connect-the-dots adds h²/12 to the mean loss of a step; h is chosen so that this is 4e-6 of the loss variance.
-_GRID_ACCURACY = 4e-6
+# Connect-the-dots adds h²/12 to the mean loss of a step; h is chosen so that this is 1.5e-5 of the loss variance.
+_GRID_ACCURACY = 1.5e-5
 _TILTS: FloatArray = np.geomspace(0.02, 3000, 28)
 _SAMPLED_FACTORS = 32
 
@@ -210,8 +210,8 @@ def _mixture_epsilon(
     guesses = epsilon_from_renyi(_TILTS + 1, cumulants / _TILTS, delta, "tight")
     guess = max(0.0, float(np.min(np.nan_to_num(guesses, nan=1e3, posinf=1e3))))
     best, question = math.inf, 0.85 * guess
-    for _ in range(6):
-        curves = [(weight, part.curve(direction, question, 1e-9 * delta, interval)) for weight, part in parts]
+    for _ in range(5):
+        curves = [(weight, part.curve(direction, question, 1e-8 * delta, interval)) for weight, part in parts]
 
         def total(epsilon: float, curves: list[tuple[float, Curve]] = curves) -> float:
             return sum(weight * curve.delta(epsilon) for weight, curve in curves)
@@ -221,8 +221,10 @@ def _mixture_epsilon(
             question = start / 4  # the answer lies below what these curves know: ask there
             continue
         found = smallest_epsilon(total, delta, max(guess, start), start)
+        improved = best - found
         best = min(best, found)
-        if math.isinf(found) or sum(w * curve.noise(found) for w, curve in curves) <= 1e-7 * delta:
+        noise = sum(weight * curve.noise(found) for weight, curve in curves)
+        if math.isinf(found) or noise <= 1e-6 * delta or improved < 1e-6 * found:
             return best
         question = found  # rounding noise shows: centre the composition on the answer and ask again
     return best

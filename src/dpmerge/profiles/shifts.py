@@ -6,6 +6,7 @@ simplification here goes up: coarsening to a grid, and dropping a rare tail into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -86,22 +87,29 @@ class ShiftLaw:
         return ShiftLaw(self.values[:kept], self.probs[:kept], self.excess + float(above[drop - 1]))
 
     def coarsened(self, atoms: int = MAX_ATOMS) -> ShiftLaw:
-        """At most `atoms` atoms: neighbours joined upwards, each join costing about the same probability × distance."""
+        """At most `atoms` atoms: neighbours joined upwards where that moves little probability a little way.
+
+        A join costs probability × distance; with n groups, groups of equal Σ√(probability × gap) have the least in all.
+        """
         if self.values.size <= atoms:
             return self
-        low, high = 0.0, float(self.probs @ (self.values[-1] - self.values))
-        ends = _groups(self.values, self.probs, high)
-        for _ in range(30):
-            middle = (low + high) / 2
-            trial = _groups(self.values, self.probs, middle)
-            if len(trial) <= atoms:
-                ends, high = trial, middle
-            else:
-                low = middle
-            if 0.9 * atoms <= len(ends) <= atoms:
-                break
-        starts = np.concatenate(([0], ends[:-1] + 1))
+        price = np.cumsum(np.sqrt(self.probs[:-1] * np.diff(self.values)))
+        price /= price[-1]
+        few, many = 1.0, 2.0
+        while many < 2**40 and _group_starts(price, many).size <= atoms:  # isolated atoms take several units each
+            few, many = many, 2 * many
+        for _ in range(12):
+            middle = math.sqrt(few * many)
+            few, many = (middle, many) if _group_starts(price, middle).size <= atoms else (few, middle)
+        starts = _group_starts(price, few)
+        ends = np.append(starts[1:], self.values.size) - 1
         return ShiftLaw(self.values[ends], np.add.reduceat(self.probs, starts), self.excess)
+
+
+def _group_starts(price: FloatArray, units: float) -> npt.NDArray[np.int64]:
+    """Where groups begin if each holds one unit of the price; always at least the first."""
+    group = np.floor(np.concatenate(([0.0], price)) * units)
+    return np.concatenate(([0], np.flatnonzero(np.diff(group)) + 1))
 
 
 def sum_of_coins(coins: Iterable[ShiftLaw], tail: float) -> ShiftLaw:
@@ -121,19 +129,17 @@ def sum_of_coins(coins: Iterable[ShiftLaw], tail: float) -> ShiftLaw:
             total = total.plus(part)
         return total.trimmed(tail).coarsened()
     mean = sum(float(part.values @ part.probs) for part in parts)
-    width = max(mean, *(float(part.values[-1]) for part in parts)) / _GRID_CELLS
+    cells = 16_384 if sum(part.values.size for part in parts) <= 2_000 else 4_096
+    width = max(mean, *(float(part.values[-1]) for part in parts)) / cells
     while True:
-        total = _grid_convolution(parts, width)
+        total = _grid_convolution(parts, width, 4 * cells)
         if total.excess - sum(part.excess for part in parts) <= tail:
             return total.trimmed(tail).coarsened()
         width *= 2
 
 
-_GRID_CELLS = 4096
-
-
-def _grid_convolution(parts: list[ShiftLaw], width: float) -> ShiftLaw:
-    masses = np.zeros(4 * _GRID_CELLS)
+def _grid_convolution(parts: list[ShiftLaw], width: float, size: int) -> ShiftLaw:
+    masses = np.zeros(size)
     masses[0] = 1.0
     top = 0
     excess = 0.0
@@ -149,23 +155,6 @@ def _grid_convolution(parts: list[ShiftLaw], width: float) -> ShiftLaw:
         top = min(top + int(cells[-1]), masses.size - 1)
     keep = np.flatnonzero(masses > 0)
     return ShiftLaw(np.asarray(keep * (width * (1 + 1e-12)), dtype=np.float64), masses[keep] * (1 + 1e-14 * len(parts)), excess)
-
-
-def _groups(values: FloatArray, probs: FloatArray, budget: float) -> npt.NDArray[np.int64]:
-    """The last index of each group when neighbours are joined upwards as long as a group's Σ p·(top − v) ≤ budget."""
-    ends: list[int] = []
-    mass = cost = 0.0
-    for i, (value, prob) in enumerate(zip(values.tolist(), probs.tolist(), strict=True)):
-        if i:
-            step = mass * (value - values[i - 1])
-            if cost + step > budget:
-                ends.append(i - 1)
-                mass = cost = 0.0
-            else:
-                cost += step
-        mass += prob
-    ends.append(values.size - 1)
-    return np.array(ends, dtype=np.int64)
 
 
 def _merge(values: FloatArray, probs: FloatArray) -> tuple[FloatArray, FloatArray]:

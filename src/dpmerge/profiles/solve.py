@@ -25,8 +25,8 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
         value = delta_at(epsilon)
         return math.log(value / delta) if value > 0 else -800.0
 
-    root = float(brentq(gap, lower, upper, xtol=1e-13, rtol=1e-13, maxiter=200))
-    step = 1e-14 * max(1.0, root)
+    root = float(brentq(gap, lower, upper, xtol=1e-11 * max(1e-3, upper), rtol=1e-12, maxiter=200))
+    step = 1e-12 * max(1e-3, root)
     while delta_at(root) > delta:
         root += step
         step *= 2

@@ -28,7 +28,6 @@ from dpmerge.rules.transport import Candidate, candidate_sets, coupled_distance,
 
 _DRIFT_LEVELS = 160
 _SHIFT_TAIL = 1e-18
-_FINALISTS = 3
 
 
 @dataclass(frozen=True)
@@ -192,9 +191,11 @@ class Combination(Rule):
             score += float(np.mean(inside)) * candidate.window
             ranked.append((score, candidate, drift))
         ranked.sort(key=lambda entry: (math.isnan(entry[0]), entry[0]))
-        best = ranked[0][0]
-        for score, candidate, drift in ranked[:_FINALISTS]:
-            if score <= min(1.5 * best, 1.2 * float(reveal.sum())):
+        # The best of each kind: the coins' own law, and a window with its drift.
+        best, kinds = ranked[0][0], set()
+        for score, candidate, drift in ranked:
+            if score <= min(1.3 * best, 1.2 * float(reveal.sum())) and (drift is None) not in kinds:
+                kinds.add(drift is None)
                 yield self._poisson_route(runs, candidate, drift)
 
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
