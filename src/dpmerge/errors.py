@@ -7,6 +7,7 @@
     ├── TargetError        an (ε, δ) question that has no meaning
     └── AccountingError    the guarantee asked for cannot be computed
         ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
+        │   └── GridTooLarge           a privacy loss distribution would not fit into memory
         └── DependentRuns          two runs share randomness that a theorem needs to be independent
 
 A message says what is wrong, in which model, file or field, and what to do about it.
@@ -40,6 +41,10 @@ class AccountingError(DpmergeError):
 
 class UnsupportedMechanism(AccountingError):
     """No theorem here covers this mechanism by this accountant."""
+
+
+class GridTooLarge(UnsupportedMechanism):
+    """A privacy loss distribution would not fit into memory."""
 
 
 class DependentRuns(AccountingError):

@@ -42,7 +42,7 @@ def compare(
     from dpmerge.records import Portfolio, Weights
     from dpmerge.rules import THEOREMS, Target
     from dpmerge.rules.compare import compare as compare_rules
-    from dpmerge.rules.guarantee import round_up
+    from dpmerge.rules.guarantee import round_up, significant
 
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)
@@ -82,7 +82,7 @@ def compare(
             lines.append([row.label, "—", "refused", "", ""])
             continue
         found = row.guarantee
-        value = round_up(found.epsilon) if delta is not None else f"{found.delta:.4g}"
+        value = round_up(found.epsilon) if delta is not None else significant(found.delta, 4)
         lines.append([row.label, value, found.standing, found.by.upper(), THEOREMS[found.theorem].title])
         for text in found.assumptions:
             assumptions.setdefault(text, []).append(row.label)

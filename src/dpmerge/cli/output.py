@@ -33,12 +33,11 @@ def _without_infinity(value: Any) -> Any:
 def print_guarantee(guarantee: Guarantee) -> None:
     """The guarantee as a sentence, with its theorem and every assumption on lines of their own."""
     from dpmerge.rules import THEOREMS
-    from dpmerge.rules.guarantee import round_up
+    from dpmerge.rules.guarantee import round_up, significant
 
     theorem = THEOREMS[guarantee.theorem]
     if math.isfinite(guarantee.epsilon):
-        delta = "1" if guarantee.delta >= 1 else f"{guarantee.delta:.6g}"
-        typer.echo(f"({round_up(guarantee.epsilon)}, {delta})-DP for {guarantee.adjacency} neighbours")
+        typer.echo(f"({round_up(guarantee.epsilon)}, {significant(guarantee.delta)})-DP for {guarantee.adjacency} neighbours")
     else:
         typer.echo(f"no finite ε at δ = {guarantee.delta:.6g} for {guarantee.adjacency} neighbours")
     how = guarantee.by.upper() + (f", {guarantee.conversion} conversion" if guarantee.conversion else "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpmerge.errors import UnsupportedMechanism
+from dpmerge.errors import GridTooLarge
 from dpmerge.profiles.arrays import FloatArray, grid
 from dpmerge.profiles.pmf import LossPmf, connect_dots
 
@@ -32,7 +32,7 @@ def monotone_pmfs(pair: GaussianPair, interval: float, tail: float) -> tuple[Los
     ends = pair.loss(np.array([x_low, x_high]))
     first, last = math.floor(float(ends[0]) / interval), math.ceil(float(ends[1]) / interval)
     if last - first > 50_000_000:
-        raise UnsupportedMechanism(f"a privacy loss of {ends[1]:.3g} on a grid of {interval:.3g} does not fit in memory")
+        raise GridTooLarge(f"a privacy loss of {ends[1]:.3g} on a grid of {interval:.3g} does not fit in memory")
     first = max(first, math.floor(pair.least_loss / interval)) if pair.least_loss > -math.inf else first
     last = max(last, first + 1)
     edges, slack = pair.inverse(grid(first, last, interval))
@@ -63,7 +63,9 @@ def _cell_masses(edges: FloatArray, shifts: FloatArray, probs: FloatArray) -> tu
         difference = np.where(right, tail[:-1] - tail[1:], tail[1:] - tail[:-1])
         difference = np.where(straddle, 1 - tail[:-1] - tail[1:], difference)
         masses += prob * np.maximum(difference, 0.0)
-        tails += prob * np.where(straddle, 1.0, np.maximum(tail[:-1], tail[1:]))
+        # ndtr's relative error was measured: below 2e-16·(1 + x²) for −37 < x < 0.
+        error = tail * (1 + np.minimum(np.abs(centred), 40.0) ** 2)
+        tails += prob * np.where(straddle, 1.0, np.maximum(error[:-1], error[1:]))
         below += prob * float(ndtr(centred[0]))
         above += prob * float(ndtr(-centred[-1]))
     with np.errstate(divide="ignore", invalid="ignore"):

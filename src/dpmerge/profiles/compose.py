@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import fft
+from scipy.special import logsumexp
 
-from dpmerge.errors import UnsupportedMechanism
+from dpmerge.errors import GridTooLarge
 from dpmerge.profiles.arrays import FloatArray, grid
 from dpmerge.profiles.pmf import LossPmf
 
 _UNIT = 2.0**-53
 _MAX_WINDOW = 2**25
 _WRAPPED = 1e-13
-_SAFETY = 1 + 1e-10  # above the relative rounding errors of masses and sums
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class ComposedLoss:
     masses: FloatArray
     infinity: float
     loss_slack: float
+    safety: float = 1.0
     noise_per_mass: FloatArray | None = None
 
     @property
@@ -51,7 +52,7 @@ class ComposedLoss:
             return 1.0
         start = int(np.searchsorted(self.losses, epsilon, side="right"))
         tail = float(self.masses[start:] @ -np.expm1(epsilon - self.losses[start:]))
-        return min(1.0, (self.infinity + tail) * _SAFETY)
+        return min(1.0, (self.infinity + tail) * self.safety)
 
     def noise(self, epsilon: float) -> float:
         """How much of δ(ε) is allowance for rounding errors of the transform."""
@@ -61,10 +62,11 @@ class ComposedLoss:
         return float(self.noise_per_mass[start:] @ -np.expm1(epsilon - self.loss_slack - self.losses[start:]))
 
 
-def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, lowest: float) -> ComposedLoss:
+def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, lowest: float, top_theta: float) -> ComposedLoss:
     """Compose `factors` (law, how often) tilted by θ ≥ 0, on a window that begins at or below the loss `lowest`.
 
-    `tail` is how much mass may be cut off at the top of the window; it is added to δ.
+    `tail` is how much mass may be cut off at the top of the window; it is added to δ. `top_theta` is where the Chernoff
+    bound on that tail is good; any positive value is valid.
     """
     interval = factors[0][0].interval
     finite = [(pmf, count) for pmf, count in factors if pmf.probs.sum() > 0]
@@ -75,14 +77,10 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     points = grid(low_index, high_index, interval)
 
     steps = _Steps(finite, points, low_index)
+    top = (steps.log_moment(top_theta) - math.log(tail)) / top_theta
+    theta, tilted_top = _bearable_tilt(steps, theta, 1.5 * top + 1)
     mean, deviation = steps.mean_and_deviation(theta)
-    top, tilted_top = _window_top(steps, theta, deviation, tail)
-    # Past a critical tilt, a subsampled law is ruled by losses of thousands that never matter: stay below it.
-    while tilted_top > 1.5 * top + 1 and theta > 1e-3:
-        theta *= 0.8
-        mean, deviation = steps.mean_and_deviation(theta)
-        top, tilted_top = _window_top(steps, theta, deviation, tail)
-    top, cut = max(top, tilted_top, mean), tail
+    top, cut = max(top, min(tilted_top, 1.5 * top + 1)), tail
     bottom = min(max(_window_bottom(steps, theta, deviation), mean - 40 * deviation), lowest)
     least = sum(pmf.lower * count for pmf, count in finite)
     most = sum((pmf.lower + pmf.probs.size - 1) * count for pmf, count in finite)
@@ -92,9 +90,7 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
         last, cut = most, 0.0
     size = fft.next_fast_len(max(last - first + 1, 2), real=True)
     if size > _MAX_WINDOW:
-        raise UnsupportedMechanism(
-            f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or --by rdp"
-        )
+        raise GridTooLarge(f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or --by rdp")
 
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)
@@ -124,7 +120,9 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
         noise = np.minimum(mass_error * untilt, 1.0)
     survive = sum(count * math.log1p(-min(pmf.infinity, 1.0)) if pmf.infinity < 1 else -math.inf for pmf, count in finite)
     slack = sum(pmf.loss_slack * count for pmf, count in finite)
-    return ComposedLoss(losses, np.minimum(masses, 1.0), -math.expm1(survive) + cut, slack, noise)
+    # Above the relative rounding errors of masses, moments and sums.
+    safety = 1 + 1e-10 + 1e-13 * sum(count for _, count in finite)
+    return ComposedLoss(losses, np.minimum(masses, 1.0), -math.expm1(survive) + cut, slack, safety, noise)
 
 
 class _Steps:
@@ -156,7 +154,12 @@ class _Steps:
         total = 0.0
         for pmf, count in self.factors:
             weights, anchor = self._tilt(pmf, theta)
-            total += count * (math.log(float(pmf.probs @ weights)) + theta * anchor)
+            moment = float(pmf.probs @ weights)
+            if moment < 1e-280:  # the end of the grid that θ prefers is empty
+                with np.errstate(divide="ignore"):
+                    total += count * float(logsumexp(np.log(pmf.probs) + theta * self.points[self._span(pmf)]))
+            else:
+                total += count * (math.log(moment) + theta * anchor)
         return total
 
     def tilted(self, pmf: LossPmf, theta: float) -> FloatArray:
@@ -175,17 +178,30 @@ class _Steps:
         return mean, math.sqrt(variance) + 1e-300
 
 
-def _window_top(steps: _Steps, theta: float, deviation: float, tail: float) -> tuple[float, float]:
-    """Losses exceeded with probability at most `tail` by the composition, and hardly ever by the tilted one (Chernoff)."""
-    by_mass = by_tilt = math.inf
+def _bearable_tilt(steps: _Steps, theta: float, room: float) -> tuple[float, float]:
+    """θ or the next smaller tilt whose law fits under the loss `room`, and a loss that law hardly ever exceeds.
+
+    Past a critical tilt, a subsampled law is ruled by losses of thousands that never matter. If none fits, the narrowest.
+    """
+    best = (math.inf, theta)
+    for _ in range(12):
+        best = min(best, (_tilted_top(steps, theta), theta))
+        if best[0] <= room or theta == 0:
+            break
+        theta *= 0.8
+    return best[1], best[0]
+
+
+def _tilted_top(steps: _Steps, theta: float) -> float:
+    """A loss that the tilted composition hardly ever exceeds (Chernoff): what lies beyond wraps around, and would show."""
     here = steps.log_moment(theta)
-    for scale in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
-        shift = scale / deviation
-        there = steps.log_moment(theta + shift)
-        by_mass = min(by_mass, (there - math.log(tail)) / (theta + shift))
-        # What the tilted law has beyond the window wraps around into it: little, so that it does not show.
-        by_tilt = min(by_tilt, (there - here - math.log(_WRAPPED)) / shift)
-    return by_mass, by_tilt
+    _, deviation = steps.mean_and_deviation(theta)
+    best = math.inf
+    # The right shift is a few deviations' inverse where the law is near normal, a part of θ where its tail is heavy.
+    for shift in (1 / deviation, 2 / deviation, 4 / deviation, 8 / deviation, 0.1 * theta, 0.25 * theta, 0.5 * theta, theta):
+        if shift > 0:
+            best = min(best, (steps.log_moment(theta + shift) - here - math.log(_WRAPPED)) / shift)
+    return best
 
 
 def _window_bottom(steps: _Steps, theta: float, deviation: float) -> float:

@@ -29,8 +29,11 @@ def gaussian_delta(mu: float, epsilon: FloatArray | float) -> FloatArray:
         mills = math.sqrt(math.pi / 2) * (erfcx(near / math.sqrt(2)) - erfcx(far / math.sqrt(2)))
         tail = np.exp(-near * near / 2) / math.sqrt(2 * math.pi) * mills
         bulk = ndtr(-near) - np.exp(eps + log_ndtr(-far))
-    # 4e-15 is above the rounding of either branch, so the value is never below the true one.
-    return np.asarray(np.clip(np.where(near > 0, tail, bulk) * (1 + 4e-15) + 1e-300, 0.0, 1.0))
+    # Above the rounding of either branch, so the value is never below the true one: near² from the exponential, 1/μ from
+    # the difference of nearly equal ratios; the other branch is a difference of numbers of order 1.
+    rounding = 1e-15 * (1 + near * near + (2 + np.abs(near)) / mu)
+    value = np.where(near > 0, tail * (1 + rounding), bulk + 1e-15)
+    return np.asarray(np.clip(value + 1e-300, 0.0, 1.0))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
 
 from dpmerge.errors import UnsupportedMechanism
 from dpmerge.profiles.arrays import Direction, FloatArray
@@ -101,7 +101,7 @@ class ApproxDpLaw(Law):
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
         """Losses ±ε, each split between its two neighbours on the grid."""
-        likely, rare = (1 - self.delta) / (1 + math.exp(-self.epsilon)), (1 - self.delta) / (1 + math.exp(self.epsilon))
+        likely, rare = (1 - self.delta) * float(expit(self.epsilon)), (1 - self.delta) * float(expit(-self.epsilon))
         reach = math.floor(self.epsilon / interval) + 1
         upper_mass, lower_mass = np.zeros(2 * reach), np.zeros(2 * reach)
         for loss, up, down in ((self.epsilon, likely, rare), (-self.epsilon, rare, likely)):

@@ -53,13 +53,14 @@ def connect_dots(
 
     A cell's upper mass u and lower mass v become u·(1−f) at its left end and u·f at its right end with
     f = (1 − (v/u)·e^ε)/(1 − e^−h): u and v are both kept, hence the hockey-stick divergence at every grid point.
-    `uncertainty` is the relative rounding error of v/u; f is raised by what it can amount to. `below` is upper mass at
-    losses under the grid, rounded up onto its first point.
+    `uncertainty` is the relative rounding error of v/u; f is raised by what it and `loss_slack` can amount to. `below`
+    is upper mass at losses under the grid, rounded up onto its first point.
     """
     cells = lower + np.arange(upper_mass.size)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.exp(np.log(lower_mass) - np.log(upper_mass) + cells * interval)
-        share = (-(ratio - 1) + uncertainty * np.minimum(ratio, 2.0) + _ROUNDING) / -np.expm1(-interval)
+        doubt = (uncertainty + 2 * loss_slack) * np.minimum(ratio, 2.0) + _ROUNDING
+        share = (1 - ratio + doubt) / -np.expm1(-interval)
     share = np.clip(np.where(upper_mass > 0, np.nan_to_num(share, nan=1.0), 0.0), 0.0, 1.0)
     probs = np.zeros(upper_mass.size + 1)
     probs[:-1] = upper_mass * (1 - share)

@@ -6,6 +6,7 @@ chosen for the composition as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import logsumexp
 
-from dpmerge.errors import UnsupportedMechanism
+from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.compose import ComposedLoss, compose
 from dpmerge.profiles.gaussian import gaussian_delta
@@ -25,8 +26,7 @@ from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.solve import smallest_epsilon
 
-# Connect-the-dots adds h²/12 to the mean loss of a step; h is chosen so that this is 1.5e-5 of the loss variance.
-_GRID_ACCURACY = 1.5e-5
+_GRID_ACCURACY = 1e-5
 _TILTS: FloatArray = np.geomspace(0.02, 3000, 28)
 _SAMPLED_FACTORS = 32
 
@@ -148,21 +148,36 @@ class Profile:
         if tail is None:
             tail = math.exp(max(log_bound, -600.0)) * 1e-12
         lowest = max(0.0, question / 2 - 0.01)
-        composed = self._compose(direction, interval or self.grid_interval(), theta, tail, lowest)
-        return _LossCurve(composed, self.failure)
+        if interval is not None:
+            return _LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+        interval = self.grid_interval(question, theta)
+        for _ in range(4):
+            with contextlib.suppress(GridTooLarge):
+                return _LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+            interval *= 4  # still valid, less tight
+        return _LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
 
     @property
     def steps(self) -> int:
         """How many laws are composed."""
         return sum(count for _, count in self.factors)
 
-    def grid_interval(self) -> float:
-        """Fine enough that discretisation moves ε by a few parts in a million, and no finer."""
+    def grid_interval(self, epsilon: float, theta: float) -> float:
+        """Fine enough that discretisation moves ε by about a part in 10⁵, and no finer.
+
+        Connect-the-dots raises the log moment of one step by about θ(1+θ)h²/12, hence ε by (1+θ)h²/12 a step. Where ε is
+        not what is asked for (near 0), a grid that is fine for the loss' own spread will do.
+        """
         sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
         weight = sum(count for _, count in sample)
         variance = sum(count * law.loss_variance() for law, count in sample) / weight
+        by_spread = math.sqrt(12 * _GRID_ACCURACY * variance)
+        steepness = 1 + theta + 2 / max(epsilon, 1e-300)  # of log δ: near 0 it falls on the scale of ε itself
+        by_question = math.sqrt(12 * _GRID_ACCURACY * epsilon / (steepness * self.steps))
+        if self.steps < 50:  # too few for the cells' errors to average out
+            by_question = 0.0
         coarsest = max(5e-3, 1e-4 * math.sqrt(variance * self.steps))
-        return float(min(max(math.sqrt(12 * _GRID_ACCURACY * variance), 1e-7), coarsest))
+        return float(min(max(by_spread, by_question, 1e-9), coarsest))
 
     @lru_cache(maxsize=64)  # noqa: B019 (profiles are small, and a process asks about few)
     def cumulants(self, direction: Direction) -> FloatArray:
@@ -184,7 +199,9 @@ class Profile:
         # Powers of two, so that nearby questions share their discretised laws.
         per_step = 2.0 ** math.floor(math.log2(per_step))
         factors = [(_discretised(law, direction, interval, per_step), count) for law, count in self.factors]
-        return compose(factors, theta, tail, lowest)
+        reach = (self.cumulants(direction) - math.log(tail)) / _TILTS
+        top_theta = float(_TILTS[int(np.argmin(np.nan_to_num(reach, nan=math.inf)))])
+        return compose(factors, theta, tail, lowest, top_theta)
 
 
 @lru_cache(maxsize=256)

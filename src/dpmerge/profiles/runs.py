@@ -115,7 +115,10 @@ def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfil
             f"model {model.name!r}: tree aggregation is analysed for a record that keeps its place in the stream; state the "
             "record under zero-out (or replace-one) adjacency"
         )
-    assumption = f"model {model.name!r}: each record takes part at most once between two restarts of the tree"
+    assumption = (
+        f"model {model.name!r}: each record takes part at most once between two restarts of the tree, whose virtual steps "
+        "(if it is completed) are counted in its steps"
+    )
     if mechanism.noise_multiplier == 0:
         return RunProfile(Profile.of([(NonPrivateLaw(), 1)]), (assumption,))
     trees = mechanism.restarts + 1

@@ -54,14 +54,17 @@ class ShiftLaw:
         while high - low > 1:
             mid = (low + high) // 2
             low, high = (mid, high) if betainc(mid + 1, count - mid, rate) > tail else (low, mid)
-        k = np.arange(high + 1)
-        log_pmf = (
-            gammaln(count + 1) - gammaln(k + 1) - gammaln(count - k + 1) + k * np.log(rate) + (count - k) * np.log1p(-rate)
-        )
-        # gammaln is good to about 1e-14 of its size; raise the probabilities by that.
-        rounding = 1e-14 * (1 + float(gammaln(count + 1)))
+        if count * rate < 600:
+            # P(K = 0) and the ratios of neighbours are precise to a few units each.
+            k = np.arange(1, high + 1)
+            ratios = (count - k + 1) / k * (rate / (1 - rate))
+            probs = math.exp(count * math.log1p(-rate)) * np.cumprod(np.concatenate(([1.0], ratios)))
+        else:
+            k = np.arange(high + 1)
+            log_choose = gammaln(count + 1) - gammaln(k + 1) - gammaln(count - k + 1)
+            probs = np.exp(log_choose + k * math.log(rate) + (count - k) * math.log1p(-rate))
         excess = float(betainc(high + 1, count - high, rate)) if high < count else 0.0
-        return cls(grid(0, high, value), np.exp(log_pmf) * (1 + rounding), excess * (1 + 1e-12))
+        return cls(grid(0, high, value), np.asarray(probs, dtype=np.float64), excess * (1 + 1e-12))
 
     def plus(self, other: ShiftLaw) -> ShiftLaw:
         """The law of the sum of two independent shifts."""

@@ -11,7 +11,7 @@ from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Weights, latest_checkpoints, require_independent
-from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.guarantee import Accountant, Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 
 Composition = Literal["basic", "advanced", "optimal"]
 
@@ -37,12 +37,20 @@ class PairComposition(Rule):
         self._conditional = any(run.conditional for run in profiles)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        used = self._accountant(by)
         if target.delta is not None:
-            answer = Answer(self._epsilon(target.delta, by, conversion), target.delta, "pld")
+            answer = Answer(self._epsilon(target.delta, by, conversion), target.delta, used)
         else:
             assert target.epsilon is not None
-            answer = Answer(target.epsilon, self._delta(target.epsilon, by, conversion), "pld")
+            answer = Answer(target.epsilon, self._delta(target.epsilon, by, conversion), used)
         return self._build(answer, self.name, self._assumptions, self._conditional, conversion)
+
+    def _accountant(self, by: By) -> Accountant:
+        """Where the single pairs come from; with several accountants, the loosest of them."""
+        if by != "best":
+            return by
+        best: list[Accountant] = [ProfileBound(profile).accountants()[0] for profile in self._profiles]
+        return max(best, key=("gdp", "pld", "rdp").index)
 
     def _epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
         if self._composition == "basic":
@@ -85,15 +93,36 @@ def advanced_composition(epsilons: list[float], delta: float) -> float:
 
 
 def no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> float:
-    """How much a merger may react to the least private model if its mechanism is unknown (M1 Prop. 3.1).
+    """How much a merger may react to the least private model if nothing but that model's (ε₂, δ) is known.
 
-    A merger with sup TV(h(x, a), h(x, b)) above (1 − e^{−ε′}(1−δ′)) / (1 − e^{−ε₂}(1−δ)) is not (ε′, δ′)-DP for every
-    pair of mechanisms of which the second is only known to be (ε₂, δ)-DP.
+    A merger with sup TV(h(x, a), h(x, b)) above t(ε′, δ′)/t(ε₂, δ), t(ε, δ) = (e^ε − 1 + 2δ)/(e^ε + 1), is not
+    (ε′, δ′)-DP for every pair of mechanisms (docs/theory.md §6). M1 Prop. 3.1 states another number, by a proof that uses a
+    mechanism which is private in one direction only: `papers_no_free_lunch_threshold`.
+
+    >>> round(no_free_lunch_threshold(1.0, 1e-5, 8.0, 1e-5), 4)
+    0.4624
     """
+    _check_pairs(epsilon, delta, epsilon_least, delta_each)
+    reach = _largest_distance(epsilon_least, delta_each)
+    return math.inf if reach == 0 else _largest_distance(epsilon, delta) / reach
+
+
+def papers_no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> float:
+    """M1 Prop. 3.1 as printed: (1 − e^{−ε′}(1−δ′)) / (1 − e^{−ε₂}(1−δ)). Not a theorem (docs/theory.md §6)."""
+    _check_pairs(epsilon, delta, epsilon_least, delta_each)
+    denominator = 1 - math.exp(-epsilon_least) * (1 - delta_each)
+    return math.inf if denominator == 0 else (1 - math.exp(-epsilon) * (1 - delta)) / denominator
+
+
+def _largest_distance(epsilon: float, delta: float) -> float:
+    """The largest total variation distance of an (ε, δ)-DP pair: randomised response's."""
+    return math.tanh(epsilon / 2) + delta * (1 - math.tanh(epsilon / 2))
+
+
+def _check_pairs(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> None:
     for name, value in (("epsilon", epsilon), ("epsilon_least", epsilon_least)):
         if not value >= 0:
             raise TargetError(f"{name} is {value}; it must not be negative")
-    denominator = 1 - math.exp(-epsilon_least) * (1 - delta_each)
-    if denominator == 0:
-        return math.inf
-    return (1 - math.exp(-epsilon) * (1 - delta)) / denominator
+    for name, value in (("delta", delta), ("delta_each", delta_each)):
+        if not 0 <= value <= 1:
+            raise TargetError(f"{name} is {value}; it must lie in [0, 1]")

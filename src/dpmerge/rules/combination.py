@@ -39,6 +39,7 @@ class _Route:
     assumptions: tuple[str, ...] = ()
     conditional: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+    beats_joint: bool = False  # so clearly that joint release need not be computed
 
 
 class Combination(Rule):
@@ -82,8 +83,6 @@ class Combination(Rule):
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         routes = list(self._routes(target))
-        if self._assumed == 0 and len(routes) > 1:
-            routes = routes[1:]  # "0 reproduces the papers' formula": that number, and nothing cleverer
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
         run_notes = [run for run in self._profiles.values() if run.assumptions]
@@ -111,7 +110,8 @@ class Combination(Rule):
         transported = [
             replace(route, profile=Profile.composed([*revealed, route.profile])) for route in self._transported(target)
         ]
-        yield joint
+        if not any(route.beats_joint for route in transported):
+            yield joint
         yield from transported
 
     def _transported(self, target: Target) -> Iterable[_Route]:
@@ -128,6 +128,8 @@ class Combination(Rule):
                 ("the gradients of the common records do not depend on the state (smoothness 0)",),
                 conditional=True,
                 details={"window": runs.steps, "coupled": []},
+                # By Cauchy–Schwarz at every step; revealed coins (replace-one) may cost more than that saves.
+                beats_joint=runs.is_full_batch or self._adjacency != "replace-one",
             )
         elif runs.is_full_batch:
             yield from self._full_batch(runs)
@@ -192,11 +194,11 @@ class Combination(Rule):
             ranked.append((score, candidate, drift))
         ranked.sort(key=lambda entry: (math.isnan(entry[0]), entry[0]))
         # The best of each kind: the coins' own law, and a window with its drift.
-        best, kinds = ranked[0][0], set()
+        best, joint, kinds = ranked[0][0], float(reveal.sum()), set()
         for score, candidate, drift in ranked:
-            if score <= min(1.3 * best, 1.2 * float(reveal.sum())) and (drift is None) not in kinds:
+            if score <= min(1.3 * best, 1.2 * joint) and (drift is None) not in kinds:
                 kinds.add(drift is None)
-                yield self._poisson_route(runs, candidate, drift)
+                yield replace(self._poisson_route(runs, candidate, drift), beats_joint=score < 0.5 * joint)
 
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
         names = [runs.runs[i].model.name for i in candidate.coupled]
@@ -255,7 +257,7 @@ class Combination(Rule):
             column = key[:, first[group]] * (1 + 2e-9)
             if not np.all(np.isfinite(column)):
                 return Profile.of([(NonPrivateLaw(), 1)])
-            coins = [ShiftLaw.coin(v, r) for v, r in zip(column[: len(lam)], runs.rate[:, start + first[group]], strict=True)]
+            coins = [ShiftLaw.coin(v, min(r, 1.0)) for v, r in zip(column[: len(lam)], column[len(lam) : -1], strict=True)]
             law = sum_of_coins(coins, _SHIFT_TAIL).shifted(float(column[-1]))
             excess += count * law.excess
             factors.append((self._shift_law(law), count))
@@ -365,8 +367,9 @@ def _not_covered(model: Model, members: list[str]) -> str | None:
         return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
     if mechanism.clipping != "flat":
         return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
-    if any(phase.sampling is not None and phase.sampling.scheme == "fixed-size" for phase in mechanism.settings()):
-        return "its batches have a fixed size; the theorem is about full batches and Poisson sampling"
+    for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
+        if any(phase.sampling is not None and phase.sampling.scheme == scheme for phase in mechanism.settings()):
+            return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
     return None
 
 

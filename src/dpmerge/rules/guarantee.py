@@ -45,7 +45,7 @@ class Guarantee:
         return {**asdict(self), "weights": dict(self.weights), "details": dict(self.details)}
 
     def __str__(self) -> str:
-        privacy = f"({round_up(self.epsilon)}, {self.delta:.6g})-DP" if math.isfinite(self.epsilon) else "no finite ε"
+        privacy = f"({round_up(self.epsilon)}, {significant(self.delta)})-DP" if math.isfinite(self.epsilon) else "no finite ε"
         assumes = "; ".join(self.assumptions) if self.assumptions else "nothing more"
         title = THEOREMS[self.theorem].title
         return f"{privacy}, {self.adjacency} · {self.standing}: {title}, {self.by.upper()} · assumes {assumes}"
@@ -60,6 +60,21 @@ def round_up(value: float, digits: int = 4) -> str:
     if not math.isfinite(value):
         return "∞"
     return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def significant(value: float, digits: int = 6) -> str:
+    """A δ for people: rounded up to so many significant digits; what was given with fewer stays as it is.
+
+    >>> significant(0.0221617204), significant(1e-5)
+    ('0.0221618', '1e-05')
+    """
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    if float(text) < value:
+        unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+        text = f"{value + unit:.{digits}g}"
+    return text
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class GaussianSelection:
     def delta(self, epsilon: float) -> float:
         """H_ε(P, Q) for ε ≥ 0, from above. P and Q are mirror images, so both directions agree; smaller shifts cost less."""
         mixtures, masses = self._slices
-        values = self._slice_delta(mixtures, epsilon)
+        values = self._slice_delta(mixtures, min(epsilon, 700.0))  # δ falls with ε; e^700 is still a number
         return min(1.0, float(masses @ values) * (1 + 1e-9) + 1e-40)
 
     def epsilon(self, delta: float) -> float:

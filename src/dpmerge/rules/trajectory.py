@@ -72,8 +72,9 @@ class Trajectories:
 def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float) -> Trajectories:
     """Lay the runs out. `failure` is δ₀: how likely some Poisson batch may exceed the bound M used for it.
 
-    A run whose steps are non-expansive whatever the batch (M = every record) is laid out with that bound, so it spends
-    none of δ₀. The bound needs the number of records, n ≤ ⌈(B+1)/q⌉ where B is the expected batch, rounded down.
+    A step that is non-expansive whatever the batch (M = every record) is laid out with that bound, so it spends none of
+    δ₀. The bound needs the number of records: n ≤ ⌈(B+1)/q⌉ where B is the expected batch, rounded down. A run without
+    Poisson phases divides by at least the number of records instead.
     """
     total = max(run.steps for run in runs)
     shape = (len(runs), total)
@@ -85,13 +86,13 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
     a = record_effect(adjacency)
     for row, run in enumerate(runs):
         mechanism = run.model.mechanism
-        records: int | None = None
         if isinstance(mechanism, Gaussian):
             effect[row, -1], noise[row, -1] = mechanism.sensitivity, mechanism.noise_std
             bounds.append(None)
             continue
         assert isinstance(mechanism, DpSgd)
         column = total - run.steps
+        records = _records_bound(run, shuffle)
         for phase in mechanism.settings():
             span = (row, slice(column, column + phase.steps))
             column += phase.steps
@@ -100,14 +101,9 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
             assert phase.noise_multiplier is not None
             eta, clip, batch = phase.learning_rate, phase.clip, phase.expected_batch
             q = sampling_rate(phase, run.model.name, shuffle)
-            share = 1.0
-            if q < 1:
-                everyone = math.ceil((batch + 1) / q)
-                records = max(records or 0, everyone)
-                level = failure / sampled_steps
-                share = batch_bound(everyone, q, level) / batch
-                if run.convex and eta * run.smoothness * everyone / batch <= 2:
-                    share = everyone / batch
+            share = 1.0 if records is None else records / batch
+            if records is not None and q < 1 and not (run.convex and eta * run.smoothness * share <= 2):
+                share = batch_bound(records, q, failure / sampled_steps) / batch
             effect[span], noise[span] = eta * a * clip / batch, eta * phase.noise_multiplier * clip / batch
             rate[span] = q
             pull[span] = eta * run.smoothness * share if eta > 0 else 0.0
@@ -115,6 +111,18 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
             tame[span] = run.convex and eta * run.smoothness * share <= 2
         bounds.append(records)
     return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, failure, tuple(bounds))
+
+
+def _records_bound(run: Run, shuffle: ShuffleAsPoisson | None) -> int | None:
+    """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase."""
+    mechanism = run.model.mechanism
+    assert isinstance(mechanism, DpSgd)
+    bounds = [
+        math.ceil(((phase.expected_batch or 0.0) + 1) / rate)
+        for phase in mechanism.settings()
+        if (rate := sampling_rate(phase, run.model.name, shuffle)) < 1
+    ]
+    return max(bounds, default=None)
 
 
 def batch_bound(records: int, rate: float, level: float) -> int:
