@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -40,6 +41,8 @@ def _root(
 
 def main() -> None:
     """Run a command; an error raised on purpose is one line on stderr and exit code 2."""
+    # Accounting multiplies vectors, not matrices: a second BLAS thread only gets in the way of other processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         app()
     except DpmergeError as error:

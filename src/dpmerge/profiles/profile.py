@@ -241,9 +241,10 @@ def _mixture_epsilon(
         improved = best - found
         best = min(best, found)
         noise = sum(weight * curve.noise(found) for weight, curve in curves)
-        if math.isinf(found) or noise <= 1e-6 * delta or improved < 1e-6 * found:
+        centred = found >= 0.5 * question and noise <= 1e-6 * delta
+        if math.isinf(found) or found == 0 or centred or improved < 1e-6 * found:
             return best
-        question = found  # rounding noise shows: centre the composition on the answer and ask again
+        question = found  # far from what was asked, or rounding noise shows: centre tilt and grid on the answer
     return best
 
 

@@ -184,11 +184,13 @@ class Combination(Rule):
             last = self._last_step_shift(runs, coupled)
             score += _order_two(last.values, last.probs)
             ranked.append((score, Candidate(1, coupled), None))
-        longer = [Candidate(k, ()) for k in windows(runs.steps) if k > 1]
+        longer = [Candidate(k, ()) for k in windows(runs.steps, few=True) if k > 1]
+        looks = 8 if len(runs.runs) <= 6 else 3  # each look at a step enumerates or convolves its coins
         for candidate, drift in zip(longer, drifts(runs, longer), strict=True):
             start = runs.steps - candidate.window
-            score = float(sum(reveal * np.array([max(0, r.steps - candidate.window) / r.steps for r in runs.runs])))
-            sample = np.unique(np.linspace(start, runs.steps - 1, 12).astype(int))
+            before = [(cost, r.steps, r.steps - candidate.window) for cost, r in zip(reveal.tolist(), runs.runs, strict=True)]
+            score = sum(cost * left / steps for cost, steps, left in before if left > 0)
+            sample = np.unique(np.linspace(start, runs.steps - 1, looks).astype(int))
             inside = [_order_two(*_coins(runs, t, float(drift[t]))) for t in sample]
             score += float(np.mean(inside)) * candidate.window
             ranked.append((score, candidate, drift))
@@ -232,8 +234,9 @@ class Combination(Rule):
                 parts.append(ShiftLaw.coin(run.weight * runs.effect[i, -1] / noise, float(runs.rate[i, -1])))
                 continue
             growth = np.where(runs.tame[i], 1.0, 1 + runs.pull[i])
-            later = np.append(np.cumprod(growth[:0:-1])[::-1], 1.0)  # Γ_t = Π_{τ>t}
-            values = run.weight * runs.effect[i] * later / noise
+            with np.errstate(over="ignore", invalid="ignore"):
+                later = np.append(np.cumprod(growth[:0:-1])[::-1], 1.0)  # Γ_t = Π_{τ>t}
+                values = np.where(runs.effect[i] > 0, run.weight * runs.effect[i] * later / noise, 0.0)
             if not np.all(np.isfinite(values)):
                 return ShiftLaw(np.array([math.inf]), np.ones(1))
             parts.extend(_grouped_coins(values, runs.rate[i]))

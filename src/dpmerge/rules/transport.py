@@ -46,9 +46,11 @@ def coupled_distance(runs: Trajectories) -> FloatArray:
     return distance
 
 
-def windows(steps: int, refine: int | None = None) -> list[int]:
+def windows(steps: int, refine: int | None = None, few: bool = False) -> list[int]:
     """Window lengths to try: all of them for short runs, else a geometric sequence, or the neighbourhood of one."""
     longest = min(steps, _LONGEST_LOOP)
+    if few:
+        return sorted({1, 2, 3, 4, *np.unique(np.geomspace(1, longest, 10).astype(int)).tolist()} & set(range(1, longest + 1)))
     if refine is not None:
         low, high = max(1, int(refine / 1.6)), min(longest, int(refine * 1.6) + 1)
         return sorted(set(np.unique(np.linspace(low, high, 24).astype(int)).tolist()))
@@ -103,8 +105,9 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
 
 
 def candidate_sets(costs: FloatArray, count: int) -> list[tuple[int, ...]]:
-    """Sets of runs to couple: all subsets of few runs, else those that are dearest to reveal, one more at a time."""
+    """Sets of runs to couple: all subsets of few runs, else the n that are dearest to reveal, for about 16 sizes n."""
     if count <= 6:
         return [tuple(i for i in range(count) if mask >> i & 1) for mask in range(2**count)]
     order = np.argsort(-costs, kind="stable")
-    return [tuple(sorted(int(i) for i in order[:size])) for size in range(count + 1)]
+    sizes = sorted({0, 1, 2, 3, *np.unique(np.geomspace(4, count, 12).astype(int)).tolist(), count})
+    return [tuple(sorted(int(i) for i in order[:size])) for size in sizes]

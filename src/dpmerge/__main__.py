@@ -1,0 +1,5 @@
+"""`python -m dpmerge` is `dpmerge`."""
+
+from dpmerge.cli import main
+
+main()

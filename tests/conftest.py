@@ -1,0 +1,6 @@
+"""Settings for the whole suite."""
+
+import os
+
+# One BLAS thread for each test process: vectors are short, and the suite already uses every core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

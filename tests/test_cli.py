@@ -1,0 +1,243 @@
+"""The command line as a user meets it: names, JSON, exit codes, one line for every mistake, start-up time."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dpmerge import example_portfolio
+from dpmerge.cli import app
+from tests.test_records import RECORD
+
+PORTFOLIO = str(example_portfolio())
+WEIGHTS = "mnist-c1-s0.5=0.025,mnist-c2-s0.5=0.025,mnist-c1-s2=0.95"
+
+
+def dpmerge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dpmerge", *arguments], capture_output=True, text=True, check=False)
+
+
+def ok(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def portfolio(tmp_path: Path) -> Path:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        record = {**RECORD, "mechanism": {**RECORD["mechanism"], "run": name, "noise_multiplier": 1.0 if name == "a" else 2.0}}
+        (tmp_path / name / "record.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+@pytest.mark.parametrize("rule", ["selection", "combination", "joint"])
+def test_account_json_has_the_documented_fields(rule: str) -> None:
+    found = ok("account", PORTFOLIO, "--rule", rule, "--weights", WEIGHTS, "--delta", "1e-5", "--json")
+    assert {"rule", "weights", "epsilon", "delta", "adjacency", "by", "theorem", "assumptions", "standing"} <= set(found)
+    assert found["rule"] == rule
+    assert found["delta"] == 1e-5
+    assert found["weights"] == {"mnist-c1-s0.5": 0.025, "mnist-c1-s2": 0.95, "mnist-c2-s0.5": 0.025}
+    back = ok("account", PORTFOLIO, "--rule", rule, "--weights", WEIGHTS, "--epsilon", str(found["epsilon"]), "--json")
+    assert back["delta"] == pytest.approx(1e-5, rel=0.02)
+
+
+def test_account_by_and_conversion(portfolio: Path) -> None:
+    def epsilon(*extra: str) -> float:
+        return float(
+            ok("account", str(portfolio), "--rule", "joint", "--weights", "a=0.5,b=0.5", "--delta", "1e-5", "--json", *extra)[
+                "epsilon"
+            ]
+        )
+
+    assert epsilon() == epsilon("--by", "pld") < epsilon("--by", "rdp") < epsilon("--by", "rdp", "--conversion", "paper")
+
+
+def test_assume_smoothness_zero_says_conditional() -> None:
+    found = ok(
+        "account",
+        PORTFOLIO,
+        "--rule",
+        "combination",
+        "--weights",
+        WEIGHTS,
+        "--delta",
+        "1e-5",
+        "--assume-smoothness",
+        "0",
+        "--json",
+    )
+    assert found["standing"] == "conditional"
+    assert found["epsilon"] == pytest.approx(0.2193, rel=2e-3)
+    text = dpmerge(
+        "account", PORTFOLIO, "--rule", "combination", "--weights", WEIGHTS, "--delta", "1e-5", "--assume-smoothness", "0"
+    )
+    assert "conditional: linear combination by the papers' formula" in text.stdout
+    assert "do not depend on the state" in text.stdout
+
+
+def test_infinite_epsilon_is_valid_json(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    record = {**RECORD, "mechanism": {"kind": "non-private"}}
+    (tmp_path / "open" / "record.json").write_text(json.dumps(record))
+    result = CliRunner().invoke(
+        app, ["account", str(tmp_path), "--rule", "joint", "--weights", "open=1", "--delta", "1e-5", "--json"]
+    )
+    assert '"epsilon": 1e999' in result.stdout
+    assert json.loads(result.stdout)["epsilon"] == math.inf
+    plain = dpmerge("account", str(tmp_path), "--rule", "joint", "--weights", "open=1", "--delta", "1e-5")
+    assert plain.stdout.startswith("no finite ε at δ = 1e-05")
+
+
+def test_profile_side_by_side() -> None:
+    found = ok("profile", PORTFOLIO, "--json")
+    models = {entry["model"]: entry for entry in found["models"]}
+    assert models["mnist-c1-s0.5"]["pld"] == pytest.approx(6.458, rel=2e-3)
+    assert models["mnist-c1-s2"]["pld"] == pytest.approx(0.2043, rel=2e-3)
+    for entry in models.values():
+        assert entry["pld"] < entry["rdp"] < entry["rdp_paper"]
+        assert entry["gdp"] is None
+    assert "mnist-c2-s0.5" in dpmerge("profile", PORTFOLIO).stdout
+
+
+def test_compare_is_one_table() -> None:
+    found = ok("compare", PORTFOLIO, "--weights", WEIGHTS, "--delta", "1e-5", "--json")
+    epsilon = {row["label"]: row["epsilon"] for row in found["rows"]}
+    assert list(epsilon) == [
+        "random selection",
+        "linear combination (proved)",
+        "linear combination (papers' formula)",
+        "joint release",
+        "optimal composition",
+        "advanced composition",
+        "basic composition",
+    ]
+    assert (
+        epsilon["linear combination (papers' formula)"]
+        < epsilon["linear combination (proved)"]
+        < epsilon["random selection"]
+        < epsilon["joint release"]
+    )
+    text = dpmerge("compare", PORTFOLIO, "--weights", WEIGHTS, "--delta", "1e-5").stdout
+    for label in epsilon:
+        assert label in text
+    assert "conditional" in text
+
+
+def test_schema_is_json_schema_of_the_record() -> None:
+    schema = ok("schema")
+    assert {"schema", "dataset", "adjacency", "mechanism"} == set(schema["properties"])
+    assert schema["additionalProperties"] is False
+    assert ok("schema", "--json") == schema
+
+
+BASE = ["account", PORTFOLIO, "--rule", "joint", "--weights", WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    "arguments,complaint",
+    [
+        ([*BASE], "either a delta"),
+        ([*BASE, "--delta", "1e-5", "--epsilon", "1"], "either a delta"),
+        ([*BASE, "--delta", "0"], "between 0 and 1"),
+        ([*BASE, "--delta", "nan"], "between 0 and 1"),
+        ([*BASE, "--epsilon", "-1"], "not negative"),
+        (["account", PORTFOLIO, "--rule", "joint", "--weights", "mnist-c1-s2=0.9", "--delta", "1e-5"], "sum to 0.9"),
+        (["account", PORTFOLIO, "--rule", "joint", "--weights", "nobody=1", "--delta", "1e-5"], "no model named 'nobody'"),
+        (["account", "nowhere", "--rule", "joint", "--weights", "a=1", "--delta", "1e-5"], "nowhere: no such folder"),
+        ([*BASE, "--delta", "1e-5", "--by", "gdp"], "gdp does not apply"),
+        ([*BASE, "--delta", "1e-5", "--assume-smoothness", "0"], "only linear combination uses it"),
+        (
+            [
+                "account",
+                PORTFOLIO,
+                "--rule",
+                "combination",
+                "--weights",
+                WEIGHTS,
+                "--delta",
+                "1e-5",
+                "--assume-smoothness",
+                "-1",
+            ],
+            "not negative",
+        ),
+        ([*BASE, "--delta", "1e-5", "--shuffle-rate", "0.1"], "together with"),
+        ([*BASE, "--delta", "1e-5", "--treat-shuffle-as-poisson", "--shuffle-rate", "2"], "must lie in"),
+        (["profile", "nowhere"], "no such folder"),
+        (["profile", PORTFOLIO, "--delta", "2"], "between 0 and 1"),
+        (["compare", PORTFOLIO, "--weights", "x", "--delta", "1e-5"], "cannot read the weight"),
+    ],
+)
+def test_every_mistake_is_one_line_and_exit_code_two(arguments: list[str], complaint: str) -> None:
+    result = dpmerge(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_unknown_options_and_rules_do_not_end_in_a_traceback() -> None:
+    for arguments in ([*BASE[:2], "--rule", "slerp", "--weights", WEIGHTS, "--delta", "1e-5"], ["frobnicate"], ["account"]):
+        result = dpmerge(*arguments)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+
+
+def test_broken_record_names_file_and_field(portfolio: Path) -> None:
+    path = portfolio / "b" / "record.json"
+    path.write_text(path.read_text().replace('"clip": 1.0', '"clip": NaN'))
+    result = dpmerge("profile", str(portfolio))
+    assert result.returncode == 2
+    assert "b/record.json: field mechanism.clip" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_shuffle_flag(portfolio: Path) -> None:
+    path = portfolio / "b" / "record.json"
+    record = json.loads(path.read_text())
+    record["mechanism"]["sampling"] = {"scheme": "shuffle"}
+    path.write_text(json.dumps(record))
+    arguments = ["account", str(portfolio), "--rule", "selection", "--weights", "a=0.5,b=0.5", "--delta", "1e-5"]
+    refused = dpmerge(*arguments)
+    assert refused.returncode == 2
+    assert "--treat-shuffle-as-poisson" in refused.stderr
+    assert ok(*arguments, "--json", "--treat-shuffle-as-poisson")["standing"] == "conditional"
+    rated = ok(*arguments, "--json", "--treat-shuffle-as-poisson", "--shuffle-rate", "0.0043")
+    assert rated["standing"] == "conditional"
+    assert rated["epsilon"] < 10
+    profile = ok("profile", str(portfolio), "--json")
+    assert "shuffled batches" in profile["models"][1]["refused"]
+
+
+def _best_of(count: int, *arguments: str) -> float:
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        assert dpmerge(*arguments).returncode == 0
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_start_up_is_fast() -> None:
+    """Limits of the design: 0.4 s for --help, 1.5 s for account on three records; best of five, the suite is busy."""
+    assert _best_of(5, "--help") < 0.4
+    assert _best_of(5, *BASE, "--delta", "1e-5") < 1.5
+    combination = [*BASE[:2], "--rule", "combination", *BASE[4:], "--delta", "1e-5"]
+    assert _best_of(5, *combination) < 1.5
+
+
+def test_version() -> None:
+    from dpmerge import __version__
+
+    assert dpmerge("--version").stdout.strip() == __version__

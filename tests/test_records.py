@@ -1,0 +1,255 @@
+"""The record format: what is accepted, and one clear line naming file and field for everything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpmerge import example_portfolio
+from dpmerge.errors import PortfolioError, RecordError, WeightsError
+from dpmerge.records import DpSgd, Portfolio, Record, Weights
+from tests import builders
+
+RECORD: dict[str, Any] = {
+    "schema": 1,
+    "dataset": "mnist",
+    "adjacency": "add-remove",
+    "mechanism": {
+        "kind": "dp-sgd",
+        "run": "r1",
+        "noise_fingerprint": None,
+        "sampler_fingerprint": None,
+        "optimizer": "sgd",
+        "sampling": {"scheme": "poisson", "rate": 0.0043},
+        "expected_batch": 256,
+        "noise_multiplier": 0.5,
+        "clip": 1.0,
+        "clipping": "flat",
+        "phases": [{"steps": 705, "learning_rate": 0.1}],
+        "smoothness": None,
+        "convex": None,
+    },
+}
+OTHER_KINDS: list[dict[str, Any]] = [
+    {"kind": "gaussian", "sensitivity": 1.0, "noise_std": 2.0, "dimension": 3},
+    {"kind": "dp-ftrl", "noise_multiplier": 4.0, "steps": 100, "restarts": 3},
+    {"kind": "approx-dp", "epsilon": 1.0, "delta": 1e-6},
+    {"kind": "rdp", "orders": [2.0, 4.0], "values": [0.1, 0.2]},
+    {"kind": "non-private"},
+]
+
+
+def changed(path: str, value: Any) -> str:
+    """The record with one field replaced (`...` removes it)."""
+    record = copy.deepcopy(RECORD)
+    *parents, last = path.split(".")
+    target: Any = record
+    for part in parents:
+        target = target[int(part)] if part.isdigit() else target[part]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    return json.dumps(record)
+
+
+def test_the_documented_example_is_valid() -> None:
+    record = Record.parse(json.dumps(RECORD))
+    assert isinstance(record.mechanism, DpSgd)
+    assert record.mechanism.steps == 705
+
+
+@pytest.mark.parametrize("mechanism", OTHER_KINDS, ids=lambda m: str(m["kind"]))
+def test_other_kinds_are_valid(mechanism: dict[str, Any]) -> None:
+    assert Record.parse(json.dumps({**RECORD, "mechanism": mechanism})).mechanism.kind == mechanism["kind"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "schema",
+        "dataset",
+        "adjacency",
+        "mechanism",
+        *(f"mechanism.{name}" for name in RECORD["mechanism"]),
+        "mechanism.phases.0.steps",
+    ],
+)
+def test_every_missing_field_is_named(path: str) -> None:
+    with pytest.raises(RecordError, match=rf"r\.json: field {path}: missing") as caught:
+        Record.parse(changed(path, ...), source="r.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "path,value,names",
+    [
+        ("schema", 2, "schema"),
+        ("adjacency", "remove", "adjacency"),
+        ("dataset", "", "dataset"),
+        ("colour", "blue", "colour"),
+        ("mechanism.momentum", 0.9, "mechanism.momentum"),
+        ("mechanism.kind", "magic", "mechanism.kind"),
+        ("mechanism.noise_multiplier", -0.5, "mechanism.noise_multiplier"),
+        ("mechanism.noise_multiplier", "0.5", "mechanism.noise_multiplier"),
+        ("mechanism.noise_multiplier", True, "mechanism.noise_multiplier"),
+        ("mechanism.clip", 0, "mechanism.clip"),
+        ("mechanism.clipping", "ghost", "mechanism.clipping"),
+        ("mechanism.expected_batch", -1, "mechanism.expected_batch"),
+        ("mechanism.sampling", {"scheme": "poisson", "rate": 0}, "mechanism.sampling.rate"),
+        ("mechanism.sampling", {"scheme": "poisson", "rate": 1.5}, "mechanism.sampling.rate"),
+        ("mechanism.sampling", {"scheme": "poisson"}, "mechanism.sampling"),
+        ("mechanism.sampling", {"scheme": "fixed-size"}, "mechanism.sampling"),
+        ("mechanism.sampling", {"scheme": "full-batch", "rate": 0.1}, "mechanism.sampling"),
+        ("mechanism.sampling", {"scheme": "shuffle", "rate": 0.1}, "mechanism.sampling"),
+        ("mechanism.sampling", {"scheme": "cyclic"}, "mechanism.sampling.scheme"),
+        ("mechanism.phases", [], "mechanism.phases"),
+        ("mechanism.phases", [{"steps": 0, "learning_rate": 0.1}], "mechanism.phases.0.steps"),
+        ("mechanism.phases", [{"steps": 1.5, "learning_rate": 0.1}], "mechanism.phases.0.steps"),
+        ("mechanism.phases", [{"steps": 1, "learning_rate": -0.1}], "mechanism.phases.0.learning_rate"),
+        ("mechanism.phases", [{"steps": 1, "learning_rate": 0.1, "sigma": 2}], "mechanism.phases.0.sigma"),
+        ("mechanism.smoothness", -1, "mechanism.smoothness"),
+        ("mechanism.convex", "yes", "mechanism.convex"),
+        ("mechanism", {"kind": "gaussian", "sensitivity": 1, "noise_std": 0}, "mechanism.noise_std"),
+        ("mechanism", {"kind": "approx-dp", "epsilon": 1, "delta": 1}, "mechanism.delta"),
+        ("mechanism", {"kind": "rdp", "orders": [2], "values": [1, 2]}, "mechanism"),
+        ("mechanism", {"kind": "rdp", "orders": [3, 2], "values": [1, 2]}, "mechanism"),
+        ("mechanism", {"kind": "rdp", "orders": [1], "values": [1]}, "mechanism.orders.0"),
+        ("mechanism", {"kind": "dp-ftrl", "noise_multiplier": 1, "steps": 2, "restarts": 2}, "mechanism"),
+        ("mechanism", {"kind": "non-private", "epsilon": 3}, "mechanism.epsilon"),
+        ("mechanism", {}, "mechanism.kind"),
+    ],
+)
+def test_every_bad_value_is_named(path: str, value: Any, names: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        Record.parse(changed(path, value), source="runs/a/record.json")
+    assert f"runs/a/record.json: field {names}:" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
+def test_numbers_that_are_none_are_refused(text: str) -> None:
+    broken = json.dumps(RECORD).replace('"clip": 1.0', f'"clip": {text}')
+    with pytest.raises(RecordError, match="clip"):
+        Record.parse(broken)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"record"', '{"schema": 1, "schema": 1}', "[" * 100_000])
+def test_what_is_not_a_record_is_one_line(text: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        Record.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_phases_override_and_inherit() -> None:
+    record = copy.deepcopy(RECORD)
+    record["mechanism"]["phases"] = [
+        {"steps": 3, "learning_rate": 0.1},
+        {
+            "steps": 2,
+            "learning_rate": 0.2,
+            "noise_multiplier": 1.0,
+            "clip": 2.0,
+            "sampling": {"scheme": "full-batch"},
+            "expected_batch": 9,
+        },
+    ]
+    mechanism = Record.parse(json.dumps(record)).mechanism
+    assert isinstance(mechanism, DpSgd)
+    first, second = mechanism.settings()
+    assert (first.noise_multiplier, first.clip, first.expected_batch) == (0.5, 1.0, 256)
+    assert (second.noise_multiplier, second.clip, second.expected_batch) == (1.0, 2.0, 9)
+    assert second.sampling is not None and second.sampling.scheme == "full-batch"
+
+
+def test_example_portfolio_loads() -> None:
+    assert Portfolio.load(example_portfolio()).names == ("mnist-c1-s0.5", "mnist-c1-s2", "mnist-c2-s0.5")
+
+
+def test_portfolio_folders(tmp_path: Path) -> None:
+    with pytest.raises(PortfolioError, match="no such folder"):
+        Portfolio.load(tmp_path / "absent")
+    with pytest.raises(PortfolioError, match="no models here"):
+        Portfolio.load(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RecordError, match=r"a/record\.json: no such file"):
+        Portfolio.load(tmp_path)
+    (tmp_path / "a" / "record.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordError, match="cannot be read"):
+        Portfolio.load(tmp_path)
+    (tmp_path / "a" / "record.json").write_text(json.dumps(RECORD))
+    (tmp_path / ".hidden").mkdir()
+    assert Portfolio.load(tmp_path).names == ("a",)
+
+
+def test_different_datasets_and_adjacencies_are_refused() -> None:
+    first = builders.dp_sgd("a", sigma=1.0)
+    with pytest.raises(PortfolioError, match="different datasets"):
+        Portfolio((first, builders.model("b", {"kind": "non-private"}, dataset="other")))
+    with pytest.raises(PortfolioError, match="different adjacencies"):
+        Portfolio((first, builders.dp_sgd("b", sigma=1.0, adjacency="zero-out")))
+
+
+def test_checkpoints_of_one_run_must_continue_each_other() -> None:
+    early = builders.dp_sgd("early", sigma=1.0, run="r", noise_fingerprint="n", sampler_fingerprint="s", steps=10)
+    late = builders.dp_sgd(
+        "late",
+        sigma=1.0,
+        run="r",
+        noise_fingerprint="n",
+        sampler_fingerprint="s",
+        phases=[{"steps": 4, "learning_rate": 0.1}, {"steps": 16, "learning_rate": 0.1}, {"steps": 5, "learning_rate": 0.05}],
+    )
+    Portfolio((early, late))
+    other = builders.dp_sgd("late", sigma=2.0, run="r", noise_fingerprint="n", sampler_fingerprint="s", steps=20)
+    with pytest.raises(PortfolioError, match="not the beginning"):
+        Portfolio((early, other))
+
+
+PAIR = builders.portfolio(builders.dp_sgd("a", sigma=1.0), builders.dp_sgd("b", sigma=2.0))
+
+
+@pytest.mark.parametrize(
+    "text,complaint",
+    [
+        ("a=0.5,b=0.6", "sum to"),
+        ("a=0.5,b=0.499999", "sum to"),
+        ("a=1.000001", "sum to"),
+        ("a=-0.5,b=1.5", "non-negative"),
+        ("a=nan,b=1", "finite"),
+        ("a=inf", "finite"),
+        ("a=0.5,c=0.5", "no model named 'c'"),
+        ("a=0.5,a=0.5", "given twice"),
+        ("a", "cannot read"),
+        ("=1", "cannot read"),
+        ("a=half,b=0.5", "not a number"),
+        ("a=1/0", "not a number"),
+        ("", "cannot read"),
+    ],
+)
+def test_bad_weights_are_refused_never_renormalised(text: str, complaint: str) -> None:
+    with pytest.raises(WeightsError, match=complaint):
+        Weights.parse(PAIR, text)
+
+
+def test_weights_are_kept_exactly() -> None:
+    weights = Weights.parse(PAIR, "a=1/3,b=2/3")
+    assert weights.values == (1 / 3, 2 / 3)
+    assert Weights.parse(PAIR, "b=1").as_dict() == {"a": 0.0, "b": 1.0}
+    assert Weights.parse(PAIR, "a=0.3000000001,b=0.7").values == (0.3000000001, 0.7)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=2))
+def test_only_distributions_pass(values: list[float]) -> None:
+    given_weights = dict(zip("ab", values, strict=True))
+    if abs(sum(values) - 1) <= 1e-9:
+        assert PAIR.weights(given_weights).values == tuple(values)
+    else:
+        with pytest.raises(WeightsError):
+            PAIR.weights(given_weights)
