@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 
 demo: $(STAMP)
 	@$(BIN)/dpmerge compare $$($(BIN)/python -c "import dpmerge; print(dpmerge.example_portfolio())") \
-	    --weights mnist-c1-s0.5=0.005,mnist-c2-s0.5=0.005,mnist-c1-s2=0.99 --delta 1e-5
+	    --weights mnist-c1-s0.5=0.025,mnist-c2-s0.5=0.025,mnist-c1-s2=0.95 --delta 1e-5
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def start_up() -> Iterator[Claim]:
     ]
     for name, arguments, limit in commands:
         command = [sys.executable, "-m", "dpmerge", *arguments]
-        seconds, _ = best_time(lambda c=command: subprocess.run(c, capture_output=True, check=True), 5)
+        seconds, _ = best_time(partial(subprocess.run, command, capture_output=True, check=True), 5)
         yield Claim(f"dpmerge {name}, whole process", f"{seconds:.2f} s", f"< {limit} s", seconds < limit)
 
 

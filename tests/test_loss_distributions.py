@@ -53,7 +53,7 @@ def test_total_mass_is_one_and_both_masses_are_kept(
     law: Law, upper: list[tuple[float, float]], lower: list[tuple[float, float]]
 ) -> None:
     for direction in ("remove", "add"):
-        pmf = law.pmf(direction, 1e-3, 1e-20)  # type: ignore[arg-type]
+        pmf = law.pmf(direction, 1e-3, 1e-20)
         losses = (pmf.lower + np.arange(pmf.probs.size)) * pmf.interval
         assert float(pmf.probs.sum()) + pmf.infinity == pytest.approx(1, abs=1e-12)
         # Σ p·e^−l is the lower law's mass: all of it but what rounding pushed up.
@@ -75,7 +75,7 @@ def test_grid_masses_are_dp_accountings_connect_the_dots(sigma: float) -> None:
 
 def test_handed_to_dp_accounting_it_composes_to_the_same_epsilon() -> None:
     law = MixtureLaw.poisson(RATE, 2.0)
-    pair = [law.pmf(direction, 1e-4, 1e-22).to_dp_accounting() for direction in ("remove", "add")]  # type: ignore[arg-type]
+    pair = [law.pmf(direction, 1e-4, 1e-22).to_dp_accounting() for direction in ("remove", "add")]
     theirs = privacy_loss_distribution.PrivacyLossDistribution(*pair).self_compose(705).get_epsilon_for_delta(1e-5)
     assert Profile.of([(law, 705)]).epsilon(1e-5, interval=1e-4) == pytest.approx(theirs, abs=1e-6)
 

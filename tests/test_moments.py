@@ -97,7 +97,7 @@ def test_replace_one_poisson_moment_is_symmetric_and_exact(order: float) -> None
     exponent = order * p + (1 - order) * r - math.log(2 * math.pi) / 2
     top = exponent.max()
     exact = float(top + math.log(np.exp(exponent - top).sum() * (120 / 2_000_000)))
-    remove, add = (float(law.log_moment(np.array([order]), d)[0]) for d in ("remove", "add"))  # type: ignore[arg-type]
+    remove, add = (float(law.log_moment(np.array([order]), d)[0]) for d in ("remove", "add"))
     assert remove == pytest.approx(exact, rel=1e-8)
     assert add == pytest.approx(remove, rel=1e-10)
 
@@ -127,7 +127,7 @@ def test_interpolated_curve_lies_above_the_true_one(order: float) -> None:
 def test_moments_grow_with_rate_shift_and_order(rate: float, shift: float, order: float) -> None:
     def divergence(q: float, s: float, a: float) -> float:
         law = MixtureLaw.poisson(q, s)
-        return max(float(law.log_moment(np.array([a]), d)[0]) / (a - 1) for d in ("remove", "add"))  # type: ignore[arg-type]
+        return max(float(law.log_moment(np.array([a]), d)[0]) / (a - 1) for d in ("remove", "add"))
 
     here = divergence(rate, shift, order)
     slack = 1 + 1e-8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def test_joint_release_of_gaussians_adds_squares() -> None:
 
 
 def test_checkpoints_of_one_run_count_once_at_the_latest() -> None:
-    kwargs = {"run": "r", "noise_fingerprint": "n", "sampler_fingerprint": "s"}
+    kwargs: dict[str, Any] = {"run": "r", "noise_fingerprint": "n", "sampler_fingerprint": "s"}
     early, late = (builders.dp_sgd(n, sigma=5.0, steps=s, **kwargs) for n, s in (("early", 10), ("late", 40)))
     other = builders.dp_sgd("other", sigma=5.0, steps=9)
     portfolio = builders.portfolio(early, late, other)
@@ -128,10 +129,14 @@ def test_checkpoints_of_one_run_count_once_at_the_latest() -> None:
     assert alone.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(40) / 5, 1e-5))
 
 
+def _field(name: str) -> dict[str, Any]:
+    return {name: "same"}
+
+
 @pytest.mark.parametrize("field", ["noise_fingerprint", "sampler_fingerprint"])
 @pytest.mark.parametrize("rule", [Joint, Combination])
 def test_shared_randomness_is_refused_with_a_way_out(field: str, rule: type[Joint] | type[Combination]) -> None:
-    models = [builders.dp_sgd(n, sigma=1.0, sampling=0.1, **{field: "same"}) for n in "ab"]
+    models = [builders.dp_sgd(n, sigma=1.0, sampling=0.1, **_field(field)) for n in "ab"]
     with pytest.raises(DependentRuns, match=f"same {field}.*random selection"):
         rule(builders.portfolio(*models).weights(half(*models)))
     # A model without weight does not take part.
@@ -160,7 +165,7 @@ def test_missing_fingerprints_are_printed_as_an_assumption() -> None:
         ({"clipping": "adaptive"}, "flat clip"),
     ],
 )
-def test_uncovered_runs_fall_back_to_joint_release_and_say_why(override: dict[str, str], why: str) -> None:
+def test_uncovered_runs_fall_back_to_joint_release_and_say_why(override: dict[str, Any], why: str) -> None:
     models = [FULL[0], builders.dp_sgd("b", sigma=15.0, steps=100, **override)]
     weights = builders.portfolio(*models).weights(half(*models))
     found = Combination(weights).guarantee(delta=1e-5)
@@ -262,7 +267,7 @@ def test_replace_one_full_batch_doubles_mu() -> None:
     single = [
         builders.dp_sgd("a", sigma=20.0, steps=25, adjacency=adjacency)
         for adjacency in ("add-remove", "replace-one", "zero-out")
-    ]  # type: ignore[arg-type]
+    ]
     mus = [run_profile(model).profile.mu for model in single]
     assert mus == pytest.approx([0.25, 0.5, 0.25])
 
@@ -356,7 +361,7 @@ def test_tree_aggregation_agrees_with_dp_accounting() -> None:
 def test_compositions_are_ordered() -> None:
     models = [builders.dp_sgd(f"m{i}", sigma=100.0, steps=10) for i in range(20)]
     weights = builders.portfolio(*models).weights(half(*models))
-    found = {c: PairComposition(weights, c).guarantee(delta=1e-6).epsilon for c in ("basic", "advanced", "optimal")}  # type: ignore[arg-type]
+    found = {c: PairComposition(weights, c).guarantee(delta=1e-6).epsilon for c in ("basic", "advanced", "optimal")}
     joint = Joint(weights).guarantee(delta=1e-6).epsilon
     assert joint < found["optimal"] < found["advanced"] < found["basic"] * 1.5
     assert found["optimal"] <= found["basic"]
@@ -371,7 +376,7 @@ def test_advanced_composition_is_the_theorem() -> None:
 def test_composition_delta_inverts_epsilon() -> None:
     weights = builders.portfolio(*FULL).weights(half(*FULL))
     for name in ("basic", "advanced", "optimal"):
-        rule = PairComposition(weights, name)  # type: ignore[arg-type]
+        rule = PairComposition(weights, name)
         delta = rule.guarantee(epsilon=3.0).delta
         assert rule.guarantee(delta=delta).epsilon <= 3.0
         assert rule.guarantee(delta=delta * 0.99).epsilon > 3.0 - 1e-3
@@ -398,7 +403,7 @@ def test_joint_renyi_is_below_advanced_composition() -> None:
     assert joint <= PairComposition(weights, "advanced").guarantee(delta=1e-6, by="rdp", conversion="paper").epsilon
 
 
-# --- guarantees ----------------------------------------------------------------------------------------------------------------
+# --- guarantees ------------------------------------------------------------------------------------------------
 
 
 def test_epsilon_and_delta_are_inverse_to_each_other() -> None:
