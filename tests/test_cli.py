@@ -127,7 +127,11 @@ def test_compare_is_one_table() -> None:
         < epsilon["random selection"]
         < epsilon["joint release"]
     )
+    lunch = found["no_free_lunch"]
+    assert lunch["model"] in ("mnist-c1-s0.5", "mnist-c2-s0.5")
+    assert 0.9 < lunch["threshold"] < 1
     text = dpmerge("compare", PORTFOLIO, "--weights", WEIGHTS, "--delta", "1e-5").stdout
+    assert "no free lunch" in text
     for label in epsilon:
         assert label in text
     assert "conditional" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -42,6 +43,7 @@ def compare(
     from dpmerge.records import Portfolio, Weights
     from dpmerge.rules import THEOREMS, Target
     from dpmerge.rules.compare import compare as compare_rules
+    from dpmerge.rules.compare import no_free_lunch
     from dpmerge.rules.guarantee import round_up, significant
 
     Target(epsilon=epsilon, delta=delta)
@@ -59,6 +61,8 @@ def compare(
         progress=_progress,
     )
     _progress("")
+    selection = rows[0].guarantee
+    lunch = None if selection is None else no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
     if json:
         print_json(
             {
@@ -70,6 +74,7 @@ def compare(
                     {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})}
                     for row in rows
                 ],
+                "no_free_lunch": None if lunch is None else asdict(lunch),
             }
         )
         return
@@ -89,6 +94,11 @@ def compare(
     used = ", ".join(f"{name}={value:.10g}" for name, value in parsed.as_dict().items() if value > 0)
     table(f"{used}\n{fixed}, {parsed.portfolio.adjacency}", ["rule", asked, "standing", "by", "theorem"], lines)
     _print_notes(rows, assumptions)
+    if lunch is not None and selection is not None:
+        typer.echo(
+            f"no free lunch: a merger that knows only (ε, δ) pairs and reacts to {lunch.model!r} with a total variation above "
+            f"{lunch.threshold:.4f} is not ({round_up(selection.epsilon)}, {significant(selection.delta)})-DP in general"
+        )
 
 
 def _print_notes(rows: list[Any], assumptions: dict[str, list[str]]) -> None:

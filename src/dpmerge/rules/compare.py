@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from dpmerge.errors import AccountingError
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Weights
-from dpmerge.rules.baselines import PairComposition
+from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold
 from dpmerge.rules.combination import Combination
-from dpmerge.rules.guarantee import By, Guarantee, Rule
+from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.joint import Joint
 from dpmerge.rules.selection import Selection
 
@@ -23,6 +23,28 @@ class Row:
     label: str
     guarantee: Guarantee | None
     refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class NoFreeLunch:
+    """How strongly a merger may react to the least private model if nothing but (ε, δ) pairs is known."""
+
+    model: str
+    epsilon_least: float
+    threshold: float
+    papers_threshold: float
+
+
+def no_free_lunch(
+    weights: Weights, epsilon: float, delta: float, shuffle: ShuffleAsPoisson | None = None
+) -> NoFreeLunch | None:
+    """The threshold for a target that lies below the least private model, which is the case it is about."""
+    alone = [(ask(ProfileBound(run_profile(m, shuffle).profile), Target(delta=delta)).epsilon, m.name) for m, _ in weights.used]
+    least, name = max(alone)
+    if not epsilon < least:
+        return None
+    arguments = (epsilon, delta, least, delta)
+    return NoFreeLunch(name, least, no_free_lunch_threshold(*arguments), papers_no_free_lunch_threshold(*arguments))
 
 
 def compare(
