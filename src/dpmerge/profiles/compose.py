@@ -31,14 +31,20 @@ _WRAPPED = 1e-13
 
 @dataclass(frozen=True)
 class ComposedLoss:
-    """The loss of a whole composition in one direction: an upper bound on δ(ε) for every ε ≥ `lowest`."""
+    """The loss of a whole composition in one direction: an upper bound on δ(ε) for every ε ≥ `lowest`.
+
+    `masses` are what the transform gave, taken back by `untilt`; each tilted mass may be off by `largest_error`, and all
+    together by `error_norm` in the Euclidean norm.
+    """
 
     losses: FloatArray
     masses: FloatArray
     infinity: float
-    loss_slack: float
+    loss_slack: float = 0.0
     safety: float = 1.0
-    noise_per_mass: FloatArray | None = None
+    untilt: FloatArray | None = None
+    largest_error: float = 0.0
+    error_norm: float = 0.0
 
     @property
     def lowest(self) -> float:
@@ -47,19 +53,27 @@ class ComposedLoss:
 
     def delta(self, epsilon: float) -> float:
         """The hockey-stick divergence at ε, or more."""
-        epsilon -= self.loss_slack
-        if epsilon < self.losses[0]:
+        if epsilon - self.loss_slack < self.losses[0]:
             return 1.0
-        start = int(np.searchsorted(self.losses, epsilon, side="right"))
-        tail = float(self.masses[start:] @ -np.expm1(epsilon - self.losses[start:]))
-        return min(1.0, (self.infinity + tail) * self.safety)
+        tail, share = self._above(epsilon)
+        value = self.infinity + float(self.masses[tail] @ share) + self._noise(tail, share)
+        return min(1.0, value * self.safety)
 
     def noise(self, epsilon: float) -> float:
         """How much of δ(ε) is allowance for rounding errors of the transform."""
-        if self.noise_per_mass is None:
+        return self._noise(*self._above(epsilon))
+
+    def _above(self, epsilon: float) -> tuple[slice, FloatArray]:
+        epsilon -= self.loss_slack
+        tail = slice(int(np.searchsorted(self.losses, epsilon, side="right")), None)
+        return tail, np.asarray(-np.expm1(epsilon - self.losses[tail]))
+
+    def _noise(self, tail: slice, share: FloatArray) -> float:
+        """Both bounds hold; the first is good where the spectrum decays, the second where it is flat (rare events)."""
+        if self.untilt is None:
             return 0.0
-        start = int(np.searchsorted(self.losses, epsilon - self.loss_slack, side="right"))
-        return float(self.noise_per_mass[start:] @ -np.expm1(epsilon - self.loss_slack - self.losses[start:]))
+        weights = self.untilt[tail] * share
+        return min(self.largest_error * float(weights.sum()), self.error_norm * math.sqrt(float(weights @ weights)))
 
 
 def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, lowest: float, top_theta: float) -> ComposedLoss:
@@ -71,7 +85,11 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     interval = factors[0][0].interval
     finite = [(pmf, count) for pmf, count in factors if pmf.probs.sum() > 0]
     if len(finite) < len(factors):
-        return ComposedLoss(np.zeros(1), np.zeros(1), 1.0, 0.0)
+        return ComposedLoss(np.zeros(1), np.zeros(1), 1.0)
+    if sum(count for _, count in finite) == 1:
+        (only, _) = finite[0]
+        losses = grid(only.lower, only.lower + only.probs.size - 1, interval)
+        return ComposedLoss(losses, only.probs, only.infinity, only.loss_slack, 1 + 1e-10)
     low_index = min(pmf.lower for pmf, _ in finite)
     high_index = max(pmf.lower + pmf.probs.size - 1 for pmf, _ in finite)
     points = grid(low_index, high_index, interval)
@@ -95,18 +113,26 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)
     transform_error = 8 * _UNIT * max(1.0, math.log2(size))
+    norms = 0.0
     for pmf, count in finite:
-        spectrum = fft.rfft(_folded(steps.tilted(pmf, theta), size), size)
+        tilted = _folded(steps.tilted(pmf, theta), size)
+        norms += count * math.sqrt(float(tilted @ tilted))
+        spectrum = fft.rfft(tilted, size)
         with np.errstate(divide="ignore"):
             log_one = np.log(spectrum)
         log_spectrum += count * log_one
         # |f̂| is known to ± transform_error (‖f‖₁ = 1), and log and power lose at most a few units of their argument.
         log_inflated += count * (np.log(np.abs(spectrum) + transform_error) + 8 * _UNIT)
     magnitude = np.exp(log_spectrum.real)
-    phase_error = 4 * _UNIT * math.pi * sum(count for _, count in finite)
-    error = np.maximum(np.exp(log_inflated) - magnitude, 0.0) + (phase_error + transform_error) * magnitude
+    repetitions = sum(count for _, count in finite)
+    phase_error = 4 * _UNIT * math.pi * repetitions + transform_error
     # Half the spectrum is stored; the other half is its mirror image. The inverse transform divides by `size`.
-    mass_error = 2 * float(error.sum()) / size
+    error = np.maximum(np.exp(log_inflated) - magnitude, 0.0) + phase_error * magnitude
+    largest_error = 2 * float(error.sum()) / size
+    # In norm: an FFT errs by transform_error of its result (Higham 2002, Thm 24.2), and |f̂| ≤ 1 carries errors through
+    # powers and products at most as a sum.
+    composed_norm = math.sqrt(2 * float(magnitude @ magnitude) / size)
+    error_norm = (transform_error * norms + phase_error * composed_norm) * (1 + 1e-6)
     with np.errstate(invalid="ignore"):
         spectrum = np.where(magnitude > 0, np.exp(log_spectrum), 0.0)
     circular = fft.irfft(spectrum, size)
@@ -115,14 +141,14 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
 
     losses = grid(first, last, interval)
     with np.errstate(over="ignore"):
-        untilt = np.exp(steps.log_moment(theta) - theta * losses)
-        masses = (np.maximum(composed, 0.0) + mass_error) * untilt
-        noise = np.minimum(mass_error * untilt, 1.0)
+        untilt = np.minimum(np.exp(steps.log_moment(theta) - theta * losses), 1e150)
+    masses = np.minimum(np.maximum(composed, 0.0) * untilt, 1.0)
     survive = sum(count * math.log1p(-min(pmf.infinity, 1.0)) if pmf.infinity < 1 else -math.inf for pmf, count in finite)
     slack = sum(pmf.loss_slack * count for pmf, count in finite)
     # Above the relative rounding errors of masses, moments and sums.
-    safety = 1 + 1e-10 + 1e-13 * sum(count for _, count in finite)
-    return ComposedLoss(losses, np.minimum(masses, 1.0), -math.expm1(survive) + cut, slack, safety, noise)
+    safety = 1 + 1e-10 + 1e-13 * repetitions
+    infinity = -math.expm1(survive) + cut
+    return ComposedLoss(losses, masses, infinity, slack, safety, untilt, largest_error, error_norm)
 
 
 class _Steps:

@@ -159,17 +159,13 @@ class Combination(Rule):
     def _squared_mu(runs: Trajectories, reveal: FloatArray, candidates: Sequence[Candidate]) -> FloatArray:
         total = runs.weights @ runs.effect + drifts(runs, list(candidates))
         steps = _squared_ratio(total, runs.merged_noise)
-        summed = np.cumsum(reveal[:, ::-1], axis=1)[:, ::-1]  # cost of revealing a run from step t on
-        whole = summed[:, 0]
+        # Summed from the front: a difference of totals would lose the early steps beside a nearly noiseless last one.
+        before = np.concatenate((np.zeros((len(runs.runs), 1)), np.cumsum(reveal, axis=1)), axis=1)
         result = np.empty(len(candidates))
         for row, candidate in enumerate(candidates):
             start = runs.steps - candidate.window
             outside = [i for i in range(len(runs.runs)) if i not in candidate.coupled]
-            before = sum(
-                float(whole[i] - summed[i, start]) if math.isfinite(whole[i]) else float(reveal[i, :start].sum())
-                for i in outside
-            )
-            result[row] = before + float(steps[row, start:].sum())
+            result[row] = float(before[outside, start].sum()) + float(steps[row, start:].sum())
         # Sums of up to millions of squares, and one square root: above their rounding.
         return result * (1 + 1e-12)
 
