@@ -305,9 +305,6 @@ def test_proved_mu_grows_with_smoothness_and_without_convexity() -> None:
             assert better <= worse * (1 + ROUNDING)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="cost before the window by subtraction: Combination._squared_mu cancels (whole − summed)"
-)
 @pytest.mark.parametrize("last_noise", [1e-8, 1e-9, 1e-12])
 def test_nearly_noiseless_last_phase_does_not_hide_the_cost_of_earlier_steps(last_noise: float) -> None:
     """50 steps at noise multiplier 1, then one at almost none: what the first 50 cost must not drown in rounding."""
