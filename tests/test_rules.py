@@ -489,3 +489,25 @@ def test_combination_lies_between_formula_and_joint(
     joint = Joint(weights).guarantee(delta=1e-5).epsilon
     assert paper <= proved * (1 + 1e-4) + 1e-6
     assert proved <= joint * (1 + 1e-4) + 1e-6
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_next_to_no_noise_costs_the_probability_of_being_sampled(sigma: float, adjacency: Any) -> None:
+    """A sampled record gives everything away, and that is all: δ = 1 − (1 − q)^T, at any ε that anyone prints."""
+    model = builders.dp_sgd("a", sigma=sigma, steps=5, sampling=0.01, batch=100, adjacency=adjacency)
+    rule = Joint(builders.portfolio(model).weights({"a": 1.0}))
+    assert rule.guarantee(epsilon=3.0).delta == pytest.approx(1 - 0.99**5, rel=1e-9)
+    assert rule.guarantee(delta=1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize("steps", [50, 600, 2000])
+def test_gradients_that_explode_end_in_a_number_not_a_crash(steps: int) -> None:
+    """Smoothness 1 at learning rate 1: coupled distances double at every step."""
+    runs = [
+        builders.dp_sgd(n, sigma=s, eta=1.0, steps=steps, batch=256, sampling=256 / 60000, smoothness=1.0)
+        for n, s in (("open", 0.0), ("private", 1.0))
+    ]
+    weights = builders.portfolio(*runs).weights({"open": 0.01, "private": 0.99})
+    assert Combination(weights).guarantee(delta=1e-5).epsilon == math.inf
+    assert 0.3 < Combination(weights).guarantee(epsilon=1.0).delta <= 1.0

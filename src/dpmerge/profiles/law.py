@@ -7,6 +7,9 @@ from abc import ABC, abstractmethod
 from dpmerge.profiles.arrays import Direction, FloatArray
 from dpmerge.profiles.pmf import LossPmf
 
+# A Gaussian at this distance has a privacy loss of 1800: no ε that anyone prints depends on what lies beyond.
+MAX_SHIFT = 60.0
+
 
 class Law(ABC):
     """A dominating pair (P, Q)."""
@@ -18,6 +21,14 @@ class Law(ABC):
     def finite_log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
         """The same moment over finite losses only; a hint where to look, not a bound."""
         return self.log_moment(orders, direction)
+
+    def bounded(self) -> tuple[Law | None, float]:
+        """The law without outcomes that give everything away (shifts beyond MAX_SHIFT), and their probability.
+
+        Given up as failures they cost δ what they would cost anyway, and grids stay finite. Nothing is left at
+        probability 1.
+        """
+        return self, 0.0
 
     @abstractmethod
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:

@@ -14,7 +14,7 @@ from scipy.special import expit, logsumexp
 from dpmerge.errors import UnsupportedMechanism
 from dpmerge.profiles.arrays import Direction, FloatArray
 from dpmerge.profiles.law import Law
-from dpmerge.profiles.pairs import MixtureLaw
+from dpmerge.profiles.pairs import MixtureLaw, keep_bounded
 from dpmerge.profiles.pmf import LossPmf, connect_dots
 from dpmerge.profiles.shifts import ShiftLaw
 
@@ -49,6 +49,11 @@ class RevealedShiftLaw(Law):
     def of(cls, law: ShiftLaw) -> RevealedShiftLaw:
         """The revealed mixture of a random shift."""
         return cls(tuple(law.values.tolist()), tuple((law.probs / law.probs.sum()).tolist()))
+
+    def bounded(self) -> tuple[Law | None, float]:
+        """Without the atoms beyond MAX_SHIFT."""
+        kept, lost = keep_bounded(self.shifts, self.probs)
+        return (self if lost == 0 else None if kept is None else RevealedShiftLaw(*kept)), lost
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
         """log Σ ρ_J e^{α(α−1)D_J²/2}, kept precise where it is small."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.cells import monotone_pmfs
-from dpmerge.profiles.law import Law
+from dpmerge.profiles.law import MAX_SHIFT, Law
 from dpmerge.profiles.moments import log_density, log_power_moments
 from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.shifts import ShiftLaw
@@ -63,6 +63,18 @@ class GaussianPair(Law):
         return float(weights @ (losses - centre) ** 2)
 
 
+def keep_bounded(
+    shifts: tuple[float, ...], probs: tuple[float, ...]
+) -> tuple[tuple[tuple[float, ...], tuple[float, ...]] | None, float]:
+    """The atoms up to MAX_SHIFT, renormalised to the event that one of them occurs, and the probability of the others."""
+    kept = [(shift, prob) for shift, prob in zip(shifts, probs, strict=True) if shift <= MAX_SHIFT]
+    lost = math.fsum(prob for shift, prob in zip(shifts, probs, strict=True) if shift > MAX_SHIFT)
+    if not kept:
+        return None, 1.0
+    total = math.fsum(prob for _, prob in kept)
+    return (tuple(shift for shift, _ in kept), tuple(prob / total for _, prob in kept)), lost
+
+
 @dataclass(frozen=True)
 class MixtureLaw(GaussianPair):
     """Σ_j ρ_j N(Δ_j, 1) against N(0, 1): one Poisson-sampled step (shifts 0 and 1/σ), or a merged one."""
@@ -79,6 +91,11 @@ class MixtureLaw(GaussianPair):
     def poisson(cls, rate: float, shift: float) -> MixtureLaw:
         """One step with Poisson sampling: the record's shift with probability `rate`."""
         return cls((shift,), (1.0,)) if rate >= 1 else cls((0.0, shift), (1 - rate, rate))
+
+    def bounded(self) -> tuple[Law | None, float]:
+        """Without the atoms beyond MAX_SHIFT."""
+        kept, lost = keep_bounded(self.shifts, self.probs)
+        return (self if lost == 0 else None if kept is None else MixtureLaw(*kept)), lost
 
     @cached_property
     def upper(self) -> tuple[FloatArray, FloatArray]:  # type: ignore[override]
@@ -191,6 +208,10 @@ class ReplaceOnePoissonLaw(GaussianPair):
 
     rate: float
     shift: float
+
+    def bounded(self) -> tuple[Law | None, float]:
+        """Beyond MAX_SHIFT a sampled record gives everything away, and an unsampled one nothing."""
+        return (self, 0.0) if self.shift <= MAX_SHIFT else (None, self.rate)
 
     @property
     def upper(self) -> tuple[FloatArray, FloatArray]:  # type: ignore[override]

@@ -22,6 +22,7 @@ from dpmerge.profiles.compose import ComposedLoss, compose
 from dpmerge.profiles.gaussian import gaussian_delta
 from dpmerge.profiles.law import Law
 from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.solve import smallest_epsilon
@@ -40,14 +41,23 @@ class Profile:
 
     @classmethod
     def of(cls, factors: Iterable[tuple[Law, int]], failure: float = 0.0) -> Profile:
-        """Gather equal laws; Gaussian ones become a single Gaussian with μ² = Σ μ_i² (exact, no grid)."""
+        """Gather equal laws; Gaussian ones become a single Gaussian with μ² = Σ μ_i² (exact, no grid).
+
+        What gives everything away when it happens is counted as failure: 1 − Π(1 − p).
+        """
         counts: dict[Law, int] = {}
         mu_squared = 0.0
-        for law, count in factors:
+        log_kept = math.log1p(-failure) if failure < 1 else -math.inf
+        for whole, count in factors:
+            law, lost = whole.bounded()
+            log_kept += count * math.log1p(-lost) if lost < 1 else -math.inf
+            if law is None:
+                continue
             if isinstance(law, GaussianLaw):
                 mu_squared += count * law.mu**2
-            else:
+            elif not (isinstance(law, MixtureLaw) and law.shifts == (0.0,)):
                 counts[law] = counts.get(law, 0) + count
+        failure = -math.expm1(log_kept)
         if mu_squared > 0:
             counts[GaussianLaw(math.sqrt(mu_squared))] = 1
         return cls(tuple(counts.items()), failure)
@@ -56,7 +66,7 @@ class Profile:
     def composed(cls, profiles: Iterable[Profile]) -> Profile:
         """The joint release of independent mechanisms."""
         parts = list(profiles)
-        failure = -math.expm1(sum(math.log1p(-p.failure) for p in parts))
+        failure = -math.expm1(sum(math.log1p(-p.failure) if p.failure < 1 else -math.inf for p in parts))
         return cls.of((factor for part in parts for factor in part.factors), failure)
 
     @property
