@@ -153,6 +153,17 @@ def test_missing_fingerprints_are_printed_as_an_assumption() -> None:
     assert not any("user's word" in text for text in quiet.assumptions)
 
 
+def test_pairs_and_curves_do_not_compose() -> None:
+    models = [
+        builders.model("pair", {"kind": "approx-dp", "epsilon": 1.0, "delta": 1e-6}),
+        builders.model("curve", {"kind": "rdp", "orders": [2.0, 8.0], "values": [0.02, 0.08]}),
+    ]
+    with pytest.raises(UnsupportedMechanism, match="restate the latter as an approx-dp record"):
+        Joint(builders.portfolio(*models).weights(half(*models))).guarantee(delta=1e-5)
+    with pytest.raises(UnsupportedMechanism, match="no finite Rényi divergence"):
+        Joint(builders.portfolio(models[0]).weights({"pair": 1.0})).guarantee(delta=1e-5, by="rdp")
+
+
 # --- linear combination ----------------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,8 @@ def profile(
         bound = ProfileBound(run.profile)
         for name in bound.accountants():
             entry[name] = ask(bound, target, name).epsilon
-        entry["rdp_paper"] = ask(bound, target, "rdp", "paper").epsilon
+            if name == "rdp":
+                entry["rdp_paper"] = ask(bound, target, name, "paper").epsilon
     if json:
         print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models})
         return

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from scipy.special import logsumexp
@@ -19,9 +18,9 @@ from scipy.special import logsumexp
 from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.compose import ComposedLoss, compose
-from dpmerge.profiles.gaussian import gaussian_delta
+from dpmerge.profiles.curves import ConstantCurve, Curve, GaussianCurve, LossCurve, RenyiCurve
 from dpmerge.profiles.law import Law
-from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
@@ -78,6 +77,11 @@ class Profile:
     def has_loss_distribution(self) -> bool:
         """Whether every law has a privacy loss distribution; Rényi-only records and fixed-size sampling have none."""
         return not any(isinstance(law, RenyiLaw) for law, _ in self.factors)
+
+    @property
+    def has_renyi(self) -> bool:
+        """Whether some Rényi divergence is finite: an (ε, δ) pair with δ > 0 has none."""
+        return not any(isinstance(law, ApproxDpLaw) and law.delta > 0 for law, _ in self.factors)
 
     @property
     def mu(self) -> float | None:
@@ -147,25 +151,25 @@ class Profile:
         `tail` is how much may be given up far above the question; nothing to a relative 1e-12 of the answer by default.
         """
         if not self.is_private:
-            return _Constant(1.0)
+            return ConstantCurve(1.0)
         if not self.factors:
-            return _Constant(self.failure)
+            return ConstantCurve(self.failure)
         if len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
-            return _GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
+            return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
         if not self.has_loss_distribution:
-            return _RenyiCurve(self)
+            return RenyiCurve(self.renyi, self.failure)
         theta, log_bound = self._tilt(question, direction)
         if tail is None:
             tail = math.exp(max(log_bound, -600.0)) * 1e-12
         lowest = max(0.0, question / 2 - 0.01)
         if interval is not None:
-            return _LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+            return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
         interval = self.grid_interval(question, theta)
         for _ in range(4):
             with contextlib.suppress(GridTooLarge):
-                return _LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+                return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
             interval *= 4  # still valid, less tight
-        return _LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+        return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
 
     @property
     def steps(self) -> int:
@@ -256,76 +260,3 @@ def _mixture_epsilon(
             return best
         question = found  # far from what was asked, or rounding noise shows: centre tilt and grid on the answer
     return best
-
-
-class Curve(Protocol):
-    """An upper bound on δ as a function of ε ≥ 0; below `lowest` it only says 1."""
-
-    @property
-    def lowest(self) -> float:
-        """Where its knowledge begins."""
-
-    def delta(self, epsilon: float) -> float:
-        """The bound."""
-
-    def noise(self, epsilon: float) -> float:
-        """How much of the bound is allowance for rounding."""
-
-
-@dataclass(frozen=True)
-class _Constant:
-    value: float
-    lowest: float = 0.0
-
-    def delta(self, epsilon: float) -> float:
-        return self.value
-
-    def noise(self, epsilon: float) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True)
-class _GaussianCurve:
-    mu: float
-    failure: float
-    lowest: float = 0.0
-
-    def delta(self, epsilon: float) -> float:
-        return min(1.0, float(gaussian_delta(self.mu, epsilon)) + self.failure)
-
-    def noise(self, epsilon: float) -> float:
-        return 0.0
-
-
-class _RenyiCurve:
-    """δ from Rényi divergences at a fixed set of orders, for laws without a loss distribution."""
-
-    lowest = 0.0
-
-    def __init__(self, profile: Profile) -> None:
-        self._orders = 1 + np.geomspace(0.01, 4000, 160)
-        self._renyi = profile.renyi(self._orders)
-        self._failure = profile.failure
-
-    def delta(self, epsilon: float) -> float:
-        log_delta = float(np.min(log_delta_from_renyi(self._orders, self._renyi, epsilon, "tight")))
-        return min(1.0, math.exp(min(log_delta, 0.0)) + self._failure)
-
-    def noise(self, epsilon: float) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True)
-class _LossCurve:
-    composed: ComposedLoss
-    failure: float
-
-    @property
-    def lowest(self) -> float:
-        return self.composed.lowest
-
-    def delta(self, epsilon: float) -> float:
-        return min(1.0, self.composed.delta(epsilon) + self.failure)
-
-    def noise(self, epsilon: float) -> float:
-        return self.composed.noise(epsilon)

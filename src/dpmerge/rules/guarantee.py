@@ -116,10 +116,14 @@ class ProfileBound(Bound):
     profile: Profile
 
     def accountants(self) -> tuple[Accountant, ...]:
-        """GDP where it is exact; the loss distribution where there is one; Rényi always."""
+        """GDP where it is exact; the loss distribution and Rényi where there are any."""
         if self.profile.mu is not None:
             return ("gdp", "pld", "rdp")
-        return ("pld", "rdp") if self.profile.has_loss_distribution else ("rdp",)
+        has: tuple[tuple[bool, Accountant], ...] = (
+            (self.profile.has_loss_distribution, "pld"),
+            (self.profile.has_renyi, "rdp"),
+        )
+        return tuple(name for there, name in has if there)
 
     def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
         """ε at δ; a GDP profile's loss distribution is Gaussian, so both are the closed form."""
@@ -155,6 +159,11 @@ def ask(bound: Bound, target: Target, by: By = "best", conversion: Conversion = 
     conversion of the same divergences, so never smaller than the loss distribution's exact answer).
     """
     available = bound.accountants()
+    if not available:
+        raise UnsupportedMechanism(
+            "no accountant composes an (ε, δ) pair with a record of which only Rényi divergences are known (rdp, fixed-size "
+            "batches); restate the latter as an approx-dp record"
+        )
     if by == "best":
         for name in available[:-1]:
             with contextlib.suppress(UnsupportedMechanism):
@@ -176,7 +185,7 @@ def _why_not(by: By, available: tuple[Accountant, ...]) -> str:
     reasons = {
         "gdp": "GDP is exact only where every step is a full-batch Gaussian",
         "pld": "a record with Rényi divergences only, or with fixed-size batches, has no privacy loss distribution",
-        "rdp": "there are no Rényi divergences here",
+        "rdp": "an (ε, δ) pair with δ > 0 has no finite Rényi divergence",
     }
     return f"--by {by} does not apply: {reasons[by]}; available here: {', '.join(available)}"
 
