@@ -157,15 +157,16 @@ class Combination(Rule):
 
     @staticmethod
     def _squared_mu(runs: Trajectories, reveal: FloatArray, candidates: Sequence[Candidate]) -> FloatArray:
-        total = runs.weights @ runs.effect + drifts(runs, list(candidates))
-        steps = _squared_ratio(total, runs.merged_noise)
+        drift = drifts(runs, list(candidates))
+        longest = drift.shape[1]
+        steps = _squared_ratio(runs.weights @ runs.effect[:, -longest:] + drift, runs.merged_noise[-longest:])
         # Summed from the front: a difference of totals would lose the early steps beside a nearly noiseless last one.
         before = np.concatenate((np.zeros((len(runs.runs), 1)), np.cumsum(reveal, axis=1)), axis=1)
         result = np.empty(len(candidates))
         for row, candidate in enumerate(candidates):
             start = runs.steps - candidate.window
             outside = [i for i in range(len(runs.runs)) if i not in candidate.coupled]
-            result[row] = float(before[outside, start].sum()) + float(steps[row, start:].sum())
+            result[row] = float(before[outside, start].sum()) + float(steps[row, longest - candidate.window :].sum())
         # Sums of up to millions of squares, and one square root: above their rounding.
         return result * (1 + 1e-12)
 
@@ -182,12 +183,12 @@ class Combination(Rule):
             ranked.append((score, Candidate(1, coupled), None))
         longer = [Candidate(k, ()) for k in windows(runs.steps, few=True) if k > 1]
         looks = 8 if len(runs.runs) <= 6 else 3  # each look at a step enumerates or convolves its coins
-        for candidate, drift in zip(longer, drifts(runs, longer), strict=True):
-            start = runs.steps - candidate.window
+        rows = drifts(runs, longer) if longer else ()
+        for candidate, drift in zip(longer, rows, strict=True):
             before = [(cost, r.steps, r.steps - candidate.window) for cost, r in zip(reveal.tolist(), runs.runs, strict=True)]
             score = sum(cost * left / steps for cost, steps, left in before if left > 0)
-            sample = np.unique(np.linspace(start, runs.steps - 1, looks).astype(int))
-            inside = [_order_two(*_coins(runs, t, float(drift[t]))) for t in sample]
+            sample = np.unique(np.linspace(-candidate.window, -1, looks).astype(int))
+            inside = [_order_two(*_coins(runs, t, float(drift[t]))) for t in sample.tolist()]
             score += float(np.mean(inside)) * candidate.window
             ranked.append((score, candidate, drift))
         ranked.sort(key=lambda entry: (math.isnan(entry[0]), entry[0]))
@@ -215,7 +216,7 @@ class Combination(Rule):
             shift = self._last_step_shift(runs, candidate.coupled)
             profile = Profile.of([*before, (self._shift_law(shift), 1)], failure + shift.excess)
         else:
-            window = self._window(runs, drift[runs.steps - candidate.window :], runs.steps - candidate.window)
+            window = self._window(runs, drift[-candidate.window :], runs.steps - candidate.window)
             profile = Profile.composed([Profile.of(before, failure), window])
         return _Route(self._theorem(runs, bool(candidate.coupled)), profile, notes, conditional, details)
 

@@ -60,7 +60,9 @@ def windows(steps: int, refine: int | None = None, few: bool = False) -> list[in
 
 
 def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
-    """drift_t for each candidate (rows) and step (columns); zero outside its window, infinite where there is no noise.
+    """drift_t for each candidate (rows) at the last steps (columns: as many as the longest window has).
+
+    Zero outside a candidate's window, infinite where there is no noise.
 
     With R_t = Σλ_i s_i + drift_t, the window's step is a Gaussian of ratio R_t/s_λ, or the mixture with Δ_J + drift_t.
     At the last step, and throughout if nothing is coupled (Z = 0), the distances themselves may bound it instead.
@@ -76,9 +78,10 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
     distance = np.where(coupled, before, 0.0)
     debt = distance @ lam  # Z
     debt_free = debt == 0
-    result = np.zeros((len(candidates), steps))
+    first = steps - int(window[0])
+    result = np.zeros((len(candidates), steps - first))
     merged = runs.merged_noise
-    for t in range(steps - int(window[0]), steps):
+    for t in range(first, steps):
         active = int(np.searchsorted(-window, -(steps - t), side="right"))
         u, z = distance[:active], debt[:active]
         s, nu, tame = runs.effect[:, t], runs.noise[:, t], runs.tame[:, t]
@@ -87,13 +90,13 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
         drift = e @ lam + z / window[:active]
         reset = np.where(tame, u, u + e) @ lam
         may_reset = debt_free[:active] | (t == steps - 1)
-        result[:active, t] = np.where(may_reset, np.minimum(drift, reset), drift)
+        result[:active, t - first] = np.where(may_reset, np.minimum(drift, reset), drift)
         if t == steps - 1:
             break
         if merged[t] == 0:  # nobody adds noise at this step: no shift may be left to it
             idle = bool(np.all(s == 0))
             if not idle:
-                result[:active, t] = np.inf
+                result[:active, t - first] = np.inf
             continue
         pace = lam * nu**2 / merged[t] ** 2
         total = (s @ lam) + drift
