@@ -14,7 +14,7 @@ from dpmerge.rules import THEOREMS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "dpmerge"
 # From the ground up; a room may import from those before it.
-FLOORS = ["errors", "_version", "records", "profiles", "rules", "_api", "cli", "__main__"]
+FLOORS = ["errors", "_version", "records", "profiles", "rules", "weights", "_api", "cli", "__main__"]
 
 
 def imports(path: Path) -> set[str]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
 from dpmerge.records import Adjacency, Model
 from dpmerge.rules.combination import Combination
+from dpmerge.rules.joint import Joint
 from dpmerge.rules.trajectory import trajectories
 from dpmerge.rules.transport import Candidate, candidate_sets, drifts
 from tests.builders import dp_sgd, weighted
@@ -201,10 +202,10 @@ def test_oracle_agrees_with_closed_forms() -> None:
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
 @pytest.mark.parametrize("knowledge", ["non-expansive", "smooth"])
 def test_printed_delta_is_never_below_brute_force(knowledge: Knowledge, adjacency: Adjacency) -> None:
-    """270 instances over all adjacencies through the public API, several adversaries each."""
+    """252 instances over all adjacencies through the public API, several adversaries each."""
     rng = np.random.default_rng([3, len(knowledge), len(adjacency)])
     worst = 0.0
-    for _ in range(45):
+    for _ in range(42):
         instance = random_instance(rng, knowledge, adjacency)
         pairs = adversaries(rng, instance, adjacency, 4)
         rule = instance.rule()
@@ -349,6 +350,91 @@ def _hidden_batches(cases: list[tuple[float, float, Mixture]], epsilon: float) -
     step = (x[1] - x[0]) / math.sqrt(2 * math.pi)
     scale = math.exp(epsilon)
     return float(max(np.maximum(upper - scale * lower, 0).sum(), np.maximum(lower - scale * upper, 0).sum()) * step)
+
+
+# --- long runs, and runs almost without noise -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "varying"), [(60, 0.05, False), (400, 0.01, False), (400, 0.01, True), (2000, 0.002, True)]
+)
+def test_coins_of_a_long_coupled_run(steps: int, rate: float, varying: bool) -> None:
+    """A long run with hardly any noise, hidden by one step of another: its coins add up, and the bound is nearly exact.
+
+    Hundreds of coins are grouped, rounded and coarsened by the library, always upwards; here they are multiples of one unit
+    and convolved exactly.
+    """
+    weights, sigma = (0.01, 0.99), (1e-4, 1.5)
+    schedule = np.round(np.geomspace(1, 0.1, steps) / 0.05) * 0.05 if varying else np.ones(steps)
+    each = [{"steps": 1, "learning_rate": float(eta)} for eta in schedule]
+    phases = each if varying else [{"steps": steps, "learning_rate": 1.0}]
+    known: dict[str, Any] = {"batch": 1e6, "smoothness": 1e-3, "convex": "glm"}
+    long = dp_sgd("long", sigma=sigma[0], sampling=rate, phases=phases, **known)
+    short = dp_sgd("short", sigma=sigma[1], eta=0.05, sampling=0.2, **known)
+    rule = Combination(weighted((long, weights[0]), (short, weights[1])))
+    # A common gradient that does not depend on the state is one of those the records allow.
+    spread = math.hypot(weights[0] * sigma[0] * float(np.linalg.norm(schedule)), weights[1] * sigma[1] * 0.05)
+    unit = 0.05 * weights[0]  # every coin is a whole number of these, also 0.05 · 0.99
+    law = np.zeros(2401)
+    law[0] = 1.0
+    for value, chance in [(weights[0] * eta, rate) for eta in schedule.tolist()] + [(weights[1] * 0.05, 0.2)]:
+        cells = round(value / unit)
+        assert cells * unit == pytest.approx(value)
+        law = (1 - chance) * law + chance * np.concatenate((np.zeros(cells), law[: law.size - cells]))
+    kept = law > 1e-25
+    truth = Mixture(np.asarray(np.flatnonzero(kept) * (unit / spread), dtype=np.float64), law[kept])
+    for epsilon in (0.0, 0.5, 2.0):
+        exact = exact_delta([(truth, Mixture(np.zeros(1), np.ones(1)))], epsilon)
+        printed = rule.guarantee(epsilon=epsilon)
+        assert printed.theorem == "coupled-coins"
+        assert "long" in printed.details["coupled"]
+        assert covers(printed.delta, exact)
+        assert printed.delta <= exact * (1.05 if varying else 1.001)
+
+
+@pytest.mark.parametrize("steps", [50, 300, 600, 2000])
+def test_growth_beyond_all_numbers_is_no_guarantee_and_no_crash(steps: int) -> None:
+    """A noiseless run whose distances grow by 1 + L > 2 at every step: 2^600 is still a number, its square is not."""
+    known: dict[str, Any] = {"batch": 256.0, "sampling": 256 / 60_000, "smoothness": 1.0, "eta": 1.0, "steps": steps}
+    rule = Combination(weighted((dp_sgd("bare", sigma=0.0, **known), 0.01), (dp_sgd("private", sigma=1.0, **known), 0.99)))
+    # Not sampled at all is the least that can be said in favour: a record of the noiseless run is in some batch otherwise.
+    sampled = -math.expm1(steps * math.log1p(-256 / 60_000))
+    assert rule.guarantee(delta=1e-5).epsilon > 20
+    assert 0.5 * sampled <= rule.guarantee(epsilon=1.0).delta <= 1
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e-6, 1e-9, 1e-150])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_nearly_noiseless_runs_cost_what_their_coins_cost(sigma: float, adjacency: Adjacency) -> None:
+    """Six sampled steps that give everything away when they touch the record: δ = 1 − (1−q)⁶, and no ε below."""
+    models = [dp_sgd(f"run{i}", sigma=sigma, steps=3, batch=100, sampling=0.01, adjacency=adjacency) for i in range(2)]
+    rule = Combination(weighted((models[0], 0.5), (models[1], 0.5)))
+    touched = 1 - 0.99**6
+    assert rule.guarantee(epsilon=1.0).delta == pytest.approx(touched, rel=1e-6)
+    assert rule.guarantee(epsilon=1.0).delta >= touched * (1 - 1e-12)
+    assert rule.guarantee(delta=0.9 * touched).epsilon > 1000
+
+
+@pytest.mark.xfail(
+    strict=True, reason="joint release is left out where a transported route ranks first by its order-2 divergence"
+)
+@pytest.mark.parametrize("case", ["window of revealed coins", "coupled run"])
+def test_combination_is_never_worse_than_joint_release(case: str) -> None:
+    """Joint release is always among the valid accounts, so the smallest of them is at most that."""
+    if case == "window of revealed coins":
+        known: dict[str, Any] = {"batch": 20.0, "steps": 2, "sampling": 0.3, "adjacency": "replace-one"}
+        models = dp_sgd("a", sigma=0.5, eta=1.0, **known), dp_sgd("b", sigma=100.0, clip=10.0, eta=0.1, **known)
+        weights = weighted((models[0], 2 / 3), (models[1], 1 / 3))
+    else:
+        known = {"batch": 20.0, "sigma": 100.0, "sampling": 0.001, "convex": "glm", "adjacency": "zero-out"}
+        slow = [{"steps": 30, "learning_rate": 0.01}, {"steps": 1, "learning_rate": 0.1}]
+        fast: list[dict[str, Any]] = [
+            {"steps": 30, "learning_rate": 1.0, "clip": 10.0},
+            {"steps": 2, "learning_rate": 1.0, "sampling": {"scheme": "full-batch"}},
+        ]
+        models = dp_sgd("a", smoothness=5.0, phases=slow, **known), dp_sgd("b", smoothness=0.001, phases=fast, **known)
+        weights = weighted((models[0], 0.85), (models[1], 0.15))
+    assert Combination(weights).guarantee(epsilon=0.0).delta <= Joint(weights).guarantee(epsilon=0.0).delta * (1 + 1e-6)
 
 
 # --- replace-one: the doubled shift is not enough ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@
     ├── PortfolioError     the records do not belong together
     ├── WeightsError       weights that are not a distribution over the portfolio's models
     ├── TargetError        an (ε, δ) question that has no meaning
+    ├── UtilityError       utilities that are missing, malformed or about other models
     └── AccountingError    the guarantee asked for cannot be computed
         ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
         │   └── GridTooLarge           a privacy loss distribution would not fit into memory
@@ -33,6 +34,10 @@ class WeightsError(DpmergeError):
 
 class TargetError(DpmergeError):
     """An (ε, δ) question that has no meaning."""
+
+
+class UtilityError(DpmergeError):
+    """Utilities that are missing, malformed or about other models."""
 
 
 class AccountingError(DpmergeError):

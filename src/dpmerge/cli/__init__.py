@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from dpmerge.cli import account, compare, profile, schema
+from dpmerge.cli import account, compare, plan, profile, schema
 from dpmerge.errors import DpmergeError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("account")(account.account)
 app.command("profile")(profile.profile)
 app.command("compare")(compare.compare)
+app.command("plan")(plan.plan)
 app.command("schema")(schema.schema)
 
 

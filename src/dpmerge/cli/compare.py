@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +23,7 @@ from dpmerge.cli.options import (
     check_smoothness,
     shuffle_treatment,
 )
+from dpmerge.cli.progress import show_progress
 
 
 def compare(
@@ -58,9 +58,9 @@ def compare(
         conversion=conversion.value,
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,
-        progress=_progress,
+        progress=show_progress,
     )
-    _progress("")
+    show_progress("")
     selection = rows[0].guarantee
     lunch = None if selection is None else no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
     if json:
@@ -113,10 +113,3 @@ def _print_notes(rows: list[Any], assumptions: dict[str, list[str]]) -> None:
         elif row.guarantee is not None:
             for name, why in row.guarantee.details.get("revealed", {}).items():
                 typer.echo(f"{row.label}: model {name!r} is accounted by joint release: {why}")
-
-
-def _progress(label: str) -> None:
-    """One line that rewrites itself, on a terminal only."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{label}…" if label else "\r\x1b[K")
-        sys.stderr.flush()

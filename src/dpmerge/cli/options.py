@@ -23,6 +23,16 @@ class RuleName(StrEnum):
     joint = "joint"
 
 
+class PlanRuleName(StrEnum):
+    """What a plan can offer."""
+
+    selection = "selection"
+    combination = "combination"
+    joint = "joint"
+    tempered = "tempered"
+    single = "single"
+
+
 class ByName(StrEnum):
     """Accountants."""
 

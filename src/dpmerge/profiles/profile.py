@@ -133,9 +133,26 @@ class Profile:
     # --- privacy loss distribution -------------------------------------------------------------------------------------
 
     def delta(self, epsilon: float, interval: float | None = None) -> tuple[float, float]:
-        """δ at ε ≥ 0 in both directions (remove, add), from the privacy loss distribution."""
-        remove, add = (self.curve(direction, epsilon, None, interval).delta(epsilon) for direction in DIRECTIONS)
-        return remove, add
+        """δ at ε ≥ 0 in both directions (remove, add), from the privacy loss distribution.
+
+        Where one direction's Chernoff bound already vanishes beside the other's δ, the bound itself is the answer.
+        """
+        rough = [self.chernoff(epsilon, direction) for direction in DIRECTIONS]
+        first = int(rough[1] > rough[0])
+        values = list(rough)
+        values[first] = self.curve(DIRECTIONS[first], epsilon, None, interval).delta(epsilon)
+        if rough[1 - first] > 1e-6 * values[first]:
+            values[1 - first] = self.curve(DIRECTIONS[1 - first], epsilon, None, interval).delta(epsilon)
+        return values[0], values[1]
+
+    def chernoff(self, epsilon: float, direction: Direction) -> float:
+        """A quick upper bound on δ(ε): the probability of a loss above ε, through its moments; 1 where these are not exact."""
+        if not self.is_private or not self.has_loss_distribution or not self.has_renyi or len(self.factors) > _SAMPLED_FACTORS:
+            return 1.0
+        if not self.factors:
+            return self.failure
+        _, log_bound = self._tilt(epsilon, direction)
+        return min(1.0, math.exp(log_bound) + self.failure)
 
     def epsilon(self, delta: float, interval: float | None = None) -> float:
         """The smallest ε ≥ 0 at δ, from the privacy loss distribution, both directions."""
@@ -225,7 +242,11 @@ def _discretised(law: Law, direction: Direction, interval: float, tail: float) -
 
 def mixture_epsilon(parts: Sequence[tuple[float, Profile]], delta: float, interval: float | None = None) -> float:
     """The smallest ε ≥ 0 with Σ π_i H_ε(i) ≤ δ in both directions: one profile, or a random selection of several."""
-    return max(_mixture_epsilon(parts, delta, direction, interval) for direction in DIRECTIONS)
+    remove, add = DIRECTIONS
+    epsilon = _mixture_epsilon(parts, delta, remove, interval)
+    if math.isfinite(epsilon) and sum(weight * part.chernoff(epsilon, add) for weight, part in parts) <= delta:
+        return epsilon  # the other direction needs no more
+    return max(epsilon, _mixture_epsilon(parts, delta, add, interval))
 
 
 def _mixture_epsilon(

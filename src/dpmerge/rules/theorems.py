@@ -43,6 +43,16 @@ THEOREMS: dict[str, Theorem] = {
             "all models estimate the same statistic",
         ),
     ),
+    "tempered-selection": Theorem(
+        "tempered selection",
+        "theory.md §4",
+        (
+            "each record describes the run that made its model",
+            "base probabilities and κ were chosen without looking at the models or the data",
+            "scores lie in [0, 1] and come from public data",
+            "the draw uses fresh, secure randomness, and nothing else of the scores is published",
+        ),
+    ),
     "joint-release": Theorem(
         "joint release of all runs, and post-processing",
         "M1 Thm 6.1",

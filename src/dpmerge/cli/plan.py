@@ -1,0 +1,114 @@
+"""`dpmerge plan`: the best release for a target."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dpmerge.cli.options import (
+    ByName,
+    ByOption,
+    ConversionName,
+    ConversionOption,
+    JsonOption,
+    PlanRuleName,
+    PortfolioArgument,
+    ShuffleOption,
+    ShuffleRateOption,
+    SmoothnessOption,
+    check_smoothness,
+    shuffle_treatment,
+)
+from dpmerge.cli.progress import show_progress
+
+
+def plan(
+    portfolio: PortfolioArgument,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The ε to stay within.", show_default=False)],
+    delta: Annotated[float, typer.Option("--delta", help="The δ to stay within.", show_default=False)],
+    utility: Annotated[
+        str | None,
+        typer.Option(
+            "--utility",
+            help="name=value,… stated beforehand, or a file of measured utilities. Without it, less private is more useful.",
+            show_default=False,
+        ),
+    ] = None,
+    rule: Annotated[
+        list[PlanRuleName] | None, typer.Option("--rule", help="Only this rule (may be repeated).", show_default=False)
+    ] = None,
+    by: ByOption = ByName.best,
+    conversion: ConversionOption = ConversionName.tight,
+    kappa: Annotated[
+        float | None,
+        typer.Option("--kappa", help="Also plan tempered selection, which may look at public scores.", show_default=False),
+    ] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option("--candidate", help="A linear combination to try besides (weights; may be repeated).", show_default=False),
+    ] = None,
+    assume_smoothness: SmoothnessOption = None,
+    treat_shuffle_as_poisson: ShuffleOption = False,
+    shuffle_rate: ShuffleRateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """The best weights for a target (ε, δ) under every rule, ranked, and why the rest does not fit."""
+    from dpmerge.cli.output import print_json, table
+    from dpmerge.records import Portfolio, Weights
+    from dpmerge.rules import THEOREMS
+    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.weights import Utilities
+    from dpmerge.weights import plan as make_plan
+    from dpmerge.weights.plan import RULES
+
+    check_smoothness(assume_smoothness)
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    loaded = Portfolio.load(portfolio)
+    found = make_plan(
+        loaded,
+        epsilon=epsilon,
+        delta=delta,
+        utility=None if utility is None else Utilities.parse(loaded, utility),
+        rules=RULES if not rule else [name.value for name in rule],
+        by=by.value,
+        conversion=conversion.value,
+        kappa=kappa,
+        candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
+        assume_smoothness=assume_smoothness,
+        shuffle=shuffle,
+        progress=show_progress,
+    )
+    show_progress("")
+    if json:
+        print_json(found.as_dict())
+        return
+    rows = []
+    for option in found.options:
+        weights = ", ".join(f"{name}={value:.6g}" for name, value in option.weights.items() if value > 0)
+        value = "—" if option.expected_utility is None else f"{option.expected_utility:.4f}"
+        mark = "≈" if option.utility_kind == "interpolated" else ""
+        rows.append(
+            [
+                option.rule,
+                "yes" if option.feasible else "no",
+                value + mark,
+                round_up(option.epsilon),
+                significant(option.delta, 3),
+                option.standing,
+                weights,
+                option.why,
+            ]
+        )
+    columns = ["rule", "fits", "utility", "ε", "δ", "standing", "weights", "why"]
+    table(f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}", columns, rows)
+    best = found.best
+    if best is None:
+        closest = found.closest
+        typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
+        return
+    typer.echo(f"best: {best.rule}, {THEOREMS[best.theorem].title}, {best.standing}; assuming:")
+    for text in best.assumptions:
+        typer.echo(f"  - {text}")
+    if any(option.utility_kind == "interpolated" for option in found.options):
+        typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")

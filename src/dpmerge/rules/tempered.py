@@ -1,0 +1,71 @@
+"""Tempered selection: draw a model with probability ∝ π_i e^{κu_i}, u_i ∈ [0, 1] its score on public data (docs/theory.md §4).
+
+Given θ_i, the probability to draw i is at most w̄_i = π_i e^κ / (π_i e^κ + 1 − π_i), whatever the other models are, and it
+changes by a factor of at most e^{κ_i}, κ_i = log(π_i + (1 − π_i)e^κ), between neighbours. Hence per direction
+δ(ε) ≤ Σ w̄_i H_{ε−κ_i}(P_i, Q_i). κ = 0 is random selection; larger κ prefers better models, at a price.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dpmerge.errors import TargetError
+from dpmerge.profiles.arrays import DIRECTIONS
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles.solve import smallest_epsilon
+from dpmerge.records import Weights
+from dpmerge.rules.guarantee import Answer, By, Guarantee, Rule, Target
+
+
+class Tempered(Rule):
+    """Selection that may look at scores, each in [0, 1], through an exponential tilt of strength κ."""
+
+    name = "tempered"
+
+    def __init__(self, weights: Weights, kappa: float, shuffle: ShuffleAsPoisson | None = None) -> None:
+        if not (math.isfinite(kappa) and kappa >= 0):
+            raise TargetError(f"kappa is {kappa}; it must be finite and not negative")
+        self.weights = weights
+        self.kappa = kappa
+        runs = [(weight, run_profile(model, shuffle)) for model, weight in weights.used]
+        self._parts = [(*_tilt(weight, kappa), run.profile) for weight, run in runs]
+        self._assumptions = tuple(dict.fromkeys(text for _, run in runs for text in run.assumptions))
+        self._conditional = any(run.conditional for _, run in runs)
+
+    def delta(self, epsilon: float) -> float:
+        """δ at ε: the larger of both directions."""
+        sums = [0.0, 0.0]
+        for share, shift, profile in self._parts:
+            for index, value in enumerate(_delta_at(profile, epsilon - shift)):
+                sums[index] += share * value
+        return min(1.0, max(sums))
+
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        if by not in ("best", "pld"):
+            raise TargetError(f"--by {by} does not apply to tempered selection: its bound is on the loss distributions")
+        if target.epsilon is not None:
+            answer = Answer(target.epsilon, self.delta(target.epsilon), "pld")
+        else:
+            assert target.delta is not None
+            answer = Answer(smallest_epsilon(self.delta, target.delta, self.kappa + 1.0), target.delta, "pld")
+        return self._build(
+            answer, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa}
+        )
+
+
+def _tilt(weight: float, kappa: float) -> tuple[float, float]:
+    """w̄_i and κ_i."""
+    raised = weight * math.exp(kappa)
+    return raised / (raised + 1 - weight), math.log(weight + (1 - weight) * math.exp(kappa))
+
+
+def _delta_at(profile: Profile, epsilon: float) -> tuple[float, float]:
+    """Both directions at any real ε: H_ε(P, Q) = 1 − e^ε + e^ε H_{−ε}(Q, P)."""
+    if epsilon >= 0:
+        return profile.delta(epsilon)
+    remove, add = profile.delta(-epsilon)
+    assert DIRECTIONS == ("remove", "add")
+    factor = math.exp(epsilon)
+    return 1 - factor + factor * add, 1 - factor + factor * remove

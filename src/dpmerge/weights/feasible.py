@@ -1,0 +1,84 @@
+"""All weights that a target allows under a rule: is this one in, and how far may I go from here to there?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpmerge.errors import AccountingError, TargetError
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import Rule
+from dpmerge.rules.guarantee import By
+
+
+@dataclass(frozen=True)
+class FeasibleSet:
+    """The weights w for which `rule(w)` is (epsilon, delta)-DP."""
+
+    portfolio: Portfolio
+    rule: Callable[[Weights], Rule]
+    epsilon: float
+    delta: float
+    by: By = "best"
+
+    def spent(self, weights: Mapping[str, float] | Weights) -> float:
+        """δ at the target's ε: at most `delta` inside; infinite where the rule gives no guarantee."""
+        known = weights if isinstance(weights, Weights) else self.portfolio.weights(weights)
+        try:
+            return self.rule(known).guarantee(epsilon=self.epsilon, by=self.by).delta
+        except AccountingError:
+            return float("inf")
+
+    def contains(self, weights: Mapping[str, float] | Weights) -> bool:
+        """Whether these weights meet the target."""
+        return self.spent(weights) <= self.delta
+
+    def boundary(self, start: Weights, end: Weights, tolerance: float = 1e-4) -> float:
+        """The largest t (to `tolerance`, from below) such that (1 − t)·start + t·end is inside; start must be."""
+        if not self.contains(start):
+            raise TargetError("the starting weights do not meet the target; start from weights that do")
+        if self.contains(end):
+            return 1.0
+        low, high = 0.0, 1.0
+        while high - low > tolerance:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.contains(blend(start, end, middle)) else (low, middle)
+        return low
+
+    def grid(self, step: float) -> Iterator[Weights]:
+        """The feasible points of the simplex grid with this step (a divisor of 1)."""
+        cells = round(1 / step)
+        if cells < 1 or abs(cells * step - 1) > 1e-9:
+            raise TargetError(f"a step of {step} does not divide 1")
+        names = self.portfolio.names
+        for cuts in itertools.combinations(range(cells + len(names) - 1), len(names) - 1):
+            edges = (-1, *cuts, cells + len(names) - 1)
+            parts = [b - a - 1 for a, b in itertools.pairwise(edges)]
+            weights = self.portfolio.weights({name: part / cells for name, part in zip(names, parts, strict=True)})
+            if self.contains(weights):
+                yield weights
+
+    def sample(self, count: int, seed: int | None = None, tries: int = 10_000) -> list[Weights]:
+        """Feasible weights drawn evenly from the simplex by rejection; fewer than `count` if `tries` run out."""
+        rng = np.random.default_rng(seed)
+        found: list[Weights] = []
+        for _ in range(tries):
+            if len(found) == count:
+                break
+            drawn = rng.dirichlet(np.ones(len(self.portfolio.names)))
+            drawn[int(np.argmax(drawn))] += 1 - drawn.sum()
+            weights = self.portfolio.weights(dict(zip(self.portfolio.names, drawn.tolist(), strict=True)))
+            if self.contains(weights):
+                found.append(weights)
+        return found
+
+
+def blend(start: Weights, end: Weights, share: float) -> Weights:
+    """(1 − share)·start + share·end, summing to 1 exactly where start and end do."""
+    values = [(1 - share) * a + share * b for a, b in zip(start.values, end.values, strict=True)]
+    largest = max(range(len(values)), key=values.__getitem__)
+    values[largest] = 1 - sum(value for index, value in enumerate(values) if index != largest)
+    return start.portfolio.weights(dict(zip(start.portfolio.names, values, strict=True)))

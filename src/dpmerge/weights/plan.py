@@ -1,0 +1,312 @@
+"""The best one may release for a target: every rule with its best weights, ranked, and why the rest does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dpmerge.errors import AccountingError, TargetError
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection
+from dpmerge.rules.guarantee import By, Target, round_up
+from dpmerge.rules.tempered import Tempered
+from dpmerge.weights.feasible import FeasibleSet, blend
+from dpmerge.weights.optimum import selection_optimum
+from dpmerge.weights.utility import Utilities
+
+RuleName = Literal["selection", "combination", "joint", "tempered", "single"]
+RULES: tuple[RuleName, ...] = ("selection", "combination", "joint", "tempered", "single")
+_LOOKED = (
+    "the utilities were measured on the private models, so weights chosen by them are a function of those models: only joint "
+    "release of every model looked at, or tempered selection, covers it"
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to release something, with its guarantee at the target's δ (or, where it is saturated, at its ε)."""
+
+    rule: RuleName
+    by: str
+    weights: Mapping[str, float]
+    epsilon: float
+    delta: float
+    standing: str
+    theorem: str
+    expected_utility: float | None
+    feasible: bool
+    why: str
+    utility_kind: Literal["expected", "interpolated", "best of all"] = "expected"
+    assumptions: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options for one target, best first."""
+
+    epsilon: float
+    delta: float
+    provenance: str
+    utilities: Mapping[str, float]
+    source: str
+    options: tuple[Option, ...]
+
+    @property
+    def best(self) -> Option | None:
+        """The best feasible option, if there is one."""
+        return next((option for option in self.options if option.feasible), None)
+
+    @property
+    def closest(self) -> Option:
+        """The option with the smallest ε at the target's δ: what to ask for if nothing fits."""
+        return min(self.options, key=lambda option: option.epsilon)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "target": {"epsilon": self.epsilon, "delta": self.delta},
+            "provenance": self.provenance,
+            "utilities": dict(self.utilities),
+            "utilities_source": self.source,
+            "options": [asdict(option) for option in self.options],
+        }
+
+
+def plan(
+    portfolio: Portfolio,
+    *,
+    epsilon: float,
+    delta: float,
+    utility: Utilities | Mapping[str, float] | None = None,
+    rules: Sequence[RuleName] = RULES,
+    by: By = "best",
+    conversion: Conversion = "tight",
+    kappa: float | None = None,
+    candidates: Sequence[Mapping[str, float]] = (),
+    assume_smoothness: float | None = None,
+    shuffle: ShuffleAsPoisson | None = None,
+    progress: Callable[[str], None] = lambda label: None,
+) -> Plan:
+    """Rank what may be released under (ε, δ). `candidates` are linear combinations to try besides those searched for."""
+    Target(epsilon=epsilon)
+    Target(delta=delta)
+    planner = _Planner(
+        portfolio=portfolio,
+        epsilon=epsilon,
+        delta=delta,
+        given=utility,
+        rules=tuple(rules),
+        by=by,
+        conversion=conversion,
+        kappa=kappa,
+        candidates=tuple(candidates),
+        assume_smoothness=assume_smoothness,
+        shuffle=shuffle,
+        progress=progress,
+    )
+    return planner.plan()
+
+
+@dataclass
+class _Planner:
+    portfolio: Portfolio
+    epsilon: float
+    delta: float
+    given: Utilities | Mapping[str, float] | None
+    rules: tuple[RuleName, ...]
+    by: By
+    conversion: Conversion
+    kappa: float | None
+    candidates: tuple[Mapping[str, float], ...]
+    assume_smoothness: float | None
+    shuffle: ShuffleAsPoisson | None
+    progress: Callable[[str], None]
+
+    def plan(self) -> Plan:
+        self.progress("each model alone")
+        self.alone = {name: self._alone(name) for name in self.portfolio.names}
+        if self.given is None:
+            epsilons = {name: g.epsilon if g is not None else 0.0 for name, g in self.alone.items()}
+            self.utility = Utilities.less_private_is_more_useful(self.portfolio, epsilons)
+        elif isinstance(self.given, Utilities):
+            self.utility = self.given
+        else:
+            self.utility = Utilities.stated(self.portfolio, self.given)
+        self.looked = self.utility.provenance == "after-looking"
+        options: list[Option] = []
+        makers: dict[RuleName, Callable[[], list[Option]]] = {
+            "single": self._singles,
+            "selection": self._selections,
+            "joint": self._joint,
+            "tempered": self._tempered,
+            "combination": self._combinations,
+        }
+        for rule, make in makers.items():
+            if rule in self.rules:
+                self.progress(rule)
+                options.extend(make())
+        options.sort(key=lambda o: (not o.feasible, -(o.expected_utility or 0.0) if o.feasible else o.epsilon, o.epsilon))
+        values = dict(zip(self.portfolio.names, self.utility.values, strict=True))
+        return Plan(self.epsilon, self.delta, self.utility.provenance, values, self.utility.source, tuple(options))
+
+    # --- the rules ------------------------------------------------------------------------------------------------------
+
+    def _singles(self) -> list[Option]:
+        options = []
+        for name, guarantee in self.alone.items():
+            weights = self._vertex(name)
+            if guarantee is None:
+                options.append(self._refused("single", weights, self.refusals[name]))
+            else:
+                options.append(self._judged("single", weights, guarantee))
+        return options
+
+    def _selections(self) -> list[Option]:
+        options = []
+        accountants: tuple[Literal["pld", "rdp"], ...] = ("pld", "rdp")
+        for by in accountants if self.by in ("best", "gdp") else [name for name in accountants if name == self.by]:
+            try:
+                profiles = [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
+                found = selection_optimum(profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
+                weights = self._named(found.weights) if found else self._vertex(self._most_private())
+                options.append(self._saturated("selection", weights, Selection(weights, self.shuffle), by))
+            except AccountingError as error:
+                options.append(self._refused("selection", self._vertex(self.portfolio.names[0]), str(error)))
+        return options
+
+    def _joint(self) -> list[Option]:
+        """Whatever is made of all models, even after looking at them: worth at least the best of them."""
+        everyone = self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
+        best = max(self.utility.values)
+        try:
+            guarantee = Joint(everyone, self.shuffle).guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
+        except AccountingError as error:
+            return [self._refused("joint", everyone, str(error))]
+        return [self._judged("joint", everyone, guarantee, utility=best, kind="best of all")]
+
+    def _tempered(self) -> list[Option]:
+        """From the most private model towards the best selection, as far as the tempered bound allows."""
+        if self.kappa is None:
+            return []
+        if not all(0 <= value <= 1 for value in self.utility.values):
+            raise TargetError("tempered selection needs utilities in [0, 1]; rescale them")
+        kappa = self.kappa
+        try:
+            start = self._vertex(self._most_private())
+            profiles = [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
+            found = selection_optimum(profiles, self.utility.values, self.epsilon, self.delta)
+            end = self._named(found.weights) if found else start
+            space = FeasibleSet(self.portfolio, lambda w: Tempered(w, kappa, self.shuffle), self.epsilon, self.delta)
+            weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
+            option = self._saturated("tempered", weights, Tempered(weights, kappa, self.shuffle), "best", covered=True)
+        except AccountingError as error:
+            return [self._refused("tempered", self._vertex(self.portfolio.names[0]), str(error))]
+        tilted = [w * math.exp(kappa * u) for w, u in zip(weights.values, self.utility.values, strict=True)]
+        expected = sum(t * u for t, u in zip(tilted, self.utility.values, strict=True)) / sum(tilted)
+        return [Option(**{**_fields(option), "expected_utility": expected})]
+
+    def _combinations(self) -> list[Option]:
+        """Saturate the budget from the most private model towards the most useful one, then towards each other in turn."""
+        space = FeasibleSet(self.portfolio, self._combination, self.epsilon, self.delta, self.by)
+        names = sorted(self.portfolio.names, key=self._worth, reverse=True)
+        options = []
+        try:
+            weights = self._vertex(self._most_private())
+            if space.contains(weights):
+                for name in names:
+                    goal = self._vertex(name)
+                    if self._value(goal) > self._value(weights):
+                        weights = blend(weights, goal, space.boundary(weights, goal, tolerance=1e-3))
+            options.append(self._saturated("combination", weights, self._combination(weights), self.by))
+        except AccountingError as error:
+            options.append(self._refused("combination", self._vertex(names[0]), str(error)))
+        for candidate in self.candidates:
+            weights = self.portfolio.weights(candidate)
+            try:
+                options.append(self._saturated("combination", weights, self._combination(weights), self.by))
+            except AccountingError as error:
+                options.append(self._refused("combination", weights, str(error)))
+        return options
+
+    # --- helpers --------------------------------------------------------------------------------------------------------
+
+    def _alone(self, name: str) -> Guarantee | None:
+        self.refusals: dict[str, str] = getattr(self, "refusals", {})
+        try:
+            return Joint(self._vertex(name), self.shuffle).guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
+        except AccountingError as error:
+            self.refusals[name] = str(error)
+            return None
+
+    def _combination(self, weights: Weights) -> Rule:
+        return Combination(weights, self.assume_smoothness, self.shuffle)
+
+    def _vertex(self, name: str) -> Weights:
+        return self.portfolio.weights({name: 1.0})
+
+    def _named(self, values: Sequence[float]) -> Weights:
+        return self.portfolio.weights(dict(zip(self.portfolio.names, values, strict=True)))
+
+    def _most_private(self) -> str:
+        known = {name: g.epsilon for name, g in self.alone.items() if g is not None}
+        return min(known, key=known.__getitem__) if known else self.portfolio.names[0]
+
+    def _worth(self, name: str) -> float:
+        return self.utility.values[self.portfolio.names.index(name)]
+
+    def _value(self, weights: Weights) -> float:
+        return math.fsum(w * u for w, u in zip(weights.values, self.utility.values, strict=True))
+
+    def _saturated(self, rule: RuleName, weights: Weights, made: Rule, by: By, covered: bool = False) -> Option:
+        """Weights on the edge of the target: stated as (target ε, δ reached) if inside, else by their ε at the target's δ."""
+        inside = made.guarantee(epsilon=self.epsilon, by=by, conversion=self.conversion)
+        if inside.delta <= self.delta:
+            return self._judged(rule, weights, inside, covered=covered)
+        return self._judged(rule, weights, made.guarantee(delta=self.delta, by=by, conversion=self.conversion), covered=covered)
+
+    def _judged(
+        self,
+        rule: RuleName,
+        weights: Weights,
+        found: Guarantee,
+        utility: float | None = None,
+        kind: Literal["expected", "interpolated", "best of all"] | None = None,
+        covered: bool = False,
+    ) -> Option:
+        fits = found.epsilon <= self.epsilon and found.delta <= self.delta
+        looked_away = not self.looked or covered or rule == "joint"
+        if not fits:
+            why = f"ε = {round_up(found.epsilon)} at δ = {found.delta:g} is above {self.epsilon:g}"
+        elif not looked_away:
+            why = _LOOKED
+        elif found.epsilon < self.epsilon:
+            why = f"leaves ε = {self.epsilon - found.epsilon:.4f}"
+        else:
+            why = f"leaves δ = {max(0.0, self.delta - found.delta):.3g}"
+        return Option(
+            rule=rule,
+            by=found.by,
+            weights=weights.as_dict(),
+            epsilon=found.epsilon,
+            delta=found.delta,
+            standing=found.standing,
+            theorem=found.theorem,
+            expected_utility=self._value(weights) if utility is None else utility,
+            feasible=fits and looked_away,
+            why=why,
+            utility_kind=kind or ("interpolated" if rule == "combination" and len(weights.used) > 1 else "expected"),
+            assumptions=found.assumptions,
+            details=found.details,
+        )
+
+    def _refused(self, rule: RuleName, weights: Weights, why: str) -> Option:
+        return Option(rule, "none", weights.as_dict(), math.inf, self.delta, "refused", "none", None, False, why)
+
+
+def _fields(option: Option) -> dict[str, Any]:
+    return {name: getattr(option, name) for name in option.__dataclass_fields__}
