@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from dpmerge.errors import AccountingError, TargetError
@@ -128,6 +128,7 @@ class _Planner:
     progress: Callable[[str], None]
 
     def plan(self) -> Plan:
+        self.refusals: dict[str, str] = {}
         self.progress("each model alone")
         self.alone = {name: self._alone(name) for name in self.portfolio.names}
         if self.given is None:
@@ -208,7 +209,7 @@ class _Planner:
             return [self._refused("tempered", self._vertex(self.portfolio.names[0]), str(error))]
         tilted = [w * math.exp(kappa * u) for w, u in zip(weights.values, self.utility.values, strict=True)]
         expected = sum(t * u for t, u in zip(tilted, self.utility.values, strict=True)) / sum(tilted)
-        return [Option(**{**_fields(option), "expected_utility": expected})]
+        return [replace(option, expected_utility=expected)]
 
     def _combinations(self) -> list[Option]:
         """Saturate the budget from the most private model towards the most useful one, then towards each other in turn."""
@@ -236,7 +237,6 @@ class _Planner:
     # --- helpers --------------------------------------------------------------------------------------------------------
 
     def _alone(self, name: str) -> Guarantee | None:
-        self.refusals: dict[str, str] = getattr(self, "refusals", {})
         try:
             return Joint(self._vertex(name), self.shuffle).guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
         except AccountingError as error:
@@ -306,7 +306,3 @@ class _Planner:
 
     def _refused(self, rule: RuleName, weights: Weights, why: str) -> Option:
         return Option(rule, "none", weights.as_dict(), math.inf, self.delta, "refused", "none", None, False, why)
-
-
-def _fields(option: Option) -> dict[str, Any]:
-    return {name: getattr(option, name) for name in option.__dataclass_fields__}

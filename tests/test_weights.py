@@ -1,0 +1,249 @@
+"""The best weights for a target: exact optima against brute force, feasible sets, provenance, the plan."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpmerge.cli import app
+from dpmerge.errors import TargetError, UtilityError
+from dpmerge.profiles.gaussian import gaussian_delta
+from dpmerge.profiles.profile import Profile
+from dpmerge.records import Portfolio
+from dpmerge.rules import Selection
+from dpmerge.rules.tempered import Tempered
+from dpmerge.weights import FeasibleSet, Utilities, plan, selection_optimum
+from dpmerge.weights.optimum import pld_optimum, renyi_optimum
+from tests import builders
+
+NAMES = "abcd"
+
+
+def gaussians(mus: list[float]) -> Portfolio:
+    return builders.portfolio(*(builders.gaussian(n, noise_std=1 / mu) for n, mu in zip(NAMES, mus, strict=False)))
+
+
+def simplex(count: int, cells: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    points = []
+    for cuts in itertools.combinations(range(cells + count - 1), count - 1):
+        edges = (-1, *cuts, cells + count - 1)
+        points.append([(b - a - 1) / cells for a, b in itertools.pairwise(edges)])
+    return np.array(points)
+
+
+def test_optimum_is_never_beaten_by_brute_force_on_random_portfolios() -> None:
+    """200 portfolios of up to four models with random costs in both directions; a grid of the simplex as the rival."""
+    rng = np.random.default_rng(11)
+    grids = {n: simplex(n, 400 if n == 2 else 60 if n == 3 else 24) for n in (2, 3, 4)}
+    closest = math.inf
+    for _ in range(200):
+        n = int(rng.integers(2, 5))
+        costs, utilities = np.exp(rng.normal(0, 2, (2, n))), rng.uniform(0, 1, n)
+        found = pld_optimum(costs, utilities)
+        points = grids[n]
+        inside = points[np.all(points @ costs.T <= 1 - 1e-12, axis=1)]
+        if found is None:
+            assert inside.size == 0
+            continue
+        weights = np.array(found.weights)
+        assert np.all(weights >= 0)
+        assert abs(math.fsum(found.weights) - 1) < 1e-12
+        assert np.all(costs @ weights <= 1)
+        assert np.count_nonzero(weights > 1e-12) <= 3
+        if inside.size:
+            rival = float((inside @ utilities).max())
+            assert found.utility >= rival - 1e-9
+            closest = min(closest, found.utility - rival)
+    assert closest < 1e-3
+
+
+def test_renyi_optimum_mixes_at_most_two_and_is_never_beaten() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(100):
+        n = int(rng.integers(2, 5))
+        log_costs, utilities = rng.normal(0, 3, (n, 5)), rng.uniform(0, 1, n)
+        found = renyi_optimum(log_costs, np.arange(2.0, 7.0), utilities)
+        points = simplex(n, 40)
+        rivals = [points[points @ np.exp(log_costs[:, k]) <= 1 - 1e-12] @ utilities for k in range(5)]
+        best = max((float(values.max()) for values in rivals if values.size), default=-math.inf)
+        if found is None:
+            assert best == -math.inf
+        else:
+            assert np.count_nonzero(found.weights) <= 2
+            assert found.utility >= best - 1e-9
+
+
+def test_optimum_of_two_gaussians_is_the_closed_form() -> None:
+    epsilon, delta = 1.0, 1e-5
+    low, high = float(gaussian_delta(0.2, epsilon)), float(gaussian_delta(2.0, epsilon))
+    share = (delta - low) / (high - low)
+    profiles = [Selection(gaussians([0.2, 2.0]).weights({n: 1.0})).bound.parts[0][1] for n in "ab"]
+    found = selection_optimum(profiles, [0.5, 0.9], epsilon, delta)
+    assert found is not None
+    assert found.weights[1] == pytest.approx(share, rel=1e-9)
+    assert (
+        Selection(gaussians([0.2, 2.0]).weights({"a": found.weights[0], "b": found.weights[1]}))
+        .guarantee(epsilon=epsilon)
+        .delta
+        <= delta
+    )
+
+
+def test_two_hundred_models() -> None:
+    rng = np.random.default_rng(13)
+    costs, utilities = np.exp(rng.normal(0, 3, (2, 200))), rng.uniform(0, 1, 200)
+    found = pld_optimum(costs, utilities)
+    assert found is not None
+    assert np.all(costs @ np.array(found.weights) <= 1)
+
+
+def test_feasible_set() -> None:
+    portfolio = gaussians([0.2, 2.0])
+    space = FeasibleSet(portfolio, Selection, 1.0, 1e-5)
+    private, risky = portfolio.weights({"a": 1.0}), portfolio.weights({"b": 1.0})
+    assert space.contains(private)
+    assert not space.contains({"a": 0.5, "b": 0.5})
+    edge = space.boundary(private, risky, tolerance=1e-9)
+    low, high = float(gaussian_delta(0.2, 1.0)), float(gaussian_delta(2.0, 1.0))
+    assert edge == pytest.approx((1e-5 - low) / (high - low), abs=2e-9)
+    assert space.boundary(private, private) == 1.0
+    with pytest.raises(TargetError, match="do not meet the target"):
+        space.boundary(risky, private)
+    assert [w.values for w in space.grid(0.5)] == [(1.0, 0.0)]
+    with pytest.raises(TargetError, match="does not divide 1"):
+        list(space.grid(0.3))
+    wide = FeasibleSet(portfolio, Selection, 8.0, 1e-2)
+    drawn = wide.sample(5, seed=1)
+    assert len(drawn) == 5
+    assert all(wide.contains(w) for w in drawn)
+
+
+def test_plan_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
+    portfolio = builders.portfolio(
+        *(builders.dp_sgd(n, sigma=s, steps=100, smoothness=0.2, convex="glm") for n, s in (("safe", 60.0), ("bold", 15.0)))
+    )
+    found = plan(portfolio, epsilon=1.5, delta=1e-5, utility={"safe": 0.8, "bold": 0.9})
+    assert found.provenance == "a-priori"
+    assert found.best is not None
+    assert found.best.rule == "combination"
+    for option in found.options:
+        if option.feasible:
+            assert option.epsilon <= 1.5
+            assert option.delta <= 1e-5
+            assert abs(math.fsum(option.weights.values()) - 1) < 1e-9
+        else:
+            assert "is above 1.5" in option.why
+    kinds = [option.rule for option in found.options]
+    assert {"single", "selection", "combination", "joint"} == set(kinds)
+    assert [option.feasible for option in found.options] == sorted((o.feasible for o in found.options), reverse=True)
+    recheck = Selection(portfolio.weights(next(o.weights for o in found.options if o.rule == "selection")))
+    assert recheck.guarantee(epsilon=1.5).delta <= 1e-5
+
+
+def test_infeasible_targets_name_the_closest() -> None:
+    found = plan(gaussians([1.0, 2.0]), epsilon=0.1, delta=1e-6)
+    assert found.best is None
+    assert found.closest.rule in ("single", "selection", "combination")
+    assert found.closest.epsilon == pytest.approx(plan(gaussians([1.0]), epsilon=9.0, delta=1e-6).closest.epsilon, rel=1e-6)
+
+
+def test_utilities_measured_on_private_models_leave_only_joint_release(tmp_path: Path) -> None:
+    portfolio = gaussians([0.3, 0.6])
+    path = tmp_path / "utilities.json"
+    content = {"schema": 1, "measured_on": "public-test", "models": "private", "utilities": {"a": 0.8, "b": 0.9}}
+    path.write_text(json.dumps(content))
+    looked = plan(portfolio, epsilon=9.0, delta=1e-5, utility=Utilities.parse(portfolio, str(path)), kappa=0.5)
+    assert looked.provenance == "after-looking"
+    assert {option.rule for option in looked.options if option.feasible} == {"joint", "tempered"}
+    assert any("measured on the private models" in option.why for option in looked.options)
+    path.write_text(json.dumps({**content, "models": "stand-ins"}))
+    away = plan(portfolio, epsilon=9.0, delta=1e-5, utility=Utilities.parse(portfolio, str(path)))
+    assert away.provenance == "a-priori"
+    assert all(option.feasible for option in away.options)
+
+
+@pytest.mark.parametrize(
+    "text,complaint",
+    [
+        ("a=0.5", "no utility for model 'b'"),
+        ("a=0.5,b=nan", "must be finite"),
+        ("a=0.5,b=high", "not a number"),
+        ("a=0.5,b=0.5,z=1", "no model named 'z'"),
+        ("a=0.5,a=0.6,b=1", "given twice"),
+        ("missing.json", "no such file"),
+    ],
+)
+def test_bad_utilities_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(UtilityError, match=complaint):
+        Utilities.parse(gaussians([0.3, 0.6]), text)
+
+
+def test_tempered_selection_is_selection_at_kappa_zero_and_costs_at_most_kappa_more() -> None:
+    weights = gaussians([0.3, 0.9]).weights({"a": 0.7, "b": 0.3})
+    plain = Selection(weights).guarantee(delta=1e-5).epsilon
+    assert Tempered(weights, 0.0).guarantee(delta=1e-5).epsilon == pytest.approx(plain, rel=1e-6)
+    values = [Tempered(weights, kappa).guarantee(delta=1e-5).epsilon for kappa in (0.0, 0.1, 0.5, 1.0)]
+    assert values == sorted(values)
+    with pytest.raises(TargetError, match="kappa"):
+        Tempered(weights, -1.0)
+
+
+def test_tempered_bound_covers_the_exact_law_of_a_small_example() -> None:
+    """Two Gaussian means, scores 1{θ > ½}: the law of (I, θ_I) under D and D′ integrated on a fine grid."""
+    kappa, pi, mus = 0.8, (0.6, 0.4), (0.5, 1.0)
+    x = np.linspace(-9, 10, 4001)
+    density = {(k, d): np.exp(-((x - d * mus[k]) ** 2) / 2) / math.sqrt(2 * math.pi) for k in (0, 1) for d in (0, 1)}
+    score = (x > 0.5).astype(float)
+
+    def law(d: int, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        other = 1 - k
+        probability_high = float((density[other, d] * score).sum() * (x[1] - x[0]))
+        own = pi[k] * np.exp(kappa * score)
+        drawn = sum(
+            p * own / (own + pi[other] * math.exp(kappa * s)) for s, p in ((1.0, probability_high), (0.0, 1 - probability_high))
+        )
+        return np.asarray(drawn * density[k, d])
+
+    weights = gaussians([0.5, 1.0]).weights({"a": 0.6, "b": 0.4})
+    rule = Tempered(weights, kappa)
+    for epsilon in (0.0, 0.5, 1.0, 2.0):
+        for upper, lower in ((1, 0), (0, 1)):
+            exact = sum(
+                float(np.maximum(law(upper, k) - math.exp(epsilon) * law(lower, k), 0).sum() * (x[1] - x[0])) for k in (0, 1)
+            )
+            assert rule.guarantee(epsilon=epsilon).delta >= exact * (1 - 1e-6)
+
+
+def test_plan_command(tmp_path: Path) -> None:
+    for name, std in (("a", 5.0), ("b", 1.0)):
+        (tmp_path / name).mkdir()
+        record = {
+            "schema": 1,
+            "dataset": "d",
+            "adjacency": "add-remove",
+            "mechanism": {"kind": "gaussian", "sensitivity": 1.0, "noise_std": std},
+        }
+        (tmp_path / name / "record.json").write_text(json.dumps(record))
+    arguments = ["plan", str(tmp_path), "--epsilon", "2", "--delta", "1e-5", "--utility", "a=0.8,b=0.9"]
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert found["target"] == {"epsilon": 2.0, "delta": 1e-5}
+    wanted = {"rule", "by", "weights", "epsilon", "delta", "standing", "theorem", "expected_utility", "feasible", "why"}
+    assert all(wanted <= set(option) for option in found["options"])
+    text = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    assert "best: " in text
+    refused = CliRunner().invoke(app, [*arguments[:2], "--epsilon", "0.001", "--delta", "1e-9"], catch_exceptions=False).stdout
+    assert "infeasible; the closest is" in refused
+
+
+def test_profiles_are_shared_by_both_accountants() -> None:
+    profiles = [Profile.of([]), Profile.of([])]
+    found = selection_optimum(profiles, [0.1, 0.2], 1.0, 1e-5, "rdp")
+    assert found is not None
+    assert found.utility == pytest.approx(0.2)
