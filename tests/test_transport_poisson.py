@@ -415,9 +415,6 @@ def test_nearly_noiseless_runs_cost_what_their_coins_cost(sigma: float, adjacenc
     assert rule.guarantee(delta=0.9 * touched).epsilon > 1000
 
 
-@pytest.mark.xfail(
-    strict=True, reason="joint release is left out where a transported route ranks first by its order-2 divergence"
-)
 @pytest.mark.parametrize("case", ["window of revealed coins", "coupled run"])
 def test_combination_is_never_worse_than_joint_release(case: str) -> None:
     """Joint release is always among the valid accounts, so the smallest of them is at most that."""

@@ -315,3 +315,13 @@ def test_nearly_noiseless_last_phase_does_not_hide_the_cost_of_earlier_steps(las
     mu = (51 + 0.004) / math.sqrt(50 + last_noise**2 + 16)
     guarantee = Combination(weighted((run, 0.5), (masked, 0.5))).guarantee(delta=1e-5)
     assert gaussian_delta(mu, guarantee.epsilon) <= 1e-5
+
+
+@pytest.mark.xfail(
+    strict=True, raises=OverflowError, reason="Profile.of squares μ as a Python float: beyond 1e154 it overflows"
+)
+@pytest.mark.parametrize("sigma", [1e-155, 1e-300])
+def test_noise_too_small_to_square_is_no_guarantee_and_no_crash(sigma: float) -> None:
+    """A noise multiplier that is not zero and might as well be: no finite ε, as for zero."""
+    models = [dp_sgd(f"run{i}", sigma=sigma, steps=2) for i in range(2)]
+    assert math.isinf(Combination(weighted((models[0], 0.5), (models[1], 0.5))).guarantee(delta=1e-5).epsilon)

@@ -39,7 +39,7 @@ class _Route:
     assumptions: tuple[str, ...] = ()
     conditional: bool = False
     details: dict[str, Any] = field(default_factory=dict)
-    beats_joint: bool = False  # so clearly that joint release need not be computed
+    beats_joint: bool = False  # by a theorem, so that joint release need not be computed
 
 
 class Combination(Rule):
@@ -128,7 +128,7 @@ class Combination(Rule):
                 ("the gradients of the common records do not depend on the state (smoothness 0)",),
                 conditional=True,
                 details={"window": runs.steps, "coupled": []},
-                # By Cauchy–Schwarz at every step; revealed coins (replace-one) may cost more than that saves.
+                # Under its assumption the merged path is a function of the runs; revealed coins (replace-one) are not.
                 beats_joint=runs.is_full_batch or self._adjacency != "replace-one",
             )
         elif runs.is_full_batch:
@@ -197,7 +197,7 @@ class Combination(Rule):
         for score, candidate, drift in ranked:
             if score <= min(1.3 * best, 1.2 * joint) and (drift is None) not in kinds:
                 kinds.add(drift is None)
-                yield replace(self._poisson_route(runs, candidate, drift), beats_joint=score < 0.5 * joint)
+                yield self._poisson_route(runs, candidate, drift)
 
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
         names = [runs.runs[i].model.name for i in candidate.coupled]
