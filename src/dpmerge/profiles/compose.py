@@ -118,9 +118,8 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
         tilted = _folded(steps.tilted(pmf, theta), size)
         norms += count * math.sqrt(float(tilted @ tilted))
         spectrum = fft.rfft(tilted, size)
-        with np.errstate(divide="ignore"):
-            log_one = np.log(spectrum)
-        log_spectrum += count * log_one
+        spectrum[spectrum == 0] = 1e-300  # its logarithm must be a number, and its error allowance is far larger
+        log_spectrum += count * np.log(spectrum)
         # |f̂| is known to ± transform_error (‖f‖₁ = 1), and log and power lose at most a few units of their argument.
         log_inflated += count * (np.log(np.abs(spectrum) + transform_error) + 8 * _UNIT)
     magnitude = np.exp(log_spectrum.real)

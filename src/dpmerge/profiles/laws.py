@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import expit, logsumexp
@@ -24,6 +25,10 @@ class GaussianLaw(Law):
     """N(μ, 1) against N(0, 1). Compositions of these are again one of these."""
 
     mu: float
+
+    def bounded(self) -> tuple[Law | None, float]:
+        """In closed form there is no grid to protect; only what would overflow is no privacy at all."""
+        return (self, 0.0) if self.mu < 1e100 else (None, 1.0)
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
         """D_α = αμ²/2."""
@@ -64,21 +69,8 @@ class RevealedShiftLaw(Law):
         return np.asarray(np.where(plain < 0.5, precise, plain) * (1 + 1e-12))
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
-        """The mixture of the Gaussians' own loss distributions."""
-        parts = [
-            (prob, MixtureLaw((shift,), (1.0,)).pmf(direction, interval, tail))
-            for shift, prob in zip(self.shifts, self.probs, strict=True)
-            if shift > 0
-        ]
-        lower = min([0, *(part.lower for _, part in parts)])
-        upper = max([0, *(part.lower + part.probs.size - 1 for _, part in parts)])
-        probs = np.zeros(upper - lower + 1)
-        probs[-lower] += sum(prob for shift, prob in zip(self.shifts, self.probs, strict=True) if shift == 0)
-        for prob, part in parts:
-            start = part.lower - lower
-            probs[start : start + part.probs.size] += prob * part.probs
-        infinity = sum(prob * part.infinity for prob, part in parts)
-        return LossPmf(interval, lower, probs, infinity, max([0.0, *(part.loss_slack for _, part in parts)]))
+        """The mixture of the Gaussians' own loss distributions, which are the same in both directions."""
+        return _revealed_pmf(self, interval, tail)
 
     def loss_variance(self) -> float:
         """The law of total variance with means D²/2 and variances D²."""
@@ -158,3 +150,22 @@ class NonPrivateLaw(Law):
     def loss_variance(self) -> float:
         """Never asked for: profiles that contain this law answer without a grid."""
         return 0.0
+
+
+@lru_cache(maxsize=64)
+def _revealed_pmf(law: RevealedShiftLaw, interval: float, tail: float) -> LossPmf:
+    still = sum(prob for shift, prob in zip(law.shifts, law.probs, strict=True) if shift == 0)
+    parts = [
+        (prob, GaussianLaw(shift).pmf("remove", interval, tail))
+        for shift, prob in zip(law.shifts, law.probs, strict=True)
+        if shift > 0
+    ]
+    lower = min([0, *(part.lower for _, part in parts)])
+    upper = max([0, *(part.lower + part.probs.size - 1 for _, part in parts)])
+    probs = np.zeros(upper - lower + 1)
+    probs[-lower] += still
+    for prob, part in parts:
+        start = part.lower - lower
+        probs[start : start + part.probs.size] += prob * part.probs
+    infinity = sum(prob * part.infinity for prob, part in parts)
+    return LossPmf(interval, lower, probs, infinity, max([0.0, *(part.loss_slack for _, part in parts)]))

@@ -27,7 +27,6 @@ from dpmerge.rules.trajectory import Run, Trajectories, trajectories
 from dpmerge.rules.transport import Candidate, candidate_sets, coupled_distance, drifts, windows
 
 _DRIFT_LEVELS = 160
-_SHIFT_TAIL = 1e-18
 
 
 @dataclass(frozen=True)
@@ -236,15 +235,16 @@ class Combination(Rule):
                 values = np.where(runs.effect[i] > 0, run.weight * runs.effect[i] * later / noise, 0.0)
             if not np.all(np.isfinite(values)):
                 return ShiftLaw(np.array([math.inf]), np.ones(1))
-            parts.extend(_grouped_coins(values, runs.rate[i]))
-        return sum_of_coins(parts, _SHIFT_TAIL)
+            parts.extend(_grouped_coins(values, runs.rate[i], runs.shift_tail))
+        return sum_of_coins(parts, runs.shift_tail)
 
     def _window(self, runs: Trajectories, drift: FloatArray, start: int = 0) -> Profile:
         """The laws of the steps from `start` on, equal ones gathered; drifts are rounded up to a few levels."""
         merged, lam = runs.merged_noise, runs.weights
         rounded = _round_up(drift)
         with np.errstate(divide="ignore", invalid="ignore"):
-            scaled = np.where(merged > 0, lam[:, None] * runs.effect / merged, math.inf)[:, start:]
+            nobody = np.where(runs.effect > 0, math.inf, 0.0)  # without noise: nothing is hidden, or nothing happens
+            scaled = np.where(merged > 0, lam[:, None] * runs.effect / merged, nobody)[:, start:]
             pushed = np.where(rounded > 0, rounded / merged[start:], 0.0)
         key = np.vstack([scaled, runs.rate[:, start:], pushed[None, :]])
         # Steps that agree to 1e-9 are the same step; the largest of them stands for all.
@@ -258,7 +258,7 @@ class Combination(Rule):
             if not np.all(np.isfinite(column)):
                 return Profile.of([(NonPrivateLaw(), 1)])
             coins = [ShiftLaw.coin(v, min(r, 1.0)) for v, r in zip(column[: len(lam)], column[len(lam) : -1], strict=True)]
-            law = sum_of_coins(coins, _SHIFT_TAIL).shifted(float(column[-1]))
+            law = sum_of_coins(coins, runs.shift_tail).shifted(float(column[-1]))
             excess += count * law.excess
             factors.append((self._shift_law(law), count))
         return Profile.of(factors, excess)
@@ -375,7 +375,7 @@ def _not_covered(model: Model, members: list[str]) -> str | None:
 
 def _squared_ratio(effect: FloatArray, noise: FloatArray) -> FloatArray:
     """(s/ν)², 0 where there is no effect, infinite where there is one and no noise."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(np.where(effect > 0, np.square(effect / noise), 0.0))
 
 
@@ -390,7 +390,7 @@ def _coins(runs: Trajectories, t: int, drift: float) -> tuple[FloatArray, FloatA
     if noise == 0 or not math.isfinite(drift):
         return np.array([math.inf]), np.ones(1)
     parts = [ShiftLaw.coin(run.weight * runs.effect[i, t] / noise, float(runs.rate[i, t])) for i, run in enumerate(runs.runs)]
-    law = sum_of_coins(parts, _SHIFT_TAIL).shifted(drift / noise)
+    law = sum_of_coins(parts, runs.shift_tail).shifted(drift / noise)
     return law.values, law.probs
 
 
@@ -402,13 +402,13 @@ def _order_two(values: FloatArray, probs: FloatArray) -> float:
         return math.log1p(min(float(probs @ np.expm1(np.multiply.outer(values, values)) @ probs), 1e300))
 
 
-def _grouped_coins(values: FloatArray, rates: FloatArray) -> Iterable[ShiftLaw]:
+def _grouped_coins(values: FloatArray, rates: FloatArray, tail: float) -> Iterable[ShiftLaw]:
     """Equal coins as binomials, in few groups: a coin's value is rounded up by at most a part in a thousand."""
     positive = values > 0
     pairs = np.stack([_round_up(values[positive], 1e-3, levels=4000), rates[positive]])
     groups, counts = np.unique(pairs, axis=1, return_counts=True)
     for (value, rate), count in zip(groups.T.tolist(), counts.tolist(), strict=True):
-        yield ShiftLaw.binomial(value, rate, count, _SHIFT_TAIL / max(1, counts.size))
+        yield ShiftLaw.binomial(value, rate, count, tail / max(1, counts.size))
 
 
 def _round_up(values: FloatArray, ratio: float | None = None, levels: int = _DRIFT_LEVELS) -> FloatArray:

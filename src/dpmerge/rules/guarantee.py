@@ -176,9 +176,9 @@ def ask(bound: Bound, target: Target, by: By = "best", conversion: Conversion = 
 
 def _ask_one(bound: Bound, target: Target, by: Accountant, conversion: Conversion) -> Answer:
     if target.delta is not None:
-        return Answer(bound.epsilon(target.delta, by, conversion), target.delta, by)
+        return Answer(float(bound.epsilon(target.delta, by, conversion)), target.delta, by)
     assert target.epsilon is not None
-    return Answer(target.epsilon, bound.delta(target.epsilon, by, conversion), by)
+    return Answer(target.epsilon, float(bound.delta(target.epsilon, by, conversion)), by)
 
 
 def _why_not(by: By, available: tuple[Accountant, ...]) -> str:

@@ -54,6 +54,11 @@ class Trajectories:
         return int(self.effect.shape[1])
 
     @property
+    def shift_tail(self) -> float:
+        """How much probability of rare, large shifts may be given up at one step: nothing beside δ₀."""
+        return 1e-6 * self.failure
+
+    @property
     def weights(self) -> FloatArray:
         """λ."""
         return np.array([run.weight for run in self.runs])
