@@ -19,7 +19,7 @@ from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.compose import ComposedLoss, compose
 from dpmerge.profiles.curves import ConstantCurve, Curve, GaussianCurve, LossCurve, RenyiCurve
-from dpmerge.profiles.law import Law
+from dpmerge.profiles.law import MAX_SHIFT, Law
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.pmf import LossPmf
@@ -56,7 +56,9 @@ class Profile:
                 mu_squared += count * law.mu**2
             elif not (isinstance(law, MixtureLaw) and law.shifts == (0.0,)):
                 counts[law] = counts.get(law, 0) + count
-        failure = -math.expm1(log_kept)
+        if mu_squared > MAX_SHIFT**2 and counts:
+            log_kept = -math.inf  # beside other laws it would need a grid, for an ε of thousands
+        failure = max(0.0, -math.expm1(log_kept))
         if mu_squared > 0:
             counts[GaussianLaw(math.sqrt(mu_squared))] = 1
         return cls(tuple(counts.items()), failure)
@@ -65,7 +67,7 @@ class Profile:
     def composed(cls, profiles: Iterable[Profile]) -> Profile:
         """The joint release of independent mechanisms."""
         parts = list(profiles)
-        failure = -math.expm1(sum(math.log1p(-p.failure) if p.failure < 1 else -math.inf for p in parts))
+        failure = max(0.0, -math.expm1(sum(math.log1p(-p.failure) if p.failure < 1 else -math.inf for p in parts)))
         return cls.of((factor for part in parts for factor in part.factors), failure)
 
     @property

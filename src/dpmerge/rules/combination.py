@@ -418,8 +418,7 @@ def _round_up(values: FloatArray, ratio: float | None = None, levels: int = _DRI
         return values
     top = float(distinct[-1])
     step = math.log1p(ratio) if ratio is not None else math.log(100) / levels
-    with np.errstate(divide="ignore"):
-        level = np.floor(np.log(top / np.maximum(values, 1e-300)) / step)
+    level = np.floor((math.log(top) - np.log(np.maximum(values, 1e-300))) / step)
     rounded = top * np.exp(-np.clip(level, 0, levels) * step) * (1 + 1e-12)
     return np.asarray(np.where(values > 0, np.minimum(np.maximum(rounded, values), top), 0.0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -38,15 +39,29 @@ class FeasibleSet:
 
     def boundary(self, start: Weights, end: Weights, tolerance: float = 1e-4) -> float:
         """The largest t (to `tolerance`, from below) such that (1 − t)·start + t·end is inside; start must be."""
-        if not self.contains(start):
+        low, below = 0.0, self._excess(start)
+        if below > 0:
             raise TargetError("the starting weights do not meet the target; start from weights that do")
-        if self.contains(end):
+        high, above = 1.0, self._excess(end)
+        if above <= 0:
             return 1.0
-        low, high = 0.0, 1.0
         while high - low > tolerance:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.contains(blend(start, end, middle)) else (low, middle)
+            # Where a straight line through log δ would cross, kept away from the ends so that both of them move.
+            share = min(max(below / (below - above), 0.05), 0.95)
+            middle = low + share * (high - low)
+            excess = self._excess(blend(start, end, middle))
+            if excess <= 0:
+                low, below = middle, excess
+            else:
+                high, above = middle, excess
         return low
+
+    def _excess(self, weights: Weights) -> float:
+        """log(δ spent / δ allowed), within ±50: at most 0 inside."""
+        spent = self.spent(weights)
+        if spent <= 0 or spent == math.inf:
+            return -50.0 if spent <= 0 else 50.0
+        return min(max(math.log(spent / self.delta), -50.0), 50.0)
 
     def grid(self, step: float) -> Iterator[Weights]:
         """The feasible points of the simplex grid with this step (a divisor of 1)."""
