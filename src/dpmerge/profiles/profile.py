@@ -73,7 +73,7 @@ class Profile:
     @property
     def is_private(self) -> bool:
         """Whether anything is protected at all."""
-        return not any(isinstance(law, NonPrivateLaw) for law, _ in self.factors)
+        return self.failure < 1 and not any(isinstance(law, NonPrivateLaw) for law, _ in self.factors)
 
     @property
     def has_loss_distribution(self) -> bool:
