@@ -162,6 +162,11 @@ def test_utilities_measured_on_private_models_leave_only_joint_release(tmp_path:
     assert looked.provenance == "after-looking"
     assert {option.rule for option in looked.options if option.feasible} == {"joint", "tempered"}
     assert any("measured on the private models" in option.why for option in looked.options)
+    # The base probabilities of tempered selection must not be a function of what was seen.
+    path.write_text(json.dumps({**content, "utilities": {"a": 0.9, "b": 0.1}}))
+    other = plan(portfolio, epsilon=9.0, delta=1e-5, utility=Utilities.parse(portfolio, str(path)), kappa=0.5)
+    bases = [next(o.weights for o in found.options if o.rule == "tempered") for found in (looked, other)]
+    assert bases[0] == bases[1]
     path.write_text(json.dumps({**content, "models": "stand-ins"}))
     away = plan(portfolio, epsilon=9.0, delta=1e-5, utility=Utilities.parse(portfolio, str(path)))
     assert away.provenance == "a-priori"

@@ -48,7 +48,7 @@ THEOREMS: dict[str, Theorem] = {
         "theory.md §4",
         (
             "each record describes the run that made its model",
-            "base probabilities and κ were chosen without looking at the models or the data",
+            "tempered selection, its base probabilities and κ were chosen without looking at the models or the data",
             "scores lie in [0, 1] and come from public data",
             "the draw uses fresh, secure randomness, and nothing else of the scores is published",
         ),

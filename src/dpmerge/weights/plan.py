@@ -132,8 +132,7 @@ class _Planner:
         self.progress("each model alone")
         self.alone = {name: self._alone(name) for name in self.portfolio.names}
         if self.given is None:
-            epsilons = {name: g.epsilon if g is not None else 0.0 for name, g in self.alone.items()}
-            self.utility = Utilities.less_private_is_more_useful(self.portfolio, epsilons)
+            self.utility = self._by_privacy()
         elif isinstance(self.given, Utilities):
             self.utility = self.given
         else:
@@ -191,7 +190,11 @@ class _Planner:
         return [self._judged("joint", everyone, guarantee, utility=best, kind="best of all")]
 
     def _tempered(self) -> list[Option]:
-        """From the most private model towards the best selection, as far as the tempered bound allows."""
+        """From the most private model towards the best selection, as far as the tempered bound allows.
+
+        The base probabilities must not depend on the private models (docs/theory.md §4): if the utilities were measured on
+        them, "less private is more useful" stands in for them there.
+        """
         if self.kappa is None:
             return []
         if not all(0 <= value <= 1 for value in self.utility.values):
@@ -200,7 +203,8 @@ class _Planner:
         try:
             start = self._vertex(self._most_private())
             profiles = [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
-            found = selection_optimum(profiles, self.utility.values, self.epsilon, self.delta)
+            base = self._by_privacy() if self.looked else self.utility
+            found = selection_optimum(profiles, base.values, self.epsilon, self.delta)
             end = self._named(found.weights) if found else start
             space = FeasibleSet(self.portfolio, lambda w: Tempered(w, kappa, self.shuffle), self.epsilon, self.delta)
             weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
@@ -242,6 +246,10 @@ class _Planner:
         except AccountingError as error:
             self.refusals[name] = str(error)
             return None
+
+    def _by_privacy(self) -> Utilities:
+        epsilons = {name: g.epsilon if g is not None else 0.0 for name, g in self.alone.items()}
+        return Utilities.less_private_is_more_useful(self.portfolio, epsilons)
 
     def _combination(self, weights: Weights) -> Rule:
         return Combination(weights, self.assume_smoothness, self.shuffle)
