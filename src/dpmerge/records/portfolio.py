@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
-from dpmerge.errors import DependentRuns, PortfolioError, WeightsError
+from dpmerge.errors import DependentRuns, DpmergeError, PortfolioError, WeightsError
 from dpmerge.records.record import Adjacency, DpSgd, Mechanism, Phase, Record
+from dpmerge.records.strict import named_numbers
 
 WEIGHT_SUM_TOLERANCE = 1e-9
 
@@ -79,6 +79,12 @@ class Portfolio:
         """The models' names, in order."""
         return tuple(model.name for model in self.models)
 
+    def require_names(self, names: Iterable[str], error: type[DpmergeError]) -> None:
+        """Refuse names that no model here has."""
+        for name in names:
+            if name not in self.names:
+                raise error(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, self.names))}")
+
     def weights(self, given: Mapping[str, float]) -> Weights:
         """Check weights against this portfolio; a model that is not named has weight 0."""
         return Weights.over(self, given)
@@ -94,11 +100,7 @@ class Weights:
     @classmethod
     def over(cls, portfolio: Portfolio, given: Mapping[str, float]) -> Weights:
         """Refuse unknown names, values outside [0, 1] and sums away from 1."""
-        unknown = [name for name in given if name not in portfolio.names]
-        if unknown:
-            raise WeightsError(
-                f"no model named {unknown[0]!r} in the portfolio; it has {', '.join(map(repr, portfolio.names))}"
-            )
+        portfolio.require_names(given, WeightsError)
         for name, value in given.items():
             if not math.isfinite(value) or value < 0:
                 raise WeightsError(f"the weight of {name!r} is {value}; weights are finite and non-negative")
@@ -113,19 +115,7 @@ class Weights:
     @classmethod
     def parse(cls, portfolio: Portfolio, text: str) -> Weights:
         """Read `a=0.2,b=0.8`; a value may be a fraction (`a=1/3`)."""
-        given: dict[str, float] = {}
-        for part in text.split(","):
-            name, equals, value = part.rpartition("=")
-            name = name.strip()
-            if not equals or not name:
-                raise WeightsError(f"cannot read the weight {part.strip()!r}; write name=value, separated by commas")
-            if name in given:
-                raise WeightsError(f"the weight of {name!r} is given twice")
-            try:
-                given[name] = float(Fraction(value.strip())) if "/" in value else float(value)
-            except (ValueError, ZeroDivisionError):
-                raise WeightsError(f"the weight of {name!r} is {value.strip()!r}, which is not a number") from None
-        return cls.over(portfolio, given)
+        return cls.over(portfolio, named_numbers(text, "weight", WeightsError))
 
     def as_dict(self) -> dict[str, float]:
         """Every model with its weight, zeros included."""

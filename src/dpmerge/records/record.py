@@ -5,13 +5,13 @@ This is a public format (schema 1). `dpmerge schema` prints it as JSON Schema, a
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from dpmerge.errors import RecordError
+from dpmerge.records.strict import Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
@@ -21,11 +21,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Steps = Annotated[int, Field(ge=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Sampling(_Strict):
+class Sampling(Strict):
     """How the batch of one step is drawn. `rate` belongs to poisson and fixed-size alone."""
 
     scheme: Scheme
@@ -41,7 +37,7 @@ class Sampling(_Strict):
         return self
 
 
-class Phase(_Strict):
+class Phase(Strict):
     """Consecutive steps with the same settings; what is not given here is as in the mechanism."""
 
     steps: Steps
@@ -52,7 +48,7 @@ class Phase(_Strict):
     expected_batch: Positive | None = None
 
 
-class DpSgd(_Strict):
+class DpSgd(Strict):
     """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0)."""
 
     kind: Literal["dp-sgd"]
@@ -89,7 +85,7 @@ class DpSgd(_Strict):
         return sum(phase.steps for phase in self.phases)
 
 
-class _Run(_Strict):
+class _Run(Strict):
     """What every mechanism may say about its randomness; a model without a run id is a run of its own."""
 
     run: Annotated[str, Field(min_length=1)] | None = None
@@ -154,7 +150,7 @@ class NonPrivate(_Run):
 Mechanism = Annotated[DpSgd | Gaussian | DpFtrl | ApproxDp | Rdp | NonPrivate, Field(discriminator="kind")]
 
 
-class Record(_Strict):
+class Record(Strict):
     """The whole of one `record.json`."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
@@ -165,51 +161,9 @@ class Record(_Strict):
     @classmethod
     def load(cls, path: Path) -> Record:
         """Read and validate one file; any fault is one line that names file and field."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise RecordError(f"{path}: no such file; every model's folder needs a record.json") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecordError(f"{path}: cannot be read: {error}") from None
-        return cls.parse(text, source=str(path))
+        return load_strict(cls, path, RecordError, "every model's folder needs a record.json")
 
     @classmethod
     def parse(cls, text: str, source: str = "record") -> Record:
         """Validate a record given as text; `source` names it in errors."""
-        try:
-            json.loads(text, object_pairs_hook=_refuse_duplicates)
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise RecordError(f"{source}: {_first_fault(error)}") from None
-        except (ValueError, RecursionError) as error:
-            raise RecordError(f"{source}: not valid JSON: {error}") from None
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"the field {key!r} appears twice")
-    return dict(pairs)
-
-
-_KINDS = {"dp-sgd", "gaussian", "dp-ftrl", "approx-dp", "rdp", "non-private"}
-
-
-def _first_fault(error: ValidationError) -> str:
-    faults = error.errors(include_url=False)
-    fault = faults[0]
-    where = ".".join(str(part) for part in fault["loc"] if part not in _KINDS) or "record"
-    what = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "missing":
-        what = "missing; every field of the format must be given (null where it says so)"
-    elif fault["type"] == "extra_forbidden":
-        what = "unknown field; remove it or check its spelling against `dpmerge schema`"
-    elif fault["type"] == "union_tag_invalid":
-        where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {fault['input']['kind']!r})"
-    elif fault["type"] == "union_tag_not_found":
-        where, what = "mechanism.kind", "missing"
-    elif not isinstance(fault["input"], dict):
-        what = f"{what[0].lower()}{what[1:]} (got {fault['input']!r})"
-    more = f" (and {len(faults) - 1} more fields at fault)" if len(faults) > 1 else ""
-    return f"field {where}: {what}{more}"
+        return parse_strict(cls, text, source, RecordError)

@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from dpmerge.errors import UtilityError
 from dpmerge.records import Portfolio
+from dpmerge.records.strict import Strict, load_strict, named_numbers
 
 Provenance = Literal["a-priori", "after-looking"]
 
 
-class MeasuredUtilities(BaseModel):
+class MeasuredUtilities(Strict):
     """A file of measured utilities: on what, and on which models.
 
     `models` is "private" if the portfolio's own models were evaluated, and "stand-ins" if models were that were trained on
     public data in the same way. The first makes every later choice a function of the private models.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     measured_on: Annotated[str, Field(min_length=1)]
@@ -49,30 +48,13 @@ class Utilities:
         """`a=0.93,b=0.91`, or the path of a file of measured utilities."""
         if "=" not in text:
             return cls.load(portfolio, Path(text))
-        given: dict[str, float] = {}
-        for part in text.split(","):
-            name, _, value = part.rpartition("=")
-            name = name.strip()
-            if name in given:
-                raise UtilityError(f"the utility of {name!r} is given twice")
-            try:
-                given[name] = float(value)
-            except ValueError:
-                raise UtilityError(f"the utility of {name!r} is {value.strip()!r}, which is not a number") from None
-        return cls.stated(portfolio, given)
+        return cls.stated(portfolio, named_numbers(text, "utility", UtilityError))
 
     @classmethod
     def load(cls, portfolio: Portfolio, path: Path) -> Utilities:
         """Read a file of measured utilities; measured on the private models, they make the choice `after-looking`."""
-        try:
-            measured = MeasuredUtilities.model_validate_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UtilityError(f"{path}: no such file; give utilities as name=value,… or as a file of measured ones") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UtilityError(f"{path}: cannot be read: {error}") from None
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            raise UtilityError(f"{path}: field {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+        hint = "give utilities as name=value,… or as a file of measured ones"
+        measured = load_strict(MeasuredUtilities, path, UtilityError, hint)
         looked = measured.models == "private"
         whose = "the private models" if looked else "stand-ins"
         source = f"measured on {measured.measured_on!r} with {whose}"
@@ -86,9 +68,8 @@ class Utilities:
 
 
 def _complete(portfolio: Portfolio, given: Mapping[str, float]) -> tuple[float, ...]:
+    portfolio.require_names(given, UtilityError)
     for name, value in given.items():
-        if name not in portfolio.names:
-            raise UtilityError(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, portfolio.names))}")
         if not math.isfinite(value):
             raise UtilityError(f"the utility of {name!r} is {value}; it must be finite")
     missing = [name for name in portfolio.names if name not in given]

@@ -1,0 +1,90 @@
+"""Reading what people write: strict JSON files and `name=value` lists, each fault one line that names where it is."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dpmerge.errors import DpmergeError
+
+
+class Strict(BaseModel):
+    """Immutable data that refuses unknown fields, converted types, NaN and infinities."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Form = TypeVar("Form", bound=Strict)
+
+
+def load_strict(form: type[Form], path: Path, error: type[DpmergeError], if_missing: str) -> Form:
+    """Read and validate one JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file; {if_missing}") from None
+    except (OSError, UnicodeDecodeError) as fault:
+        raise error(f"{path}: cannot be read: {fault}") from None
+    return parse_strict(form, text, str(path), error)
+
+
+def parse_strict(form: type[Form], text: str, source: str, error: type[DpmergeError]) -> Form:
+    """Validate JSON text; `source` names it in errors."""
+    try:
+        json.loads(text, object_pairs_hook=_refuse_duplicates)
+        return form.model_validate_json(text)
+    except ValidationError as fault:
+        raise error(f"{source}: {_first_fault(fault)}") from None
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{source}: not valid JSON: {fault}") from None
+
+
+def named_numbers(text: str, what: str, error: type[DpmergeError]) -> dict[str, float]:
+    """Read `a=0.2,b=0.8`; a value may be a fraction (`a=1/3`). `what` is the word for a value in errors."""
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.rpartition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise error(f"cannot read the {what} {part.strip()!r}; write name=value, separated by commas")
+        if name in given:
+            raise error(f"the {what} of {name!r} is given twice")
+        try:
+            given[name] = float(Fraction(value.strip())) if "/" in value else float(value)
+        except (ValueError, ZeroDivisionError):
+            raise error(f"the {what} of {name!r} is {value.strip()!r}, which is not a number") from None
+    return given
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the field {key!r} appears twice")
+    return dict(pairs)
+
+
+_KINDS = {"dp-sgd", "gaussian", "dp-ftrl", "approx-dp", "rdp", "non-private"}
+
+
+def _first_fault(error: ValidationError) -> str:
+    faults = error.errors(include_url=False)
+    fault = faults[0]
+    where = ".".join(str(part) for part in fault["loc"] if part not in _KINDS) or "record"
+    what = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        what = "missing; every field of the format must be given (null where it says so)"
+    elif fault["type"] == "extra_forbidden":
+        what = "unknown field; remove it or check its spelling (for records: `dpmerge schema`)"
+    elif fault["type"] == "union_tag_invalid":
+        where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {fault['input']['kind']!r})"
+    elif fault["type"] == "union_tag_not_found":
+        where, what = "mechanism.kind", "missing"
+    elif not isinstance(fault["input"], dict):
+        what = f"{what[0].lower()}{what[1:]} (got {fault['input']!r})"
+    more = f" (and {len(faults) - 1} more fields at fault)" if len(faults) > 1 else ""
+    return f"field {where}: {what}{more}"
