@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dpmerge.errors import UnsupportedMechanism
@@ -27,6 +28,12 @@ class RunProfile:
     profile: Profile
     assumptions: tuple[str, ...] = ()
     conditional: bool = False
+
+
+def gathered(runs: Iterable[RunProfile]) -> tuple[tuple[str, ...], bool]:
+    """What several runs assume together, each statement once, and whether any of it is conditional."""
+    known = list(runs)
+    return tuple(dict.fromkeys(text for run in known for text in run.assumptions)), any(run.conditional for run in known)
 
 
 def record_effect(adjacency: Adjacency) -> float:

@@ -76,10 +76,6 @@ class ShiftLaw:
         """Every shift longer by `drift`."""
         return ShiftLaw(self.values + drift, self.probs, self.excess)
 
-    def scaled(self, factor: float) -> ShiftLaw:
-        """Every shift times `factor`."""
-        return ShiftLaw(self.values * factor, self.probs, self.excess)
-
     def trimmed(self, tail: float) -> ShiftLaw:
         """Give up the largest shifts as long as their probability stays within `tail`."""
         above = np.cumsum(self.probs[::-1])

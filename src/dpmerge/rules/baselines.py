@@ -9,9 +9,9 @@ from dpmerge.errors import TargetError
 from dpmerge.profiles.laws import ApproxDpLaw
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Weights, latest_checkpoints, require_independent
-from dpmerge.rules.guarantee import Accountant, Answer, By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.guarantee import Accountant, By, Guarantee, ProfileBound, Rule, Target, answer, ask
 
 Composition = Literal["basic", "advanced", "optimal"]
 
@@ -29,21 +29,17 @@ class PairComposition(Rule):
         runs = latest_checkpoints(tuple(model for model, _ in weights.used))
         profiles = [run_profile(model, shuffle) for model in runs]
         self._profiles = [run.profile for run in profiles]
-        self._assumptions = (
-            "each record describes the run that made its model",
-            *require_independent(runs),
-            *dict.fromkeys(text for run in profiles for text in run.assumptions),
-        )
-        self._conditional = any(run.conditional for run in profiles)
+        assumed, self._conditional = gathered(profiles)
+        self._assumptions = ("each record describes the run that made its model", *require_independent(runs), *assumed)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        used = self._accountant(by)
-        if target.delta is not None:
-            answer = Answer(self._epsilon(target.delta, by, conversion), target.delta, used)
-        else:
-            assert target.epsilon is not None
-            answer = Answer(target.epsilon, self._delta(target.epsilon, by, conversion), used)
-        return self._build(answer, self.name, self._assumptions, self._conditional, conversion)
+        found = answer(
+            target,
+            self._accountant(by),
+            lambda delta: self._epsilon(delta, by, conversion),
+            lambda epsilon: self._delta(epsilon, by, conversion),
+        )
+        return self._build(found, self.name, self._assumptions, self._conditional, conversion)
 
     def _accountant(self, by: By) -> Accountant:
         """Where the single pairs come from; with several accountants, the loosest of them."""

@@ -19,12 +19,12 @@ from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RevealedShiftLaw
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import RunProfile, ShuffleAsPoisson, run_profile, step_law
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile, step_law
 from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.trajectory import Run, Trajectories, trajectories
-from dpmerge.rules.transport import Candidate, candidate_sets, coupled_distance, drifts, windows
+from dpmerge.rules.transport import Candidate, candidate_sets, drifts, windows
 
 _DRIFT_LEVELS = 160
 
@@ -84,17 +84,12 @@ class Combination(Rule):
         routes = list(self._routes(target))
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
-        run_notes = [run for run in self._profiles.values() if run.assumptions]
-        assumptions = (
-            *self._independence,
-            *route.assumptions,
-            *dict.fromkeys(text for run in run_notes for text in run.assumptions),
-        )
+        assumed, unproved = gathered(self._profiles.values())
         details = dict(route.details)
         if self._revealed:
             details["revealed"] = dict(self._revealed)
-        conditional = route.conditional or any(run.conditional for run in self._profiles.values())
-        return self._build(answer, route.theorem, assumptions, conditional, conversion, details)
+        assumptions = (*self._independence, *route.assumptions, *assumed)
+        return self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
 
@@ -421,6 +416,3 @@ def _round_up(values: FloatArray, ratio: float | None = None, levels: int = _DRI
     level = np.floor((math.log(top) - np.log(np.maximum(values, 1e-300))) / step)
     rounded = top * np.exp(-np.clip(level, 0, levels) * step) * (1 + 1e-12)
     return np.asarray(np.where(values > 0, np.minimum(np.maximum(rounded, values), top), 0.0))
-
-
-__all__ = ["Combination", "RunProfile", "coupled_distance"]

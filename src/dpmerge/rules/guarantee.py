@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -175,10 +175,17 @@ def ask(bound: Bound, target: Target, by: By = "best", conversion: Conversion = 
 
 
 def _ask_one(bound: Bound, target: Target, by: Accountant, conversion: Conversion) -> Answer:
+    return answer(
+        target, by, lambda delta: bound.epsilon(delta, by, conversion), lambda epsilon: bound.delta(epsilon, by, conversion)
+    )
+
+
+def answer(target: Target, by: Accountant, epsilon_at: Callable[[float], float], delta_at: Callable[[float], float]) -> Answer:
+    """Put a target to a pair of functions: ε at δ, or δ at ε."""
     if target.delta is not None:
-        return Answer(float(bound.epsilon(target.delta, by, conversion)), target.delta, by)
+        return Answer(float(epsilon_at(target.delta)), target.delta, by)
     assert target.epsilon is not None
-    return Answer(target.epsilon, float(bound.delta(target.epsilon, by, conversion)), by)
+    return Answer(target.epsilon, float(delta_at(target.epsilon)), by)
 
 
 def _why_not(by: By, available: tuple[Accountant, ...]) -> str:

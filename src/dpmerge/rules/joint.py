@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 
@@ -18,11 +18,8 @@ class Joint(Rule):
         self.weights = weights
         self.runs: tuple[Model, ...] = latest_checkpoints(tuple(model for model, _ in weights.used))
         profiles = [run_profile(model, shuffle) for model in self.runs]
-        self._assumptions = (
-            *require_independent(self.runs),
-            *dict.fromkeys(text for run in profiles for text in run.assumptions),
-        )
-        self._conditional = any(run.conditional for run in profiles)
+        assumed, self._conditional = gathered(profiles)
+        self._assumptions = (*require_independent(self.runs), *assumed)
         self.bound = ProfileBound(Profile.composed(run.profile for run in profiles))
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:

@@ -12,9 +12,9 @@ from scipy.special import logsumexp
 from dpmerge.profiles.arrays import DIRECTIONS, FloatArray
 from dpmerge.profiles.profile import Profile, mixture_epsilon
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Gaussian, Weights
-from dpmerge.rules.guarantee import Accountant, Answer, Bound, By, Guarantee, Rule, Target, ask
+from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, Rule, Target, answer, ask
 from dpmerge.rules.mean_estimation import GaussianSelection
 
 
@@ -74,24 +74,16 @@ class Selection(Rule):
         self.weights = weights
         runs = [(weight, run_profile(model, shuffle)) for model, weight in weights.used]
         self.bound = SelectionBound([(weight, run.profile) for weight, run in runs])
-        self._assumptions = tuple(dict.fromkeys(text for _, run in runs for text in run.assumptions))
-        self._conditional = any(run.conditional for _, run in runs)
+        self._assumptions, self._conditional = gathered(run for _, run in runs)
         mechanisms = [(weight, model.mechanism) for model, weight in weights.used]
         gaussians = [(weight, m) for weight, m in mechanisms if isinstance(m, Gaussian)]
         self._means = GaussianSelection.of(gaussians) if len(gaussians) == len(mechanisms) else None
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        answer = ask(self.bound, target, by, conversion)
-        theorem = "selection-rdp" if answer.by == "rdp" else "selection-pld"
+        found = ask(self.bound, target, by, conversion)
+        theorem = "selection-rdp" if found.by == "rdp" else "selection-pld"
         if self._means is not None and by in ("best", "pld"):
-            exact = self._exact(target)
-            if exact.size < answer.size:
-                answer, theorem = exact, "mean-estimation-selection"
-        return self._build(answer, theorem, self._assumptions, self._conditional, conversion)
-
-    def _exact(self, target: Target) -> Answer:
-        assert self._means is not None
-        if target.delta is not None:
-            return Answer(self._means.epsilon(target.delta), target.delta, "pld")
-        assert target.epsilon is not None
-        return Answer(target.epsilon, self._means.delta(target.epsilon), "pld")
+            exact = answer(target, "pld", self._means.epsilon, self._means.delta)
+            if exact.size < found.size:
+                found, theorem = exact, "mean-estimation-selection"
+        return self._build(found, theorem, self._assumptions, self._conditional, conversion)

@@ -13,10 +13,10 @@ from dpmerge.errors import TargetError
 from dpmerge.profiles.arrays import DIRECTIONS
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.profiles.solve import smallest_epsilon
 from dpmerge.records import Weights
-from dpmerge.rules.guarantee import Answer, By, Guarantee, Rule, Target
+from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, answer
 
 
 class Tempered(Rule):
@@ -31,8 +31,7 @@ class Tempered(Rule):
         self.kappa = kappa
         runs = [(weight, run_profile(model, shuffle)) for model, weight in weights.used]
         self._parts = [(*_tilt(weight, kappa), run.profile) for weight, run in runs]
-        self._assumptions = tuple(dict.fromkeys(text for _, run in runs for text in run.assumptions))
-        self._conditional = any(run.conditional for _, run in runs)
+        self._assumptions, self._conditional = gathered(run for _, run in runs)
 
     def delta(self, epsilon: float) -> float:
         """δ at ε: the larger of both directions."""
@@ -42,17 +41,15 @@ class Tempered(Rule):
                 sums[index] += share * value
         return min(1.0, max(sums))
 
+    def epsilon(self, delta: float) -> float:
+        """The smallest ε at δ."""
+        return smallest_epsilon(self.delta, delta, self.kappa + 1.0)
+
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         if by not in ("best", "pld"):
             raise TargetError(f"--by {by} does not apply to tempered selection: its bound is on the loss distributions")
-        if target.epsilon is not None:
-            answer = Answer(target.epsilon, self.delta(target.epsilon), "pld")
-        else:
-            assert target.delta is not None
-            answer = Answer(smallest_epsilon(self.delta, target.delta, self.kappa + 1.0), target.delta, "pld")
-        return self._build(
-            answer, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa}
-        )
+        found = answer(target, "pld", self.epsilon, self.delta)
+        return self._build(found, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa})
 
 
 def _tilt(weight: float, kappa: float) -> tuple[float, float]:

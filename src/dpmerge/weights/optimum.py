@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from dpmerge.profiles.arrays import FloatArray
 from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import ORDERS, Conversion
+from dpmerge.profiles.renyi import ORDERS, Conversion, log_delta_from_renyi
 
 _SAFETY = 1 - 1e-12  # constraints are met with this much to spare, so that rounding does not undo them
 
@@ -40,12 +40,8 @@ def selection_optimum(
     if by == "pld":
         costs = np.array([profile.delta(epsilon) for profile in profiles]).T / delta
         return pld_optimum(costs, values)
-    orders = ORDERS
-    moments = np.stack([profile.renyi(orders) * (orders - 1) for profile in profiles])
-    room = (orders - 1) * epsilon + math.log(delta)
-    if conversion == "tight":
-        room = room - (orders - 1) * np.log1p(-1 / orders) + np.log(orders)
-    return renyi_optimum(moments - room, orders, values)
+    spent = [log_delta_from_renyi(ORDERS, profile.renyi(ORDERS), epsilon, conversion) for profile in profiles]
+    return renyi_optimum(np.stack(spent) - math.log(delta), ORDERS, values)
 
 
 def pld_optimum(costs: FloatArray, utilities: FloatArray) -> Optimum | None:
