@@ -197,6 +197,8 @@ def test_tempered_selection_is_selection_at_kappa_zero_and_costs_at_most_kappa_m
     assert values == sorted(values)
     with pytest.raises(TargetError, match="kappa"):
         Tempered(weights, -1.0)
+    # However strong the tilt, the draw is a function of both models together with what κ_i allows: no overflow.
+    assert 0 < Tempered(weights, 5000.0).guarantee(epsilon=1.0).delta <= 1.0
 
 
 def test_tempered_bound_covers_the_exact_law_of_a_small_example() -> None:

@@ -86,7 +86,8 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     finite = [(pmf, count) for pmf, count in factors if pmf.probs.sum() > 0]
     if len(finite) < len(factors):
         return ComposedLoss(np.zeros(1), np.zeros(1), 1.0)
-    if sum(count for _, count in finite) == 1:
+    repetitions = sum(count for _, count in finite)
+    if repetitions == 1:
         (only, _) = finite[0]
         losses = grid(only.lower, only.lower + only.probs.size - 1, interval)
         return ComposedLoss(losses, only.probs, only.infinity, only.loss_slack, 1 + 1e-10)
@@ -123,7 +124,6 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
         # |f̂| is known to ± transform_error (‖f‖₁ = 1), and log and power lose at most a few units of their argument.
         log_inflated += count * (np.log(np.abs(spectrum) + transform_error) + 8 * _UNIT)
     magnitude = np.exp(log_spectrum.real)
-    repetitions = sum(count for _, count in finite)
     phase_error = 4 * _UNIT * math.pi * repetitions + transform_error
     # Half the spectrum is stored; the other half is its mirror image. The inverse transform divides by `size`.
     error = np.maximum(np.exp(log_inflated) - magnitude, 0.0) + phase_error * magnitude

@@ -29,43 +29,41 @@ class Curve(Protocol):
         """How much of the bound is allowance for rounding."""
 
 
+class _NoiselessCurve:
+    """Known everywhere, and nothing in it is allowance for rounding."""
+
+    lowest = 0.0
+
+    def noise(self, epsilon: float) -> float:
+        """None."""
+        return 0.0
+
+
 @dataclass(frozen=True)
-class ConstantCurve:
+class ConstantCurve(_NoiselessCurve):
     """The same at every ε."""
 
     value: float
-    lowest: float = 0.0
 
     def delta(self, epsilon: float) -> float:
         """The bound."""
         return self.value
 
-    def noise(self, epsilon: float) -> float:
-        """What of it is allowance for rounding."""
-        return 0.0
-
 
 @dataclass(frozen=True)
-class GaussianCurve:
+class GaussianCurve(_NoiselessCurve):
     """μ-GDP, in closed form."""
 
     mu: float
     failure: float
-    lowest: float = 0.0
 
     def delta(self, epsilon: float) -> float:
         """The bound."""
         return min(1.0, float(gaussian_delta(self.mu, epsilon)) + self.failure)
 
-    def noise(self, epsilon: float) -> float:
-        """What of it is allowance for rounding."""
-        return 0.0
 
-
-class RenyiCurve:
+class RenyiCurve(_NoiselessCurve):
     """δ from Rényi divergences at a fixed set of orders, for laws without a loss distribution."""
-
-    lowest = 0.0
 
     def __init__(self, renyi: Callable[[FloatArray], FloatArray], failure: float) -> None:
         self._orders = 1 + np.geomspace(0.01, 4000, 160)
@@ -76,10 +74,6 @@ class RenyiCurve:
         """The bound."""
         log_delta = float(np.min(log_delta_from_renyi(self._orders, self._renyi, epsilon, "tight")))
         return min(1.0, math.exp(min(log_delta, 0.0)) + self._failure)
-
-    def noise(self, epsilon: float) -> float:
-        """What of it is allowance for rounding."""
-        return 0.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dpmerge.errors import UnsupportedMechanism
@@ -58,7 +58,7 @@ def run_profile(model: Model, shuffle: ShuffleAsPoisson | None = None) -> RunPro
     """The profile of the run that made `model`, up to this checkpoint."""
     mechanism, adjacency = model.mechanism, model.record.adjacency
     if isinstance(mechanism, DpSgd):
-        return _dp_sgd(model, mechanism, adjacency, shuffle)
+        return _dp_sgd(model, mechanism, shuffle)
     if isinstance(mechanism, Gaussian):
         return RunProfile(Profile.of([(GaussianLaw(mechanism.sensitivity / mechanism.noise_std), 1)]))
     if isinstance(mechanism, DpFtrl):
@@ -81,20 +81,30 @@ def step_law(rate: float, noise_multiplier: float, adjacency: Adjacency) -> Law:
     return MixtureLaw.poisson(rate, 1 / noise_multiplier)
 
 
-def _dp_sgd(model: Model, mechanism: DpSgd, adjacency: Adjacency, shuffle: ShuffleAsPoisson | None) -> RunProfile:
-    factors: list[tuple[Law, int]] = []
-    assumptions: list[str] = []
-    shuffled = False
+def dp_sgd_steps(
+    model: Model, mechanism: DpSgd, shuffle: ShuffleAsPoisson | None, limit: int | None = None
+) -> Iterator[tuple[Law, int]]:
+    """The laws of a run's steps with their counts, phase by phase; only the first `limit` steps, if given."""
+    adjacency = model.record.adjacency
+    left = mechanism.steps if limit is None else limit
     for phase in mechanism.settings():
+        taken = min(phase.steps, left)
+        if taken <= 0:
+            return
+        left -= taken
         assert phase.sampling is not None
         assert phase.noise_multiplier is not None
         if phase.sampling.scheme == "fixed-size":
             assert phase.sampling.rate is not None
-            factors.append((_fixed_size(model.name, phase.sampling.rate, phase.noise_multiplier, adjacency), phase.steps))
-            continue
-        rate = sampling_rate(phase, model.name, shuffle)
-        shuffled = shuffled or phase.sampling.scheme == "shuffle"
-        factors.append((step_law(rate, phase.noise_multiplier, adjacency), phase.steps))
+            yield _fixed_size(model.name, phase.sampling.rate, phase.noise_multiplier, adjacency), taken
+        else:
+            yield step_law(sampling_rate(phase, model.name, shuffle), phase.noise_multiplier, adjacency), taken
+
+
+def _dp_sgd(model: Model, mechanism: DpSgd, shuffle: ShuffleAsPoisson | None) -> RunProfile:
+    factors = list(dp_sgd_steps(model, mechanism, shuffle))
+    assumptions: list[str] = []
+    shuffled = any(phase.sampling is not None and phase.sampling.scheme == "shuffle" for phase in mechanism.settings())
     if shuffled:
         assert shuffle is not None
         assumptions.append(_shuffle_assumption(model.name, shuffle))

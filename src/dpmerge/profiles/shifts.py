@@ -47,13 +47,7 @@ class ShiftLaw:
             return cls(np.array([value * count]), np.ones(1))
         if count == 1:
             return cls.coin(value, rate)
-        # The survival function P(K > k) = I_rate(k + 1, count − k), found by doubling then bisection.
-        low, high = -1, 1
-        while high < count and betainc(high + 1, count - high, rate) > tail:
-            low, high = high, min(2 * high, count)
-        while high - low > 1:
-            mid = (low + high) // 2
-            low, high = (mid, high) if betainc(mid + 1, count - mid, rate) > tail else (low, mid)
+        high = binomial_quantile(count, rate, tail)
         if count * rate < 600:
             # P(K = 0) and the ratios of neighbours are precise to a few units each.
             k = np.arange(1, high + 1)
@@ -63,8 +57,7 @@ class ShiftLaw:
             k = np.arange(high + 1)
             log_choose = gammaln(count + 1) - gammaln(k + 1) - gammaln(count - k + 1)
             probs = np.exp(log_choose + k * math.log(rate) + (count - k) * math.log1p(-rate))
-        excess = float(betainc(high + 1, count - high, rate)) if high < count else 0.0
-        return cls(grid(0, high, value), np.asarray(probs, dtype=np.float64), excess * (1 + 1e-12))
+        return cls(grid(0, high, value), np.asarray(probs, dtype=np.float64), _survival(count, rate, high))
 
     def plus(self, other: ShiftLaw) -> ShiftLaw:
         """The law of the sum of two independent shifts."""
@@ -103,6 +96,22 @@ class ShiftLaw:
         starts = _group_starts(price, few)
         ends = np.append(starts[1:], self.values.size) - 1
         return ShiftLaw(self.values[ends], np.add.reduceat(self.probs, starts), self.excess)
+
+
+def binomial_quantile(count: int, rate: float, tail: float) -> int:
+    """The smallest m that a Binomial(count, rate) exceeds with probability at most `tail`, by doubling then bisection."""
+    low, high = -1, 1
+    while high < count and _survival(count, rate, high) > tail:
+        low, high = high, min(2 * high, count)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _survival(count, rate, middle) > tail else (low, middle)
+    return high
+
+
+def _survival(count: int, rate: float, m: int) -> float:
+    """P(K > m) = I_rate(m + 1, count − m) of a Binomial(count, rate), raised above its rounding."""
+    return float(betainc(m + 1, count - m, rate)) * (1 + 1e-12) if m < count else 0.0
 
 
 def _group_starts(price: FloatArray, units: float) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RevealedShiftLaw
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile, step_law
+from dpmerge.profiles.runs import ShuffleAsPoisson, dp_sgd_steps, gathered, run_profile
 from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
@@ -204,7 +204,7 @@ class Combination(Rule):
             (law, count)
             for i in range(len(runs.runs))
             if i not in candidate.coupled
-            for law, count in self._own_steps(runs, i, runs.steps - candidate.window)
+            for law, count in self._own_steps(runs.runs[i], runs.runs[i].steps - candidate.window)
         ]
         if drift is None:
             shift = self._last_step_shift(runs, candidate.coupled)
@@ -267,22 +267,11 @@ class Combination(Rule):
             return RevealedShiftLaw.of(law)
         return MixtureLaw.of(law)
 
-    def _own_steps(self, runs: Trajectories, i: int, until: int) -> Iterable[tuple[Law, int]]:
-        """Run i alone, from its beginning up to column `until`."""
-        mechanism = runs.runs[i].model.mechanism
-        left = until - (runs.steps - runs.runs[i].steps)
-        if isinstance(mechanism, Gaussian) or left <= 0:
-            return
-        assert isinstance(mechanism, DpSgd)
-        column = runs.steps - runs.runs[i].steps
-        for phase in mechanism.settings():
-            taken = min(phase.steps, left)
-            assert phase.noise_multiplier is not None
-            yield step_law(float(runs.rate[i, column]), phase.noise_multiplier, self._adjacency), taken
-            column += phase.steps
-            left -= taken
-            if left <= 0:
-                return
+    def _own_steps(self, run: Run, before_window: int) -> Iterable[tuple[Law, int]]:
+        """A run alone, for its first `before_window` steps."""
+        mechanism = run.model.mechanism
+        if isinstance(mechanism, DpSgd):
+            yield from dp_sgd_steps(run.model, mechanism, self._shuffle, before_window)
 
     # --- what is assumed ---------------------------------------------------------------------------------------------------
 

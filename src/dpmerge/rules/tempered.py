@@ -53,9 +53,9 @@ class Tempered(Rule):
 
 
 def _tilt(weight: float, kappa: float) -> tuple[float, float]:
-    """w̄_i and κ_i."""
-    raised = weight * math.exp(kappa)
-    return raised / (raised + 1 - weight), math.log(weight + (1 - weight) * math.exp(kappa))
+    """w̄_i and κ_i, written so that no κ overflows."""
+    share = weight / (weight + (1 - weight) * math.exp(-kappa))
+    return share, kappa + math.log(weight * math.exp(-kappa) + (1 - weight)) if weight < 1 else 0.0
 
 
 def _delta_at(profile: Profile, epsilon: float) -> tuple[float, float]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betainc
 
 from dpmerge.profiles.arrays import FloatArray
 from dpmerge.profiles.runs import ShuffleAsPoisson, record_effect, sampling_rate
+from dpmerge.profiles.shifts import binomial_quantile
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model
 
 
@@ -108,7 +108,7 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
             q = sampling_rate(phase, run.model.name, shuffle)
             share = 1.0 if records is None else records / batch
             if records is not None and q < 1 and not (run.convex and eta * run.smoothness * share <= 2):
-                share = batch_bound(records, q, failure / sampled_steps) / batch
+                share = binomial_quantile(records, q, failure / sampled_steps) / batch
             effect[span], noise[span] = eta * a * clip / batch, eta * phase.noise_multiplier * clip / batch
             rate[span] = q
             pull[span] = eta * run.smoothness * share if eta > 0 else 0.0
@@ -128,14 +128,3 @@ def _records_bound(run: Run, shuffle: ShuffleAsPoisson | None) -> int | None:
         if (rate := sampling_rate(phase, run.model.name, shuffle)) < 1
     ]
     return max(bounds, default=None)
-
-
-def batch_bound(records: int, rate: float, level: float) -> int:
-    """The smallest M that a Binomial(records, rate) batch exceeds with probability at most `level`."""
-    low, high = math.floor(records * rate) - 1, records
-    while high - low > 1:
-        middle = (low + high) // 2
-        # P(K > m) = I_rate(m + 1, records − m)
-        exceeds = float(betainc(middle + 1, records - middle, rate)) * (1 + 1e-12)
-        low, high = (middle, high) if exceeds > level else (low, middle)
-    return high

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from dpmerge.errors import AccountingError, TargetError
+from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Portfolio, Weights
@@ -171,8 +173,7 @@ class _Planner:
         accountants: tuple[Literal["pld", "rdp"], ...] = ("pld", "rdp")
         for by in accountants if self.by in ("best", "gdp") else [name for name in accountants if name == self.by]:
             try:
-                profiles = [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
-                found = selection_optimum(profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
+                found = selection_optimum(self.profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
                 weights = self._named(found.weights) if found else self._vertex(self._most_private())
                 options.append(self._saturated("selection", weights, Selection(weights, self.shuffle), by))
             except AccountingError as error:
@@ -202,16 +203,15 @@ class _Planner:
         kappa = self.kappa
         try:
             start = self._vertex(self._most_private())
-            profiles = [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
             base = self._by_privacy() if self.looked else self.utility
-            found = selection_optimum(profiles, base.values, self.epsilon, self.delta)
+            found = selection_optimum(self.profiles, base.values, self.epsilon, self.delta)
             end = self._named(found.weights) if found else start
             space = FeasibleSet(self.portfolio, lambda w: Tempered(w, kappa, self.shuffle), self.epsilon, self.delta)
             weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
             option = self._saturated("tempered", weights, Tempered(weights, kappa, self.shuffle), "best", covered=True)
         except AccountingError as error:
             return [self._refused("tempered", self._vertex(self.portfolio.names[0]), str(error))]
-        tilted = [w * math.exp(kappa * u) for w, u in zip(weights.values, self.utility.values, strict=True)]
+        tilted = [w * math.exp(kappa * (u - 1)) for w, u in zip(weights.values, self.utility.values, strict=True)]
         expected = sum(t * u for t, u in zip(tilted, self.utility.values, strict=True)) / sum(tilted)
         return [replace(option, expected_utility=expected)]
 
@@ -239,6 +239,10 @@ class _Planner:
         return options
 
     # --- helpers --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def profiles(self) -> list[Profile]:
+        return [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
 
     def _alone(self, name: str) -> Guarantee | None:
         try:
