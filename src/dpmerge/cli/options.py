@@ -33,6 +33,14 @@ class PlanRuleName(StrEnum):
     single = "single"
 
 
+class ProvenanceName(StrEnum):
+    """Who chose the weights, and by what."""
+
+    a_priori = "a-priori"
+    after_looking = "after-looking"
+    private_validation = "private-validation"
+
+
 class ByName(StrEnum):
     """Accountants."""
 
@@ -89,6 +97,22 @@ ShuffleRateOption = Annotated[
     typer.Option(
         "--shuffle-rate",
         help="With --treat-shuffle-as-poisson: batch size / dataset size. Without it, no amplification is claimed.",
+        show_default=False,
+    ),
+]
+UtilityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--utility",
+        help="name=value,… stated beforehand, or a file of measured utilities. Without it, less private is more useful.",
+        show_default=False,
+    ),
+]
+ProvenanceOption = Annotated[
+    ProvenanceName | None,
+    typer.Option(
+        "--provenance",
+        help="What you claim about the utilities; refused where a file of measured ones says otherwise.",
         show_default=False,
     ),
 ]

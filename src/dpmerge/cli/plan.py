@@ -14,9 +14,11 @@ from dpmerge.cli.options import (
     JsonOption,
     PlanRuleName,
     PortfolioArgument,
+    ProvenanceOption,
     ShuffleOption,
     ShuffleRateOption,
     SmoothnessOption,
+    UtilityOption,
     check_smoothness,
     shuffle_treatment,
 )
@@ -27,14 +29,8 @@ def plan(
     portfolio: PortfolioArgument,
     epsilon: Annotated[float, typer.Option("--epsilon", help="The ε to stay within.", show_default=False)],
     delta: Annotated[float, typer.Option("--delta", help="The δ to stay within.", show_default=False)],
-    utility: Annotated[
-        str | None,
-        typer.Option(
-            "--utility",
-            help="name=value,… stated beforehand, or a file of measured utilities. Without it, less private is more useful.",
-            show_default=False,
-        ),
-    ] = None,
+    utility: UtilityOption = None,
+    provenance: ProvenanceOption = None,
     rule: Annotated[
         list[PlanRuleName] | None, typer.Option("--rule", help="Only this rule (may be repeated).", show_default=False)
     ] = None,
@@ -43,6 +39,14 @@ def plan(
     kappa: Annotated[
         float | None,
         typer.Option("--kappa", help="Also plan tempered selection, which may look at public scores.", show_default=False),
+    ] = None,
+    validation_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--validation-epsilon",
+            help="For scores on a private validation set: the ε its records pay for a noisy choice by them.",
+            show_default=False,
+        ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
@@ -69,11 +73,12 @@ def plan(
         loaded,
         epsilon=epsilon,
         delta=delta,
-        utility=None if utility is None else Utilities.parse(loaded, utility),
+        utility=Utilities.asked(loaded, utility, None if provenance is None else provenance.value),
         rules=RULES if not rule else [name.value for name in rule],
         by=by.value,
         conversion=conversion.value,
         kappa=kappa,
+        validation_epsilon=validation_epsilon,
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import fft
@@ -58,6 +59,49 @@ class ComposedLoss:
         tail, share = self._above(epsilon)
         value = self.infinity + float(self.masses[tail] @ share) + self._noise(tail, share)
         return min(1.0, value * self.safety)
+
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The same for many ε at once: δ(ε) = ∫_ε^∞ e^{ε−t} P(L > t) dt, of which all grid points are one cumulative sum."""
+        at = np.asarray(epsilons, dtype=np.float64) - self.loss_slack
+        if self.losses.size < 2 or self.losses[-1] - self.losses[0] > 500:  # e^{loss} would leave the floating-point range
+            return np.array([self.delta(float(epsilon)) for epsilon in np.atleast_1d(epsilons)]).reshape(at.shape)
+        value = self.infinity + self._sums(self._mass_table, at)
+        if self.untilt is not None:
+            # The shares 1 − e^{ε−l} are at most 1, so their squares are at most themselves.
+            in_norm = self.error_norm * np.sqrt(self._sums(self._square_table, at))
+            value += np.minimum(self.largest_error * self._sums(self._untilt_table, at), in_norm)
+        return np.where(at < self.losses[0], 1.0, np.minimum(1.0, value * self.safety * (1 + 1e-12)))
+
+    @cached_property
+    def _mass_table(self) -> tuple[FloatArray, FloatArray]:
+        return self._table(self.masses)
+
+    @cached_property
+    def _untilt_table(self) -> tuple[FloatArray, FloatArray]:
+        assert self.untilt is not None
+        return self._table(self.untilt)
+
+    @cached_property
+    def _square_table(self) -> tuple[FloatArray, FloatArray]:
+        assert self.untilt is not None
+        return self._table(np.square(self.untilt))
+
+    def _table(self, masses: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """At every loss: Σ masses from there on, and Σ masses·(1 − e^{ε−loss})₊ for ε there; nothing cancels."""
+        interval = float(self.losses[1] - self.losses[0])
+        above = np.cumsum(masses[::-1])[::-1]
+        terms = -math.expm1(-interval) * above * np.exp(self.losses[0] - self.losses)
+        beyond = np.append(np.cumsum(terms[:0:-1])[::-1], 0.0)
+        return above, beyond * np.exp(self.losses - self.losses[0] + interval)
+
+    def _sums(self, table: tuple[FloatArray, FloatArray], epsilons: FloatArray) -> FloatArray:
+        """Σ masses·(1 − e^{ε−loss})₊ at any ε: between two losses it is linear in e^ε."""
+        above, at_losses = table
+        following = np.searchsorted(self.losses, epsilons, side="right")
+        inside = np.minimum(following, self.losses.size - 1)
+        kept = np.exp(np.minimum(epsilons - self.losses[inside], 0.0))
+        value = (1 - kept) * above[inside] + kept * at_losses[inside]
+        return np.where(following < self.losses.size, value, 0.0)
 
     def noise(self, epsilon: float) -> float:
         """How much of δ(ε) is allowance for rounding errors of the transform."""

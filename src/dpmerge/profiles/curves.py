@@ -25,6 +25,9 @@ class Curve(Protocol):
     def delta(self, epsilon: float) -> float:
         """The bound."""
 
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The bound at many ε."""
+
     def noise(self, epsilon: float) -> float:
         """How much of the bound is allowance for rounding."""
 
@@ -49,6 +52,10 @@ class ConstantCurve(_NoiselessCurve):
         """The bound."""
         return self.value
 
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The bound at many ε."""
+        return np.full(epsilons.shape, self.value)
+
 
 @dataclass(frozen=True)
 class GaussianCurve(_NoiselessCurve):
@@ -60,6 +67,10 @@ class GaussianCurve(_NoiselessCurve):
     def delta(self, epsilon: float) -> float:
         """The bound."""
         return min(1.0, float(gaussian_delta(self.mu, epsilon)) + self.failure)
+
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The bound at many ε."""
+        return np.minimum(1.0, gaussian_delta(self.mu, epsilons) + self.failure)
 
 
 class RenyiCurve(_NoiselessCurve):
@@ -74,6 +85,10 @@ class RenyiCurve(_NoiselessCurve):
         """The bound."""
         log_delta = float(np.min(log_delta_from_renyi(self._orders, self._renyi, epsilon, "tight")))
         return min(1.0, math.exp(min(log_delta, 0.0)) + self._failure)
+
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The bound at many ε."""
+        return np.array([self.delta(float(epsilon)) for epsilon in epsilons])
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,10 @@ class LossCurve:
     def delta(self, epsilon: float) -> float:
         """The bound."""
         return min(1.0, self.composed.delta(epsilon) + self.failure)
+
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The bound at many ε."""
+        return np.minimum(1.0, self.composed.deltas(epsilons) + self.failure)
 
     def noise(self, epsilon: float) -> float:
         """What of it is allowance for rounding."""

@@ -169,6 +169,31 @@ class Profile:
 
         `tail` is how much may be given up far above the question; nothing to a relative 1e-12 of the answer by default.
         """
+        known = self._closed_form()
+        if known is not None:
+            return known
+        theta, log_bound = self._tilt(question, direction)
+        if tail is None:
+            tail = math.exp(max(log_bound, -600.0)) * 1e-12
+        lowest = max(0.0, question / 2 - 0.01)
+        if interval is not None:
+            return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+        return self._on_some_grid(direction, self.grid_interval(question, theta), theta, tail, lowest)
+
+    def wide_curve(self, direction: Direction, low: float, high: float, delta: float) -> Curve:
+        """One upper bound on δ(ε) for every ε from `low` to `high`, precise to a negligible part of `delta`."""
+        known = self._closed_form()
+        if known is not None:
+            return known
+        guesses = epsilon_from_renyi(_TILTS + 1, self.cumulants(direction) / _TILTS, delta, "tight")
+        guess = float(np.min(np.nan_to_num(guesses, nan=high, posinf=high)))
+        questions = np.geomspace(max(low, 1e-3), max(high, 1e-3), 7).tolist()
+        interval = min(self.grid_interval(question, self._tilt(question, direction)[0]) for question in questions)
+        theta, _ = self._tilt(min(max(guess, low), high), direction)
+        return self._on_some_grid(direction, interval, theta, 1e-12 * delta, max(0.0, low - 0.01))
+
+    def _closed_form(self) -> Curve | None:
+        """The curve of what needs no grid."""
         if not self.is_private:
             return ConstantCurve(1.0)
         if not self.factors:
@@ -177,17 +202,14 @@ class Profile:
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
         if not self.has_loss_distribution:
             return RenyiCurve(self.renyi, self.failure)
-        theta, log_bound = self._tilt(question, direction)
-        if tail is None:
-            tail = math.exp(max(log_bound, -600.0)) * 1e-12
-        lowest = max(0.0, question / 2 - 0.01)
-        if interval is not None:
-            return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
-        interval = self.grid_interval(question, theta)
+        return None
+
+    def _on_some_grid(self, direction: Direction, interval: float, theta: float, tail: float, lowest: float) -> Curve:
+        """Composed on a grid of this interval, or of a wider one if that would be too long: still valid, less tight."""
         for _ in range(4):
             with contextlib.suppress(GridTooLarge):
                 return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
-            interval *= 4  # still valid, less tight
+            interval *= 4
         return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 
 def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: float, lower: float = 0.0) -> float:
     """The smallest ε ≥ lower with delta_at(ε) ≤ δ, for a non-increasing bound; infinite if none is found.
 
     Whatever the root finder returns is moved up until the bound really holds there: an ε is never rounded down.
     """
+    from scipy.optimize import brentq  # slow to import, and a cached answer needs no root
+
     if delta_at(lower) <= delta:
         return lower
     upper = max(upper, lower + 1e-12)

@@ -6,9 +6,10 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, Literal, Self
 
+from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
@@ -43,6 +44,11 @@ class Guarantee:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {**asdict(self), "weights": dict(self.weights), "details": dict(self.details)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Guarantee:
+        """The inverse of `as_dict`, also after a trip through JSON."""
+        return cls(**{**data, "assumptions": tuple(data["assumptions"])})
 
     def __str__(self) -> str:
         privacy = f"({round_up(self.epsilon)}, {significant(self.delta)})-DP" if math.isfinite(self.epsilon) else "no finite ε"
@@ -197,11 +203,31 @@ def _why_not(by: By, available: tuple[Accountant, ...]) -> str:
     return f"--by {by} does not apply: {reasons[by]}; available here: {', '.join(available)}"
 
 
+def _content(part: object) -> Any:
+    """What a rule's argument says, as text that differs wherever the argument does."""
+    if isinstance(part, Weights):
+        return [[model.name, model.record.model_dump_json(), weight.hex()] for model, weight in part.used] + [
+            list(part.portfolio.names)
+        ]
+    if isinstance(part, Rule):
+        return part._content()
+    # The default repr of an object is its address, which says nothing; those of plain data say everything.
+    assert part is None or isinstance(part, float | int | str | tuple) or is_dataclass(part), type(part)
+    return repr(part)
+
+
 class Rule(ABC):
     """A merge rule with weights: it answers targets with guarantees."""
 
     name: str
     weights: Weights
+    _made_of: tuple[Any, ...]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Keep what the rule is made of, all of it: under that its answers are cached."""
+        self = super().__new__(cls)
+        self._made_of = (*arguments, *sorted(named.items()))
+        return self
 
     @abstractmethod
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee: ...
@@ -215,7 +241,12 @@ class Rule(ABC):
         conversion: Conversion = "tight",
     ) -> Guarantee:
         """The guarantee of this release at a given δ (what is ε?) or at a given ε (what is δ?)."""
-        return self._guarantee(Target(epsilon=epsilon, delta=delta), by, conversion)
+        target = Target(epsilon=epsilon, delta=delta)
+        question = {**self._content(), "asked": [repr(target), by, conversion]}
+        return Guarantee.from_dict(remembered(question, lambda: self._guarantee(target, by, conversion).as_dict()))
+
+    def _content(self) -> dict[str, Any]:
+        return {"rule": type(self).__name__, "of": [_content(part) for part in self._made_of]}
 
     def _build(
         self,

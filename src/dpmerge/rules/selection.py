@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import logsumexp
 
 from dpmerge.profiles.arrays import DIRECTIONS, FloatArray
 from dpmerge.profiles.profile import Profile, mixture_epsilon
-from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
+from dpmerge.profiles.renyi import ORDERS, Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Gaussian, Weights
 from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, Rule, Target, answer, ask
@@ -63,6 +65,65 @@ class SelectionBound(Bound):
         failure = sum(weight * part.failure for weight, part in self.parts)
         log_delta = best_order(lambda a: log_delta_from_renyi(a, self.renyi(a), epsilon, conversion), self._stated)[1]
         return min(1.0, math.exp(min(log_delta, 0.0)) + failure)
+
+
+def selection_epsilons(
+    profiles: Sequence[Profile],
+    weights: FloatArray,
+    delta: float,
+    by: Literal["pld", "rdp"],
+    conversion: Conversion = "tight",
+) -> FloatArray:
+    """ε at δ of many random selections of the same models, one for each row of `weights`: all at once."""
+    if by == "rdp":
+        return _epsilons_by_renyi(profiles, weights, delta, conversion)
+    alone = [profile.epsilon(delta) for profile in profiles]
+    finite = [epsilon for epsilon in alone if math.isfinite(epsilon)]
+    lost = weights @ np.array([1.0 if not profile.is_private else profile.failure for profile in profiles])
+    low, high = min(finite, default=0.0), 1.5 * max(finite, default=0.0) + 1
+    curves = [[profile.wide_curve(d, low, high, delta) for profile in profiles] for d in DIRECTIONS]
+
+    def fits(epsilons: FloatArray) -> npt.NDArray[np.bool_]:
+        spent = [sum((w * c.deltas(epsilons) for w, c in zip(weights.T, row, strict=True)), np.zeros(1)) for row in curves]
+        return np.asarray(np.maximum(*spent) <= delta)
+
+    lower, upper = np.full(len(weights), low), np.full(len(weights), high)
+    beyond = ~fits(upper)
+    at_low = fits(lower)
+    for _ in range(50):
+        middle = (lower + upper) / 2
+        inside = fits(middle)
+        lower, upper = np.where(inside, lower, middle), np.where(inside, middle, upper)
+    result = np.where(at_low, low, upper)
+    for row in np.flatnonzero(beyond).tolist():  # a model without privacy, in a dose near δ
+        parts = [(weight, profile) for weight, profile in zip(weights[row].tolist(), profiles, strict=True) if weight > 0]
+        result[row] = math.inf if lost[row] >= delta else mixture_epsilon(parts, delta)
+    return np.asarray(result)
+
+
+def _epsilons_by_renyi(profiles: Sequence[Profile], weights: FloatArray, delta: float, conversion: Conversion) -> FloatArray:
+    lost = weights @ np.array([1.0 if not profile.is_private else profile.failure for profile in profiles])
+    stated = [orders for profile in profiles if (orders := profile.stated_orders) is not None]
+    orders = np.unique(np.concatenate((ORDERS, *stated)))
+    moments = [np.stack([profile.log_moment(orders, d) for profile in profiles]) for d in DIRECTIONS]
+    result = np.full(len(weights), math.inf)
+    for used in np.unique(weights > 0, axis=0):  # models without weight must not set the scale of the others
+        rows = np.flatnonzero(((weights > 0) == used).all(axis=1))
+        mixed = [_log_mixtures(weights[np.ix_(rows, used)], moment[used]) for moment in moments]
+        renyi = np.maximum(*mixed) / (orders - 1)
+        for row, curve in zip(rows.tolist(), renyi, strict=True):
+            if lost[row] < delta:
+                epsilons = epsilon_from_renyi(orders, curve, delta - lost[row], conversion)
+                result[row] = max(0.0, float(np.min(np.nan_to_num(epsilons, nan=math.inf))))
+    return result
+
+
+def _log_mixtures(weights: FloatArray, moments: FloatArray) -> FloatArray:
+    """log Σ π_i e^{m_i} for every row of weights (all positive) and every order."""
+    largest = moments.max(axis=0)
+    finite = np.isfinite(largest)
+    scaled = np.exp(np.where(finite, moments - np.where(finite, largest, 0.0), 0.0))
+    return np.where(finite, np.log(weights @ scaled) + np.where(finite, largest, 0.0), math.inf)
 
 
 class Selection(Rule):

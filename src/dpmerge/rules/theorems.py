@@ -53,6 +53,11 @@ THEOREMS: dict[str, Theorem] = {
             "the draw uses fresh, secure randomness, and nothing else of the scores is published",
         ),
     ),
+    "private-validation": Theorem(
+        "a noisy choice by scores on a private validation set",
+        "theory.md §4",
+        ("the choice is the only thing that is published of the scores",),
+    ),
     "joint-release": Theorem(
         "joint release of all runs, and post-processing",
         "M1 Thm 6.1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from dpmerge.errors import AccountingError, TargetError
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import Rule
 from dpmerge.rules.guarantee import By
+from dpmerge.weights.simplex import simplex_grid
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,22 @@ class FeasibleSet:
     by: By = "best"
 
     def spent(self, weights: Mapping[str, float] | Weights) -> float:
-        """δ at the target's ε: at most `delta` inside; infinite where the rule gives no guarantee."""
-        known = weights if isinstance(weights, Weights) else self.portfolio.weights(weights)
+        """ε at the target's δ: at most `epsilon` inside; infinite where the rule gives no guarantee."""
         try:
-            return self.rule(known).guarantee(epsilon=self.epsilon, by=self.by).delta
+            return self._made(weights).guarantee(delta=self.delta, by=self.by).epsilon
         except AccountingError:
-            return float("inf")
+            return math.inf
 
     def contains(self, weights: Mapping[str, float] | Weights) -> bool:
         """Whether these weights meet the target."""
-        return self.spent(weights) <= self.delta
+        spent = self.spent(weights)
+        if spent <= self.epsilon or spent > 1.01 * self.epsilon:
+            return spent <= self.epsilon
+        # On the edge itself: each of the two questions has its own grid, and either answer is a proof.
+        return self._made(weights).guarantee(epsilon=self.epsilon, by=self.by).delta <= self.delta
+
+    def _made(self, weights: Mapping[str, float] | Weights) -> Rule:
+        return self.rule(weights if isinstance(weights, Weights) else self.portfolio.weights(weights))
 
     def boundary(self, start: Weights, end: Weights, tolerance: float = 1e-4) -> float:
         """The largest t (to `tolerance`, from below) such that (1 − t)·start + t·end is inside; start must be."""
@@ -46,7 +52,7 @@ class FeasibleSet:
         if above <= 0:
             return 1.0
         while high - low > tolerance:
-            # Where a straight line through log δ would cross, kept away from the ends so that both of them move.
+            # Where a straight line through ε would cross, kept away from the ends so that both of them move.
             share = min(max(below / (below - above), 0.05), 0.95)
             middle = low + share * (high - low)
             excess = self._excess(blend(start, end, middle))
@@ -57,22 +63,13 @@ class FeasibleSet:
         return low
 
     def _excess(self, weights: Weights) -> float:
-        """log(δ spent / δ allowed), within ±50: at most 0 inside."""
-        spent = self.spent(weights)
-        if spent <= 0 or spent == math.inf:
-            return -50.0 if spent <= 0 else 50.0
-        return min(max(math.log(spent / self.delta), -50.0), 50.0)
+        """ε spent − ε allowed, at most 50: not above 0 inside."""
+        return min(self.spent(weights) - self.epsilon, 50.0)
 
     def grid(self, step: float) -> Iterator[Weights]:
         """The feasible points of the simplex grid with this step (a divisor of 1)."""
-        cells = round(1 / step)
-        if cells < 1 or abs(cells * step - 1) > 1e-9:
-            raise TargetError(f"a step of {step} does not divide 1")
-        names = self.portfolio.names
-        for cuts in itertools.combinations(range(cells + len(names) - 1), len(names) - 1):
-            edges = (-1, *cuts, cells + len(names) - 1)
-            parts = [b - a - 1 for a, b in itertools.pairwise(edges)]
-            weights = self.portfolio.weights({name: part / cells for name, part in zip(names, parts, strict=True)})
+        for point in simplex_grid(len(self.portfolio.names), step).tolist():
+            weights = self.portfolio.weights(dict(zip(self.portfolio.names, point, strict=True)))
             if self.contains(weights):
                 yield weights
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import linprog
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.cache import code_fingerprint, remembered
+from dpmerge.profiles.arrays import DIRECTIONS, FloatArray
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import ORDERS, Conversion, log_delta_from_renyi
 
@@ -37,15 +37,53 @@ def selection_optimum(
 ) -> Optimum | None:
     """Maximise Σ π_i u_i subject to (ε, δ)-DP of the draw; nothing if no draw satisfies it."""
     values = np.array(utilities, dtype=np.float64)
-    if by == "pld":
-        costs = np.array([profile.delta(epsilon) for profile in profiles]).T / delta
-        return pld_optimum(costs, values)
-    spent = [log_delta_from_renyi(ORDERS, profile.renyi(ORDERS), epsilon, conversion) for profile in profiles]
-    return renyi_optimum(np.stack(spent) - math.log(delta), ORDERS, values)
+
+    def solve() -> list[Any] | None:
+        if by == "pld":
+            found = pld_optimum(np.array([profile.delta(epsilon) for profile in profiles]).T / delta, values)
+        else:
+            curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
+            found = _renyi_optimum_at(curves, values, epsilon, delta, conversion)
+        return None if found is None else [found.weights, found.utility, found.by, found.order]
+
+    question = {
+        "selection optimum": [repr(profile) for profile in profiles],
+        "utilities": [value.hex() for value in values.tolist()],
+        "asked": [epsilon.hex(), delta.hex(), by, conversion, code_fingerprint("weights")],
+    }
+    answer = remembered(question, solve)
+    return None if answer is None else Optimum(tuple(answer[0]), *answer[1:])
+
+
+def selection_frontier(
+    profiles: Sequence[Profile],
+    utilities: Sequence[float],
+    epsilons: Sequence[float],
+    delta: float,
+    by: Literal["pld", "rdp"] = "pld",
+    conversion: Conversion = "tight",
+) -> list[Optimum | None]:
+    """The exact optimum at every target ε. It is concave in δ but not in ε, so each target is solved for itself."""
+    values = np.array(utilities, dtype=np.float64)
+    targets = np.array(epsilons, dtype=np.float64)
+    if by == "rdp":
+        curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
+        return [_renyi_optimum_at(curves, values, epsilon, delta, conversion) for epsilon in targets.tolist()]
+    low, high = float(targets.min()), float(targets.max())
+    spent = [[profile.wide_curve(d, low, high, delta).deltas(targets) for profile in profiles] for d in DIRECTIONS]
+    return [pld_optimum(costs, values) for costs in np.moveaxis(np.array(spent) / delta, 2, 0)]
+
+
+def _renyi_optimum_at(
+    curves: FloatArray, utilities: FloatArray, epsilon: float, delta: float, conversion: Conversion
+) -> Optimum | None:
+    return renyi_optimum(log_delta_from_renyi(ORDERS, curves, epsilon, conversion) - math.log(delta), ORDERS, utilities)
 
 
 def pld_optimum(costs: FloatArray, utilities: FloatArray) -> Optimum | None:
     """One linear program: Σ π_i c_i ≤ 1 in both directions, c_i = H_i(ε)/δ. Some optimum has at most three weights."""
+    from scipy.optimize import linprog  # slow to import, and a cached answer needs no program
+
     safest = int(np.argmin(costs.max(axis=0)))
     if costs[:, safest].max() > _SAFETY:
         # No single model fits; a mixture of models that fit in one direction each still may.
@@ -89,24 +127,22 @@ def _polished(weights: FloatArray, costs: FloatArray, safest: int) -> FloatArray
 
 def renyi_optimum(log_costs: FloatArray, orders: FloatArray, utilities: FloatArray) -> Optimum | None:
     """One program per order with one constraint Σ π_i e^{c_i} ≤ 1: some optimum mixes at most two models; all pairs."""
+    limit = math.log(_SAFETY)
+    useful = np.flatnonzero((log_costs <= limit).any(axis=0))  # orders at which something fits
     best: Optimum | None = None
-    for column, order in enumerate(orders.tolist()):
-        log_cost = log_costs[:, column]
-        fits = np.flatnonzero(log_cost <= math.log(_SAFETY))
-        if fits.size == 0:
-            continue
-        alone = int(fits[np.argmax(utilities[fits])])
-        value, weights = float(utilities[alone]), {alone: 1.0}
-        beyond = np.flatnonzero((log_cost > math.log(_SAFETY)) & (log_cost < 700) & (utilities > value))
-        if beyond.size:
-            low, high = np.exp(log_cost[fits])[:, None], np.exp(log_cost[beyond])[None, :]
-            share = (_SAFETY - low) / (high - low)
-            mixed = utilities[fits][:, None] + share * (utilities[beyond][None, :] - utilities[fits][:, None])
-            i, j = np.unravel_index(int(np.argmax(mixed)), mixed.shape)
-            if mixed[i, j] > value:
-                value, part = float(mixed[i, j]), float(share[i, j])
-                weights = {int(fits[i]): 1 - part, int(beyond[j]): part}
-        if best is None or value > best.utility:
-            full = tuple(weights.get(k, 0.0) for k in range(utilities.size))
-            best = Optimum(full, value, "rdp", order)
+    at_once = max(1, 400_000 // utilities.size**2)
+    for start in range(0, useful.size, at_once):
+        chunk = useful[start : start + at_once]
+        log_cost = log_costs[:, chunk].T
+        fits, cost = log_cost <= limit, np.exp(np.minimum(log_cost, 700.0))
+        safe, risky = fits[:, :, None], (~fits & (log_cost < 700))[:, None, :]
+        gap = np.where(safe & risky, cost[:, None, :] - cost[:, :, None], 1.0)
+        share = np.where(safe & risky, (_SAFETY - cost[:, :, None]) / gap, 0.0)
+        mixed = np.where(safe, utilities[:, None] + share * (utilities[None, :] - utilities[:, None]), -math.inf)
+        k, i, j = np.unravel_index(int(np.argmax(mixed)), mixed.shape)
+        if best is None or mixed[k, i, j] > best.utility:
+            weights = np.zeros(utilities.size)
+            weights[j] += share[k, i, j]
+            weights[i] += 1 - share[k, i, j]
+            best = Optimum(tuple(weights.tolist()), float(mixed[k, i, j]), "rdp", float(orders[chunk[k]]))
     return best

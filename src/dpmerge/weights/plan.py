@@ -16,15 +16,21 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection
 from dpmerge.rules.guarantee import By, Target, round_up
 from dpmerge.rules.tempered import Tempered
+from dpmerge.rules.validation import Validated
 from dpmerge.weights.feasible import FeasibleSet, blend
 from dpmerge.weights.optimum import selection_optimum
 from dpmerge.weights.utility import Utilities
 
 RuleName = Literal["selection", "combination", "joint", "tempered", "single"]
 RULES: tuple[RuleName, ...] = ("selection", "combination", "joint", "tempered", "single")
+_GOALS = 6  # a search towards every one of many models would take minutes
 _LOOKED = (
     "the utilities were measured on the private models, so weights chosen by them are a function of those models: only joint "
     "release of every model looked at, or tempered selection, covers it"
+)
+_NO_VALIDATION_EPSILON = (
+    "the scores come from a private validation set: say with --validation-epsilon how much ε its records may pay for a noisy "
+    "choice by them (report-noisy-max)"
 )
 
 
@@ -89,6 +95,7 @@ def plan(
     by: By = "best",
     conversion: Conversion = "tight",
     kappa: float | None = None,
+    validation_epsilon: float | None = None,
     candidates: Sequence[Mapping[str, float]] = (),
     assume_smoothness: float | None = None,
     shuffle: ShuffleAsPoisson | None = None,
@@ -106,6 +113,7 @@ def plan(
         by=by,
         conversion=conversion,
         kappa=kappa,
+        validation_epsilon=validation_epsilon,
         candidates=tuple(candidates),
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,
@@ -124,6 +132,7 @@ class _Planner:
     by: By
     conversion: Conversion
     kappa: float | None
+    validation_epsilon: float | None
     candidates: tuple[Mapping[str, float], ...]
     assume_smoothness: float | None
     shuffle: ShuffleAsPoisson | None
@@ -139,7 +148,10 @@ class _Planner:
             self.utility = self.given
         else:
             self.utility = Utilities.stated(self.portfolio, self.given)
-        self.looked = self.utility.provenance == "after-looking"
+        self.looked = self.utility.provenance != "a-priori"
+        self.validation = self.utility.validation
+        if self.validation_epsilon is not None and self.validation is None:
+            raise TargetError("--validation-epsilon only has a meaning for scores measured on a private validation set")
         options: list[Option] = []
         makers: dict[RuleName, Callable[[], list[Option]]] = {
             "single": self._singles,
@@ -152,8 +164,10 @@ class _Planner:
             if rule in self.rules:
                 self.progress(rule)
                 options.extend(make())
-        options.sort(key=lambda o: (not o.feasible, -(o.expected_utility or 0.0) if o.feasible else o.epsilon, o.epsilon))
         values = dict(zip(self.portfolio.names, self.utility.values, strict=True))
+        if self.validation is not None:  # what is printed of private scores would be published
+            values, options = {}, [replace(option, expected_utility=None) for option in options]
+        options.sort(key=lambda o: (not o.feasible, -(o.expected_utility or 0.0) if o.feasible else o.epsilon, o.epsilon))
         return Plan(self.epsilon, self.delta, self.utility.provenance, values, self.utility.source, tuple(options))
 
     # --- the rules ------------------------------------------------------------------------------------------------------
@@ -184,8 +198,13 @@ class _Planner:
         """Whatever is made of all models, even after looking at them: worth at least the best of them."""
         everyone = self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
         best = max(self.utility.values)
+        rule: Rule = Joint(everyone, self.shuffle)
+        if self.validation is not None and self.validation_epsilon is None:
+            return [self._refused("joint", everyone, _NO_VALIDATION_EPSILON)]
+        if self.validation is not None and self.validation_epsilon is not None:
+            rule = Validated(rule, self.validation, self.validation_epsilon)
         try:
-            guarantee = Joint(everyone, self.shuffle).guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
+            guarantee = rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
         except AccountingError as error:
             return [self._refused("joint", everyone, str(error))]
         return [self._judged("joint", everyone, guarantee, utility=best, kind="best of all")]
@@ -206,9 +225,9 @@ class _Planner:
             base = self._by_privacy() if self.looked else self.utility
             found = selection_optimum(self.profiles, base.values, self.epsilon, self.delta)
             end = self._named(found.weights) if found else start
-            space = FeasibleSet(self.portfolio, lambda w: Tempered(w, kappa, self.shuffle), self.epsilon, self.delta)
+            space = FeasibleSet(self.portfolio, lambda w: self._tempered_rule(w, kappa), self.epsilon, self.delta)
             weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
-            option = self._saturated("tempered", weights, Tempered(weights, kappa, self.shuffle), "best", covered=True)
+            option = self._saturated("tempered", weights, self._tempered_rule(weights, kappa), "best", covered=True)
         except AccountingError as error:
             return [self._refused("tempered", self._vertex(self.portfolio.names[0]), str(error))]
         tilted = [w * math.exp(kappa * (u - 1)) for w, u in zip(weights.values, self.utility.values, strict=True)]
@@ -216,20 +235,30 @@ class _Planner:
         return [replace(option, expected_utility=expected)]
 
     def _combinations(self) -> list[Option]:
-        """Saturate the budget from the most private model towards the most useful one, then towards each other in turn."""
+        """The best combination found, and every candidate the user names.
+
+        The utility of an average is not linear in λ, so a linear one only guides the search: from the most private model
+        as far as the budget allows towards each more useful one (the most useful first), and towards the best two
+        together; then weight moves between pairs of models as long as that gains something and fits.
+        """
         space = FeasibleSet(self.portfolio, self._combination, self.epsilon, self.delta, self.by)
-        names = sorted(self.portfolio.names, key=self._worth, reverse=True)
+        start = self._vertex(self._most_private())
+        useful = sorted(self.portfolio.names, key=self._worth, reverse=True)
+        goals = [self._vertex(name) for name in useful if self._worth(name) > self._value(start)]
         options = []
         try:
-            weights = self._vertex(self._most_private())
-            if space.contains(weights):
-                for name in names:
-                    goal = self._vertex(name)
-                    if self._value(goal) > self._value(weights):
-                        weights = blend(weights, goal, space.boundary(weights, goal, tolerance=1e-3))
+            reached = [start]
+            if space.contains(start):
+                reached += [self._towards(space, start, goal) for goal in goals[:_GOALS]]
+                if len(goals) > 1:
+                    best, second = sorted(reached[1:], key=self._value, reverse=True)[:2]
+                    reached.append(self._towards(space, start, blend(best, second, 0.5)))
+            weights = max(reached, key=self._value)
+            if len(goals) > 1:
+                weights = self._exchanged(space, weights, useful)
             options.append(self._saturated("combination", weights, self._combination(weights), self.by))
         except AccountingError as error:
-            options.append(self._refused("combination", self._vertex(names[0]), str(error)))
+            options.append(self._refused("combination", self._vertex(useful[0]), str(error)))
         for candidate in self.candidates:
             weights = self.portfolio.weights(candidate)
             try:
@@ -237,6 +266,21 @@ class _Planner:
             except AccountingError as error:
                 options.append(self._refused("combination", weights, str(error)))
         return options
+
+    def _towards(self, space: FeasibleSet, start: Weights, goal: Weights) -> Weights:
+        self.progress(f"combination with {', '.join(model.name for model, _ in goal.used)}")
+        return blend(start, goal, space.boundary(start, goal, tolerance=1e-3))
+
+    def _exchanged(self, space: FeasibleSet, weights: Weights, useful: Sequence[str]) -> Weights:
+        """Move weight from a model to a more useful one, pair by pair, while at least a tenth of it may go."""
+        for taker in useful[:_GOALS]:
+            for giver in [model.name for model, _ in weights.used if self._worth(model.name) < self._worth(taker)]:
+                held = weights.as_dict()
+                moved = {**held, taker: held[taker] + held[giver], giver: 0.0}
+                goal = self._named([moved[name] for name in self.portfolio.names])
+                if space.contains(blend(weights, goal, 0.1)):
+                    weights = self._towards(space, weights, goal)
+        return weights
 
     # --- helpers --------------------------------------------------------------------------------------------------------
 
@@ -254,6 +298,12 @@ class _Planner:
     def _by_privacy(self) -> Utilities:
         epsilons = {name: g.epsilon if g is not None else 0.0 for name, g in self.alone.items()}
         return Utilities.less_private_is_more_useful(self.portfolio, epsilons)
+
+    def _tempered_rule(self, weights: Weights, kappa: float) -> Rule:
+        rule = Tempered(weights, kappa, self.shuffle)
+        if self.validation is None:
+            return rule
+        return Validated(rule, self.validation, self.validation.tempered_epsilon(kappa, self.portfolio.adjacency))
 
     def _combination(self, weights: Weights) -> Rule:
         return Combination(weights, self.assume_smoothness, self.shuffle)
@@ -275,11 +325,12 @@ class _Planner:
         return math.fsum(w * u for w, u in zip(weights.values, self.utility.values, strict=True))
 
     def _saturated(self, rule: RuleName, weights: Weights, made: Rule, by: By, covered: bool = False) -> Option:
-        """Weights on the edge of the target: stated as (target ε, δ reached) if inside, else by their ε at the target's δ."""
-        inside = made.guarantee(epsilon=self.epsilon, by=by, conversion=self.conversion)
-        if inside.delta <= self.delta:
-            return self._judged(rule, weights, inside, covered=covered)
-        return self._judged(rule, weights, made.guarantee(delta=self.delta, by=by, conversion=self.conversion), covered=covered)
+        """Weights on the edge of the target: stated by their ε at the target's δ if inside, else by their δ at its ε."""
+        found = made.guarantee(delta=self.delta, by=by, conversion=self.conversion)
+        if self.epsilon < found.epsilon <= 1.01 * self.epsilon:
+            edge = made.guarantee(epsilon=self.epsilon, by=by, conversion=self.conversion)
+            found = edge if edge.delta <= self.delta else found
+        return self._judged(rule, weights, found, covered=covered)
 
     def _judged(
         self,

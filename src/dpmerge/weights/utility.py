@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,21 +13,32 @@ from pydantic import Field
 from dpmerge.errors import UtilityError
 from dpmerge.records import Portfolio
 from dpmerge.records.strict import Strict, load_strict, named_numbers
+from dpmerge.rules.validation import Validation
 
-Provenance = Literal["a-priori", "after-looking"]
+Provenance = Literal["a-priori", "after-looking", "private-validation"]
+PROVENANCES: tuple[Provenance, ...] = ("a-priori", "after-looking", "private-validation")
+
+
+class ValidationSet(Strict):
+    """The private validation set on which scores were measured: how many records, and whether none was trained on."""
+
+    records: Annotated[int, Field(ge=1)]
+    disjoint: bool
 
 
 class MeasuredUtilities(Strict):
     """A file of measured utilities: on what, and on which models.
 
     `models` is "private" if the portfolio's own models were evaluated, and "stand-ins" if models were that were trained on
-    public data in the same way. The first makes every later choice a function of the private models.
+    public data in the same way. The first makes every later choice a function of the private models. `validation` is given
+    if the scores come from private records, which then pay for the choice as well.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     measured_on: Annotated[str, Field(min_length=1)]
     models: Literal["private", "stand-ins"]
     utilities: Annotated[dict[str, float], Field(min_length=1)]
+    validation: ValidationSet | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class Utilities:
     values: tuple[float, ...]
     provenance: Provenance
     source: str
+    validation: Validation | None = None
 
     @classmethod
     def stated(cls, portfolio: Portfolio, given: Mapping[str, float]) -> Utilities:
@@ -52,13 +64,47 @@ class Utilities:
 
     @classmethod
     def load(cls, portfolio: Portfolio, path: Path) -> Utilities:
-        """Read a file of measured utilities; measured on the private models, they make the choice `after-looking`."""
+        """Read a file of measured utilities; what it says about the measurement decides the provenance."""
         hint = "give utilities as name=value,… or as a file of measured ones"
         measured = load_strict(MeasuredUtilities, path, UtilityError, hint)
         looked = measured.models == "private"
         whose = "the private models" if looked else "stand-ins"
         source = f"measured on {measured.measured_on!r} with {whose}"
-        return cls(_complete(portfolio, measured.utilities), "after-looking" if looked else "a-priori", source)
+        values = _complete(portfolio, measured.utilities)
+        if measured.validation is None:
+            return cls(values, "after-looking" if looked else "a-priori", source)
+        if not looked:
+            raise UtilityError(
+                f"{path}: a private validation set together with stand-ins is not covered; measure stand-ins on public data"
+            )
+        if not all(0 <= value <= 1 for value in values):
+            raise UtilityError(f"{path}: scores on a private validation set are fractions of right answers, in [0, 1]")
+        validation = Validation(measured.validation.records, measured.validation.disjoint)
+        return cls(values, "private-validation", f"{source}: private, not shown", validation)
+
+    def claimed(self, provenance: Provenance | None) -> Utilities:
+        """The same under a stated provenance: a stricter one is the user's choice, a laxer one is refused."""
+        if provenance is None or provenance == self.provenance:
+            return self
+        if provenance == "private-validation":
+            raise UtilityError(
+                "private-validation needs a file of measured utilities that describes the set: its `validation` field"
+            )
+        if provenance == "a-priori" or self.provenance == "private-validation":
+            raise UtilityError(
+                f"these utilities were {self.source}, so weights chosen by them are not {provenance}: what may be claimed "
+                f"is {self.provenance}. State utilities beforehand, or measure them on stand-ins trained on public data"
+            )
+        return replace(self, provenance=provenance)
+
+    @classmethod
+    def asked(cls, portfolio: Portfolio, text: str | None, provenance: Provenance | None) -> Utilities | None:
+        """What a command was given: utilities under a claimed provenance, or nothing to go by but privacy."""
+        if text is not None:
+            return cls.parse(portfolio, text).claimed(provenance)
+        if provenance not in (None, "a-priori"):
+            raise UtilityError(f"--provenance {provenance} is about utilities; give them with --utility")
+        return None
 
     @classmethod
     def less_private_is_more_useful(cls, portfolio: Portfolio, epsilons: Mapping[str, float]) -> Utilities:

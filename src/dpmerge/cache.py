@@ -1,0 +1,109 @@
+"""Answers kept on disk under the hash of their question: a second plan on the same portfolio need not think again.
+
+An entry's name is the SHA-256 of the question *and* of the code that answers it, so a new version never reads old
+numbers. Entries are written to a temporary name and renamed, so processes may share the folder; one that is damaged or
+cannot be read is computed again. The cache is a convenience: whoever may write to it may change what is printed, and
+what rechecks a certificate goes without it.
+
+`DPMERGE_CACHE` names the folder, or says `off`; the default is `dpmerge` in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = ("numpy", "scipy", "dp-accounting")
+_disabled = False
+
+
+def remembered(question: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
+    """The answer to a question, from disk if it was asked before. Question and answer are plain JSON data."""
+    folder = cache_folder()
+    if folder is None:
+        return compute()
+    name = hashlib.sha256(_canonical({"code": code_fingerprint(), **question})).hexdigest()
+    path = folder / name[:2] / name[2:]
+    try:
+        return _read(path)
+    except (OSError, ValueError):
+        answer = compute()
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no cache
+        _write(path, answer)
+    return answer
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Compute everything afresh in this block."""
+    global _disabled
+    before, _disabled = _disabled, True
+    try:
+        yield
+    finally:
+        _disabled = before
+
+
+def cache_folder() -> Path | None:
+    """Where answers are kept, or nothing if they are not."""
+    stated = os.environ.get("DPMERGE_CACHE", "")
+    if _disabled or stated == "off":
+        return None
+    if stated:
+        return Path(stated)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "dpmerge"
+
+
+def cache_entries(folder: Path) -> list[Path]:
+    """Every entry in the folder, and nothing that merely lies there."""
+    return [path for path in folder.glob("??/*") if path.is_file() and len(path.name) == 62]
+
+
+@lru_cache
+def code_fingerprint(*rooms: str) -> str:
+    """A hash of the code in these rooms (the accounting's by default) and of the versions it computes with."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for room in rooms or ("records", "profiles", "rules"):
+        for path in sorted((root / room).glob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    for library in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            digest.update(f"{library} {version(library)}".encode())
+    return digest.hexdigest()
+
+
+def _canonical(data: Any) -> bytes:
+    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _read(path: Path) -> Any:
+    seal, _, body = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != seal:
+        raise ValueError(f"{path} is damaged")
+    return json.loads(body)
+
+
+def _write(path: Path, answer: Any) -> None:
+    body = _canonical(answer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
