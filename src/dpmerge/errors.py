@@ -6,6 +6,10 @@
     ├── WeightsError       weights that are not a distribution over the portfolio's models
     ├── TargetError        an (ε, δ) question that has no meaning
     ├── UtilityError       utilities that are missing, malformed or about other models
+    ├── FigureError        a picture that cannot be drawn or written
+    ├── CheckpointError    tensors that cannot be read, do not belong together or cannot be written
+    ├── EvaluationError    a score that cannot be measured
+    ├── JobError           many pieces of work that cannot be run, or their results not kept
     └── AccountingError    the guarantee asked for cannot be computed
         ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
         │   └── GridTooLarge           a privacy loss distribution would not fit into memory
@@ -40,6 +44,18 @@ class UtilityError(DpmergeError):
     """Utilities that are missing, malformed or about other models."""
 
 
+class FigureError(DpmergeError):
+    """A picture that cannot be drawn or written."""
+
+
+class CheckpointError(DpmergeError):
+    """Tensors that cannot be read, do not belong together or cannot be written."""
+
+
+class JobError(DpmergeError):
+    """Many pieces of work that cannot be run, or their results not kept."""
+
+
 class AccountingError(DpmergeError):
     """The guarantee asked for cannot be computed."""
 
@@ -54,3 +70,7 @@ class GridTooLarge(UnsupportedMechanism):
 
 class DependentRuns(AccountingError):
     """Two runs share randomness that a theorem needs to be independent."""
+
+
+class EvaluationError(DpmergeError):
+    """A score that cannot be measured."""

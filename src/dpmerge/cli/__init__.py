@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from dpmerge.cli import account, compare, plan, profile, schema
+from dpmerge.cli import account, compare, frontier, heatmap, plan, profile, schema
 from dpmerge.errors import DpmergeError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app.command("account")(account.account)
 app.command("profile")(profile.profile)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
+app.command("frontier")(frontier.frontier)
+app.command("heatmap")(heatmap.heatmap)
 app.command("schema")(schema.schema)
 
 

@@ -23,12 +23,13 @@ from dpmerge.profiles.law import MAX_SHIFT, Law
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.pmf import LossPmf
+from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.solve import smallest_epsilon
 
-_GRID_ACCURACY = 1e-5
 _TILTS: FloatArray = np.geomspace(0.02, 3000, 28)
 _SAMPLED_FACTORS = 32
+_FAR = 3000.0  # an ε beyond which nobody asks
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class Profile:
         return sum(count for _, count in self.factors)
 
     def grid_interval(self, epsilon: float, theta: float) -> float:
-        """Fine enough that discretisation moves ε by about a part in 10⁵, and no finer.
+        """Fine enough that discretisation moves ε by about a part in 10⁵ (`precision.accuracy`), and no finer.
 
         Connect-the-dots raises the log moment of one step by about θ(1+θ)h²/12, hence ε by (1+θ)h²/12 a step. Where ε is
         not what is asked for (near 0), a grid that is fine for the loss' own spread will do.
@@ -226,22 +227,32 @@ class Profile:
         sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
         weight = sum(count for _, count in sample)
         variance = sum(count * law.loss_variance() for law, count in sample) / weight
-        by_spread = math.sqrt(12 * _GRID_ACCURACY * variance)
+        by_spread = math.sqrt(12 * accuracy() * variance)
         steepness = 1 + theta + 2 / max(epsilon, 1e-300)  # of log δ: near 0 it falls on the scale of ε itself
-        by_question = math.sqrt(12 * _GRID_ACCURACY * epsilon / (steepness * self.steps))
+        by_question = math.sqrt(12 * accuracy() * epsilon / (steepness * self.steps))
         if self.steps < 50:  # too few for the cells' errors to average out
             by_question = 0.0
-        coarsest = max(5e-3, 1e-4 * math.sqrt(variance * self.steps))
+        coarsest = max(5e-3, 1e-4 * math.sqrt(variance * self.steps)) * math.sqrt(accuracy() / 1e-5)
         return float(min(max(by_spread, by_question, 1e-9), coarsest))
 
     @lru_cache(maxsize=64)  # noqa: B019 (profiles are small, and a process asks about few)
     def cumulants(self, direction: Direction) -> FloatArray:
-        """log E[e^{θL}; L < ∞] at a few θ: only to choose a tilt, so a sample of the laws will do."""
+        """log E[e^{θL}; L < ∞] at a few θ: only to choose a tilt, so a sample of the laws will do.
+
+        Divided by θ it increases with θ; where that has passed any ε of interest, larger θ are left out (infinite).
+        """
         sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
-        total = np.zeros(_TILTS.shape)
-        for law, count in sample:
-            total = total + count * law.finite_log_moment(_TILTS + 1, direction)
-        return np.asarray(total * self.steps / sum(count for _, count in sample))
+        scale = self.steps / sum(count for _, count in sample)
+        result = np.full(_TILTS.shape, math.inf)
+        for start in range(0, _TILTS.size, 4):
+            tilts = _TILTS[start : start + 4]
+            total = np.zeros(tilts.shape)
+            for law, count in sample:
+                total = total + count * law.finite_log_moment(tilts + 1, direction)
+            result[start : start + 4] = total * scale
+            if result[start + tilts.size - 1] > _FAR * tilts[-1]:
+                break
+        return result
 
     def _tilt(self, epsilon: float, direction: Direction) -> tuple[float, float]:
         """The θ of the best Chernoff bound on the probability that the loss exceeds ε, and that bound's logarithm."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
+from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.records import Adjacency, Weights
@@ -242,7 +243,7 @@ class Rule(ABC):
     ) -> Guarantee:
         """The guarantee of this release at a given δ (what is ε?) or at a given ε (what is δ?)."""
         target = Target(epsilon=epsilon, delta=delta)
-        question = {**self._content(), "asked": [repr(target), by, conversion]}
+        question = {**self._content(), "asked": [repr(target), by, conversion, accuracy()]}
         return Guarantee.from_dict(remembered(question, lambda: self._guarantee(target, by, conversion).as_dict()))
 
     def _content(self) -> dict[str, Any]:
