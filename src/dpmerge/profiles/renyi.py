@@ -49,10 +49,10 @@ def best_order(objective: Callable[[FloatArray], FloatArray], known: FloatArray 
     which a record states its curve).
     """
     orders = ORDERS[::_STRIDE]
-    best = int(np.argmin(np.nan_to_num(objective(orders), nan=math.inf)))
+    best = int(np.argmin(np.nan_to_num(objective(orders), nan=math.inf, posinf=math.inf)))
     near = ORDERS[max(0, (best - 1) * _STRIDE) : (best + 1) * _STRIDE + 1]
     if known is not None:
         near = np.concatenate((near, known))
-    values = np.nan_to_num(objective(near), nan=math.inf)
+    values = np.nan_to_num(objective(near), nan=math.inf, posinf=math.inf)
     index = int(np.argmin(values))
     return float(near[index]), float(values[index])

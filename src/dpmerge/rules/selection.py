@@ -114,7 +114,7 @@ def _epsilons_by_renyi(profiles: Sequence[Profile], weights: FloatArray, delta: 
         for row, curve in zip(rows.tolist(), renyi, strict=True):
             if lost[row] < delta:
                 epsilons = epsilon_from_renyi(orders, curve, delta - lost[row], conversion)
-                result[row] = max(0.0, float(np.min(np.nan_to_num(epsilons, nan=math.inf))))
+                result[row] = max(0.0, float(np.min(np.nan_to_num(epsilons, nan=math.inf, posinf=math.inf))))
     return result
 
 

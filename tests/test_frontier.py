@@ -1,0 +1,473 @@
+"""What every target would give: exact selections, points of combinations, pictures, measured scores."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+import dpmerge
+from dpmerge.cli import app
+from dpmerge.cli.pictures import parse_targets
+from dpmerge.errors import EvaluationError, TargetError, UtilityError
+from dpmerge.evaluation import MergedScore, find_evaluator
+from dpmerge.profiles.arrays import DIRECTIONS
+from dpmerge.profiles.precision import accuracy, grids_of_accuracy
+from dpmerge.profiles.runs import run_profile
+from dpmerge.records import Portfolio
+from dpmerge.rules import Combination, Selection
+from dpmerge.rules.selection import selection_epsilons
+from dpmerge.tasks import digits
+from dpmerge.weights import Utilities, plan, selection_optimum
+from dpmerge.weights.frontier import frontier
+from dpmerge.weights.heatmap import heatmap
+from dpmerge.weights.points import Accounting
+from dpmerge.weights.simplex import simplex_grid
+from tests import builders
+
+DELTA = 1e-5
+
+
+def here(function: Any, items: Any, *, keys: Any) -> list[Any]:
+    """The mapping function in this process; every piece has a key of its own."""
+    assert len(set(keys)) == len(items)
+    return [function(item) for item in items]
+
+
+def sampled() -> Portfolio:
+    """Three Poisson-sampled runs of thirty steps."""
+    common = {"steps": 30, "sampling": 0.05, "batch": 50, "smoothness": 0.2, "convex": "unclipped"}
+    return builders.portfolio(
+        builders.dp_sgd("a", sigma=0.6, **common),  # type: ignore[arg-type]
+        builders.dp_sgd("b", sigma=0.9, clip=2.0, **common),  # type: ignore[arg-type]
+        builders.dp_sgd("c", sigma=2.0, **common),  # type: ignore[arg-type]
+    )
+
+
+UTILITY = {"a": 0.93, "b": 0.9, "c": 0.8}
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sigma=st.floats(0.5, 4),
+    rate=st.floats(0.001, 0.6),
+    steps=st.integers(1, 300),
+    low=st.floats(0.01, 2),
+    seed=st.integers(0, 99),
+)
+def test_many_deltas_are_the_single_ones_and_wide_curves_are_as_good(
+    sigma: float, rate: float, steps: int, low: float, seed: int
+) -> None:
+    profile = run_profile(builders.dp_sgd("m", sigma=sigma, sampling=rate, steps=steps)).profile
+    high = low + 5
+    epsilons = np.sort(np.random.default_rng(seed).uniform(low, high, 8))
+    for direction in DIRECTIONS:
+        curve = profile.wide_curve(direction, low, high, DELTA)
+        many = curve.deltas(epsilons)
+        assert np.all(np.diff(many) <= 0)
+        for epsilon, value in zip(epsilons.tolist(), many.tolist(), strict=True):
+            # Sums in another order, and a slightly larger allowance for rounding.
+            assert value == pytest.approx(curve.delta(epsilon), rel=1e-6, abs=1e-9 * DELTA)
+            precise = profile.curve(direction, epsilon, None).delta(epsilon)
+            assert value == pytest.approx(precise, rel=5e-3, abs=1e-6 * DELTA)
+
+
+def test_curves_of_every_kind_answer_many_questions() -> None:
+    models = [
+        builders.gaussian("g", noise_std=2.0),
+        builders.model("n", {"kind": "non-private"}),
+        builders.model("r", {"kind": "rdp", "orders": [2.0, 8.0, 32.0], "values": [0.1, 0.4, 1.6]}),
+        builders.model("e", {"kind": "approx-dp", "epsilon": 1.0, "delta": 1e-6}),
+    ]
+    epsilons = np.array([0.1, 0.9, 1.1, 3.0])
+    for one in models:
+        curve = run_profile(one).profile.wide_curve("remove", 0.1, 3.0, DELTA)
+        assert curve.deltas(epsilons).tolist() == pytest.approx([curve.delta(e) for e in epsilons.tolist()], rel=1e-9)
+
+
+def test_accuracy_is_a_setting_of_a_block_and_never_costs_validity() -> None:
+    weights = sampled().weights({"a": 0.2, "b": 0.3, "c": 0.5})
+    fine = Combination(weights, 0.0).guarantee(delta=DELTA, by="pld").epsilon
+    for value, limit in ((1e-6, 1e-4), (1e-4, 1e-3), (1e-3, 1e-2)):
+        with grids_of_accuracy(value):
+            assert accuracy() == value
+            found = Combination(weights, 0.0).guarantee(delta=DELTA, by="pld").epsilon
+        assert found == pytest.approx(fine, rel=limit)
+    assert accuracy() == 1e-5
+    with grids_of_accuracy(1e-7):
+        assert fine >= Combination(weights, 0.0).guarantee(delta=DELTA, by="pld").epsilon * (1 - 1e-9)
+
+
+# --- many selections at once ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+def test_many_selections_are_the_rule_for_each(by: Any) -> None:
+    portfolio = sampled()
+    profiles = [run_profile(model).profile for model in portfolio.models]
+    grid = simplex_grid(3, 0.125)
+    found = selection_epsilons(profiles, grid, DELTA, by)
+    for row, value in zip(grid.tolist(), found.tolist(), strict=True):
+        rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
+        assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-4)
+        with grids_of_accuracy(1e-7):  # never below what a much finer grid gives
+            assert value >= rule.guarantee(delta=DELTA, by=by).epsilon * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+def test_many_selections_with_a_model_without_privacy(by: Any) -> None:
+    portfolio = builders.portfolio(
+        builders.gaussian("g", noise_std=1.0),
+        builders.model("n", {"kind": "non-private"}),
+        builders.dp_sgd("s", sigma=1.0, sampling=0.1, steps=20),
+    )
+    profiles = [run_profile(model).profile for model in portfolio.models]
+    rows = np.array([[1, 0, 0], [0, 0, 1], [0.5, 0, 0.5], [0.9, 0.1, 0], [1 - 5e-6, 5e-6, 0], [0.5, 9.9e-6, 0.5 - 9.9e-6]])
+    found = selection_epsilons(profiles, rows, DELTA, by)
+    for row, value in zip(rows.tolist(), found.tolist(), strict=True):
+        rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
+        assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-3)
+    assert math.isinf(found[3])
+
+
+def test_simplex_grid() -> None:
+    grid = simplex_grid(3, 0.01)
+    assert grid.shape == (5151, 3)
+    assert len({tuple(row) for row in grid.tolist()}) == 5151
+    assert np.all(np.abs(grid.sum(axis=1) - 1) < 1e-12)
+    for step in (0.3, 0.0, -0.1, 2.0):
+        with pytest.raises(TargetError, match="does not divide 1"):
+            simplex_grid(3, step)
+
+
+# --- the frontier -----------------------------------------------------------------------------------------------------
+
+
+def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
+    portfolio = sampled()
+    targets = [0.4, 1.0, 2.0, 3.5, 6.0]
+    document = frontier(
+        portfolio,
+        accounting=Accounting(DELTA),
+        epsilons=targets,
+        utility=Utilities.stated(portfolio, UTILITY),
+        edge_points=5,
+        run=here,
+    )
+    profiles = [run_profile(model).profile for model in portfolio.models]
+    curves = {(curve["rule"], curve["by"], curve["standing"]): curve for curve in document["curves"]}
+    assert len(curves) == 6
+    for by in ("pld", "rdp"):
+        points = curves["selection", by, "proved"]["points"]
+        assert [point["epsilon"] for point in points] == targets
+        for point in points:
+            best = selection_optimum(profiles, [0.93, 0.9, 0.8], point["epsilon"], DELTA, by)
+            assert (best is None) == (point["utility"] is None)
+            if best is not None:
+                assert point["utility"] == pytest.approx(best.utility, abs=2e-5)
+                with grids_of_accuracy(1e-7):  # the returned weights hold on an independent, finer path
+                    rule = Selection(portfolio.weights(point["weights"]))
+                    assert rule.guarantee(epsilon=point["epsilon"], by=by).delta <= DELTA * (1 + 1e-9)
+    for standing, assumed in (("proved", None), ("conditional", 0.0)):
+        for by in ("pld", "rdp"):
+            points = curves["combination", by, standing]["points"]
+            assert len(points) == 3 + 2 * 5
+            best_so_far = -math.inf
+            for point in points:
+                combined = Combination(portfolio.weights(point["weights"]), assumed)
+                exact = combined.guarantee(delta=DELTA, by=by).epsilon  # type: ignore[arg-type]
+                assert point["epsilon"] == pytest.approx(exact, rel=1e-3)
+                worth = sum(UTILITY[name] * weight for name, weight in point["weights"].items())
+                assert point["utility"] == pytest.approx(worth)
+                assert point["on_frontier"] == (point["utility"] > best_so_far)
+                best_so_far = max(best_so_far, point["utility"])
+    assert document["warning"] is None
+    assert document["joint"]["epsilon"] > max(model["epsilon"]["pld"] for model in document["models"])
+
+
+def test_frontier_on_a_grid_and_without_utilities() -> None:
+    portfolio = sampled()
+    document = frontier(portfolio, accounting=Accounting(DELTA, 0.0), epsilons=[1.0, 3.0], step=0.5, run=here)
+    assert document["utilities_source"] == "less private is more useful"
+    formula = [curve for curve in document["curves"] if curve["rule"] == "combination"]
+    assert [curve["standing"] for curve in formula] == ["conditional", "conditional"]
+    assert all("papers' formula" in curve["title"] and len(curve["points"]) == 6 for curve in formula)
+
+
+def test_looking_is_said(tmp_path: Path) -> None:
+    portfolio = sampled()
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps({"schema": 1, "measured_on": "public", "models": "private", "utilities": UTILITY}))
+    looked = Utilities.load(portfolio, path)
+    document = frontier(portfolio, accounting=Accounting(DELTA), epsilons=[1.0], utility=looked, edge_points=1, run=here)
+    assert document["provenance"] == "after-looking"
+    assert "joint release" in document["warning"]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    portfolio = sampled()
+    stated = Utilities.stated(portfolio, UTILITY)
+
+    def ask(**changes: Any) -> None:
+        frontier(portfolio, **{"accounting": Accounting(DELTA), "epsilons": [1.0], "run": here, **changes})
+
+    with pytest.raises(TargetError, match="delta"):
+        ask(accounting=Accounting(0.0))
+    with pytest.raises(TargetError, match="epsilon"):
+        ask(epsilons=[1.0, -1.0])
+    with pytest.raises(TargetError, match="at least one target"):
+        ask(epsilons=[])
+    with pytest.raises(TargetError, match="at least 1"):
+        ask(edge_points=0)
+    with pytest.raises(TargetError, match="does not divide"):
+        ask(step=0.3)
+    with pytest.raises(UtilityError, match="not both"):
+        ask(utility=stated, scorer=lambda weights: 0.0)
+    content = {"schema": 1, "measured_on": "v", "models": "private", "utilities": UTILITY}
+    path = tmp_path / "private.json"
+    path.write_text(json.dumps({**content, "validation": {"records": 10, "disjoint": True}}))
+    with pytest.raises(UtilityError, match="would publish them"):
+        ask(utility=Utilities.load(portfolio, path))
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2:3:4", "0:3", "3:1", "1:inf", "1:2:1", "1:2:x", "1,,2", "1:2:1000000000"])
+def test_bad_targets_are_refused(text: str) -> None:
+    with pytest.raises(TargetError, match="targets"):
+        parse_targets(text)
+
+
+def test_targets() -> None:
+    assert parse_targets("0.5, 1,2") == [0.5, 1.0, 2.0]
+    spaced = parse_targets("0.3:8")
+    assert len(spaced) == 100
+    assert (spaced[0], spaced[-1]) == (0.3, 8.0)
+    assert np.allclose(np.diff(np.log(spaced)), math.log(8 / 0.3) / 99)
+    assert len(parse_targets("0.3:8:200")) == 200
+
+
+def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
+    portfolio = sampled()
+    for epsilon in (0.7, 2.0, 4.0):
+        found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=UTILITY)
+        with grids_of_accuracy(1e-7):
+            for option in found.options:
+                if not option.feasible or option.rule not in ("selection", "combination"):
+                    continue
+                rule = {"selection": Selection, "combination": Combination}[option.rule](portfolio.weights(option.weights))
+                assert rule.guarantee(epsilon=epsilon).delta <= DELTA * (1 + 1e-9)
+
+
+# --- the simplex ------------------------------------------------------------------------------------------------------
+
+
+def test_heatmap_is_the_rules() -> None:
+    portfolio = sampled()
+    for assumed in (None, 0.0):
+        document = heatmap(portfolio, accounting=Accounting(DELTA, assumed), step=0.25, run=here)
+        assert len(document["points"]) == 15
+        assert [(panel["rule"], panel["by"]) for panel in document["panels"]] == [
+            ("selection", "rdp"),
+            ("selection", "pld"),
+            ("combination", "rdp"),
+            ("combination", "pld"),
+        ]
+        for panel in document["panels"]:
+            combined = panel["rule"] == "combination"
+            assert panel["standing"] == ("conditional" if combined and assumed == 0 else "proved")
+            for point, epsilon in zip(document["points"], panel["epsilons"], strict=True):
+                weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
+                rule = Combination(weights, assumed) if combined else Selection(weights)
+                assert epsilon == pytest.approx(rule.guarantee(delta=DELTA, by=panel["by"]).epsilon, rel=1e-3)
+
+
+def test_heatmap_needs_three_models() -> None:
+    two = builders.portfolio(builders.gaussian("a", noise_std=1.0), builders.gaussian("b", noise_std=2.0))
+    with pytest.raises(TargetError, match="three models"):
+        heatmap(two, accounting=Accounting(DELTA), run=here)
+
+
+# --- merged and measured ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A portfolio on disk: three noisy ridge regressions of the digits, with records."""
+    train, _ = digits.load()
+    one_hot = np.eye(digits.CLASSES)[train.labels]
+    features = np.hstack([train.images, np.ones((len(train.labels), 1))])
+    solved = np.linalg.solve(features.T @ features + 0.1 * np.eye(65), features.T @ one_hot)
+    rng = np.random.default_rng(0)
+    for name, sigma, noise in (("a", 0.8, 0.01), ("b", 1.5, 0.1), ("c", 4.0, 0.4)):
+        noisy = (solved + noise * rng.standard_normal(solved.shape)).astype(np.float32)
+        folder = tmp_path / "portfolio" / name
+        folder.mkdir(parents=True)
+        save_file({"weight": noisy[:-1].T.copy(), "bias": noisy[-1].copy()}, folder / "model.safetensors")
+        model = builders.dp_sgd(name, sigma=sigma, steps=20, sampling=0.05, batch=72)
+        (folder / "record.json").write_text(model.record.model_dump_json(by_alias=True))
+    return tmp_path / "portfolio"
+
+
+def own_accuracy(portfolio: Path, weights: dict[str, float]) -> float:
+    from safetensors.numpy import load_file
+
+    models = {name: load_file(portfolio / name / "model.safetensors") for name in weights}
+    weight, bias = (
+        sum(np.float64(w) * models[name][key].astype(np.float64) for name, w in weights.items()).astype(np.float32)  # type: ignore[union-attr]
+        for key in ("weight", "bias")
+    )
+    _, test = digits.load()
+    return float(np.mean((test.images @ weight.T.astype(float) + bias).argmax(axis=1) == test.labels))
+
+
+def test_measured_points_are_really_merged(trained: Path) -> None:
+    portfolio = Portfolio.load(trained)
+    scorer = MergedScore.of({name: trained / name for name in portfolio.names}, "digits")
+    document = frontier(portfolio, accounting=Accounting(DELTA), epsilons=[1.0, 4.0], scorer=scorer, edge_points=4, run=here)
+    assert document["provenance"] == "after-looking"
+    assert document["warning"] is not None
+    points = next(
+        c["points"] for c in document["curves"] if (c["rule"], c["by"], c["standing"]) == ("combination", "pld", "proved")
+    )
+    for point in points:
+        assert point["utility_kind"] == "measured"
+        assert point["utility"] == own_accuracy(trained, point["weights"])
+    assert len({point["utility"] for point in points}) > 4
+    models = {model["name"]: model["utility"] for model in document["models"]}
+    assert models == {name: own_accuracy(trained, {name: 1.0}) for name in portfolio.names}
+    public = frontier(
+        portfolio, accounting=Accounting(DELTA), epsilons=[4.0], scorer=scorer, scored="stand-ins", edge_points=1, run=here
+    )
+    assert (public["provenance"], public["warning"]) == ("a-priori", None)
+
+
+def test_scores_belong_to_their_models_and_function(trained: Path) -> None:
+    folders = {name: trained / name for name in "abc"}
+    before = MergedScore.of(folders, "digits").fingerprint
+    assert MergedScore.of(folders, "digits").fingerprint == before
+    assert MergedScore.of(folders, "dpmerge.tasks.digits:accuracy").fingerprint != before
+    data = bytearray((trained / "a" / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (trained / "a" / "model.safetensors").write_bytes(data)
+    assert MergedScore.of(folders, "digits").fingerprint != before
+
+
+@pytest.mark.parametrize(
+    "name, complaint",
+    [
+        ("unknown", "bundled task"),
+        ("no.such.module:f", "cannot be loaded"),
+        ("math:nothing", "cannot be loaded"),
+        ("math:pi", "no function"),
+    ],
+)
+def test_evaluators_that_are_none(name: str, complaint: str) -> None:
+    with pytest.raises(EvaluationError, match=complaint):
+        find_evaluator(name)
+
+
+@pytest.mark.parametrize(
+    "body, complaint",
+    [
+        ("return float('nan')", "finite"),
+        ("return 'good'", "must give a number"),
+        ("return True", "must give a number"),
+        ("raise OSError('disk')", "failed on a=0.5, b=0.5.*disk"),
+    ],
+)
+def test_evaluators_that_misbehave(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, complaint: str
+) -> None:
+    module = f"evaluator_{abs(hash(body))}"
+    (tmp_path / f"{module}.py").write_text(f"def score(folder):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scorer = MergedScore.of({name: trained / name for name in "ab"}, f"{module}:score")
+    with pytest.raises(EvaluationError, match=complaint):
+        scorer((0.5, 0.5))
+
+
+def test_digits_refuse_other_models(tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        digits.accuracy(tmp_path)
+    save_file({"weight": np.zeros((2, 2), dtype=np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(EvaluationError, match="10 × 64"):
+        digits.accuracy(tmp_path)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "def score(folder):\n"
+        "    with open(Path(__file__).parent / 'calls', 'a') as calls:\n"
+        "        calls.write('x')\n"
+        "    return float((Path(folder) / 'model.safetensors').read_bytes()[-1])\n"
+    )
+    command = [sys.executable, "-m", "dpmerge", "frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:9"]
+    command += ["--evaluate", "mine:score", "--points", "3", "--out", "out", "--json"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    document = json.loads(first.stdout)
+    assert document == json.loads((tmp_path / "out" / "frontier.json").read_text())
+    assert document["provenance"] == "after-looking"
+    for suffix in ("png", "svg", "html"):
+        assert (tmp_path / "out" / f"frontier.{suffix}").stat().st_size > 1000
+    calls = len((tmp_path / "calls").read_text())
+    assert calls == 3 + 2 * 3
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert again.stdout == first.stdout
+    assert len((tmp_path / "calls").read_text()) == calls  # nothing is measured twice
+
+
+def test_frontier_command_refuses(trained: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    base = ["frontier", str(trained), "--delta", "1e-5", "--out", str(tmp_path / "out")]
+    for extra, complaint in (
+        (["--stand-ins"], "--evaluate"),
+        (["--epsilons", "8:1"], "targets"),
+        (["--utility", "a=1,b=2"], "no utility for model 'c'"),
+        (["--evaluate", "nothing"], "bundled task"),
+        (["--cluster", "nowhere"], ""),
+    ):
+        result = runner.invoke(app, base + extra)
+        assert result.exit_code != 0
+        assert complaint in str(result.exception)
+        assert not (tmp_path / "out" / "frontier.json").exists()
+
+
+def test_heatmap_command(trained: Path, tmp_path: Path) -> None:
+    command = ["heatmap", str(trained), "--step", "0.5", "--out", str(tmp_path / "map"), "--json", "--jobs", "1"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.output)
+    assert len(document["points"]) == 6
+    for suffix in ("json", "png", "svg", "html"):
+        assert (tmp_path / "map" / f"heatmap.{suffix}").stat().st_size > 100
+
+
+def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
+    """Of the reference portfolio: RS by PLD is never below RS by RDP, and the papers' formula never below what is proved."""
+    portfolio = Portfolio.load(dpmerge.example_portfolio())
+    utility = Utilities.stated(portfolio, {"mnist-c1-s0.5": 0.906, "mnist-c1-s2": 0.85, "mnist-c2-s0.5": 0.903})
+    document = frontier(
+        portfolio, accounting=Accounting(DELTA), epsilons=[0.3, 2.0, 6.0], utility=utility, edge_points=2, run=here
+    )
+    curves = {(curve["rule"], curve["by"], curve["standing"]): curve["points"] for curve in document["curves"]}
+    for pld, rdp in zip(curves["selection", "pld", "proved"], curves["selection", "rdp", "proved"], strict=True):
+        assert pld["utility"] >= (rdp["utility"] or 0.0) - 1e-9
+    proved = {tuple(point["weights"].values()): point["epsilon"] for point in curves["combination", "pld", "proved"]}
+    for point in curves["combination", "pld", "conditional"]:
+        assert point["epsilon"] <= proved[tuple(point["weights"].values())] * (1 + 3e-4)
