@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import dpmerge
 from dpmerge import cache
+from dpmerge.cli import app
 from dpmerge.profiles.laws import RenyiLaw, RevealedShiftLaw
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection
@@ -130,6 +133,19 @@ def test_guarantees_come_back_as_they_were_and_no_two_rules_share_one(folder: Pa
         assert rule.guarantee(delta=1e-5) == fresh[-1]
     assert [rule.guarantee(delta=1e-5) for rule in rules()] == fresh
     assert len(cache.cache_entries(folder)) == len(fresh)  # the last bit of a weight makes another question
+
+
+def test_cache_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_often("first", 1)
+    (folder / "notes.txt").write_text("somebody else's")
+    runner = CliRunner()
+    before = json.loads(runner.invoke(app, ["cache", "--json"]).output)
+    assert (before["folder"], before["entries"], before["cleared"]) == (str(folder), 1, False)
+    assert "1 answers" in runner.invoke(app, ["cache", "--clear"]).output
+    assert cache.cache_entries(folder) == []
+    assert (folder / "notes.txt").exists()
+    monkeypatch.setenv("DPMERGE_CACHE", "off")
+    assert "off" in runner.invoke(app, ["cache"]).output
 
 
 def test_laws_say_everything_in_their_text() -> None:

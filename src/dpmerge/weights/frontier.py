@@ -150,8 +150,8 @@ def _on_edges(portfolio: Portfolio, models: list[dict[str, Any]], count: int, ju
         for end, known in odds.items():
             ladder = [-9.0, *known, 6.0]
             rungs = [start, *(_between(start, end, o) for o in known), end]
-            levels = [results[point]["proved"]["pld"] for point in rungs]
-            heights = [abs(math.log(max(b, 1e-9) / max(a, 1e-9))) if b < math.inf else 0.0 for a, b in pairwise(levels)]
+            judged = [results[point] for point in rungs]
+            heights = [_step(low, high) for low, high in pairwise(judged)]
             widest = sorted(range(len(heights)), key=heights.__getitem__, reverse=True)
             room = min(max(1, len(known) // 2), count - len(known))
             middles = [(ladder[index] + ladder[index + 1]) / 2 for index in widest[:room]]
@@ -159,6 +159,12 @@ def _on_edges(portfolio: Portfolio, models: list[dict[str, Any]], count: int, ju
             fresh += [_between(start, end, o) for o in middles]
         results.update(zip(fresh, judge(fresh), strict=True))
     return results
+
+
+def _step(low: dict[str, Any], high: dict[str, Any]) -> float:
+    """The larger step in log ε between two neighbours, of what is proved and what the formula says."""
+    pairs = [(low[account]["pld"], high[account]["pld"]) for account in ("proved", "formula") if account in low]
+    return max(abs(math.log(max(b, 1e-9) / max(a, 1e-9))) if max(a, b) < math.inf else 0.0 for a, b in pairs)
 
 
 def _between(start: Point, end: Point, log_odds: float) -> Point:
