@@ -14,7 +14,23 @@ from dpmerge.rules import THEOREMS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "dpmerge"
 # From the ground up; a room may import from those before it.
-FLOORS = ["errors", "_version", "records", "profiles", "rules", "weights", "_api", "cli", "__main__"]
+FLOORS = [
+    "errors",
+    "_version",
+    "jobs",
+    "cache",
+    "records",
+    "profiles",
+    "rules",
+    "weights",
+    "figures",
+    "checkpoints",
+    "tasks",
+    "evaluation",
+    "_api",
+    "cli",
+    "__main__",
+]
 
 
 def imports(path: Path) -> set[str]:

@@ -24,7 +24,8 @@ def cache(
         for path in entries:
             path.unlink(missing_ok=True)
     if json:
-        print_json({"folder": None if folder is None else str(folder), "entries": len(entries), "bytes": size, "cleared": clear})
+        where = None if folder is None else str(folder)
+        print_json({"folder": where, "entries": len(entries), "bytes": size, "cleared": clear})
     elif folder is None:
         typer.echo("no answers are kept (DPMERGE_CACHE is off)")
     else:

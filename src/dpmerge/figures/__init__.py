@@ -1,0 +1,87 @@
+"""Pictures of what was computed: pure functions from documents (what a JSON file says) to PNG, SVG and web pages.
+
+The same document always gives the same bytes: no dates, no random identifiers, no settings of the machine's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpmerge.errors import FigureError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "render"]
+
+_LIBRARIES = {".png": "matplotlib", ".svg": "matplotlib", ".html": "plotly"}
+
+_SETTINGS: Any = {
+    "figure.dpi": 140,
+    "savefig.dpi": "figure",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
+    "svg.fonttype": "none",  # text stays text: names can be searched, read aloud and copied
+    "svg.hashsalt": "dpmerge",
+    "axes.unicode_minus": True,
+}
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Draw a frontier or a heatmap; the suffix chooses the format: .png, .svg or .html.
+
+    The file appears complete or not at all.
+    """
+    content = render(document, path.suffix.lower())
+    temporary = path.with_name(f".dpmerge-{secrets.token_hex(6)}.part")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FigureError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def render(document: Mapping[str, Any], suffix: str) -> bytes:
+    """The file's content; `suffix` is .png, .svg or .html."""
+    library = _LIBRARIES.get(suffix)
+    if library is None:
+        raise FigureError(f"no picture format has the suffix {suffix!r}; use {', '.join(_LIBRARIES)}")
+    kind = document.get("kind")
+    if kind not in ("frontier", "heatmap"):
+        raise FigureError(f"cannot draw a document of kind {kind!r}; known are 'frontier' and 'heatmap'")
+    try:
+        importlib.import_module(library)
+    except ImportError:
+        raise FigureError(f"pictures as {suffix} need {library}: install dpmerge[plots]") from None
+    module = importlib.import_module(f"dpmerge.figures.{kind}")
+    if library == "plotly":
+        page: Callable[[Mapping[str, Any]], str] = module.page
+        return page(document).encode()
+    return _image(module.figure, document, suffix)
+
+
+def _image(figure: Callable[[Mapping[str, Any]], Figure], document: Mapping[str, Any], suffix: str) -> bytes:
+    """Draw with matplotlib's defaults and the settings above, whatever the user's own are, and leave those untouched."""
+    import matplotlib
+
+    unsigned = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # Names in scripts that the font lacks: boxes in a PNG, right in an SVG.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        buffer = io.BytesIO()
+        figure(document).savefig(buffer, format=suffix[1:], metadata=unsigned[suffix])
+    return buffer.getvalue()

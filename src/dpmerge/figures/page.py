@@ -1,0 +1,107 @@
+"""The web page around an interactive picture: one file that needs nothing else, with tables for who cannot see the plot.
+
+Everything that comes from a document passes through `html.escape`. The content policy forbids the page to load anything, so
+that whoever opens it is told to nobody.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "img-src data: blob:",
+        "style-src 'unsafe-inline'",
+        "script-src 'unsafe-inline' 'unsafe-eval'",
+    )
+)
+# plotly.js offers a button that uploads the chart, data and all; whoever wants to share the page can send the file.
+_CONFIG = {
+    "responsive": True,
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "modeBarButtonsToRemove": ["sendChartToCloud", "select2d", "lasso2d"],
+}
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --text: #1a1a1a; --quiet: #555; --back: #fafafa; --line: #ccc; --alarm: #a33b00; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --text: #eee; --quiet: #b0b0b0; --back: #161616; --line: #4a4a4a; --alarm: #ff9d66; }}
+}}
+body {{ margin: 0 auto; padding: 1.5rem; max-width: 75rem; background: var(--back); color: var(--text);
+  font: 1rem/1.5 system-ui, sans-serif; }}
+h1 {{ margin: 0; font-size: 1.6rem; line-height: 1.25; }}
+h2 {{ margin: 2rem 0 0.5rem; font-size: 1.2rem; }}
+p {{ max-width: 50rem; }}
+.quiet {{ margin: 0.25rem 0 1rem; color: var(--quiet); }}
+.warning {{ padding: 0.25rem 0.75rem; border-left: 0.3rem solid var(--alarm); font-weight: 600; }}
+figure {{ margin: 1rem 0; padding: 0.5rem; border: 1px solid var(--line); border-radius: 0.5rem; background: #fff;
+  color: #1a1a1a; overflow-x: auto; }}
+.table {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }}
+caption {{ padding: 0.25rem 0; text-align: left; color: var(--quiet); }}
+th, td {{ padding: 0.3rem 0.9rem 0.3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
+tbody th {{ font-weight: 600; }}
+</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p class="quiet">{subtitle}</p>
+{warning}<figure aria-label="{title}">
+{plot}
+<noscript>The plot needs JavaScript; the tables below do not.</noscript>
+</figure>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def page(title: str, subtitle: str, warning: str | None, plot: Any, sections: Iterable[str]) -> str:
+    """The whole page: `plot` is a plotly figure, `sections` are pieces of HTML made by the functions below."""
+    return _PAGE.format(
+        policy=_POLICY,
+        title=html.escape(title),
+        subtitle=html.escape(subtitle),
+        warning=f'<p class="warning" role="note">{html.escape(warning)}</p>\n' if warning else "",
+        plot=plot.to_html(
+            full_html=False,
+            include_plotlyjs=True,
+            div_id="plot",  # a random one would make every drawing a different file
+            config=_CONFIG,
+        ),
+        body="\n".join(sections),
+    )
+
+
+def prose(heading: str, *paragraphs: str) -> str:
+    """A heading and its paragraphs."""
+    return f"<h2>{html.escape(heading)}</h2>\n" + "\n".join(f"<p>{html.escape(text)}</p>" for text in paragraphs if text)
+
+
+def table(heading: str, caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A heading and a table whose first column names the rows."""
+    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in columns)
+    lines = [
+        f'<tr><th scope="row">{html.escape(first)}</th>' + "".join(f"<td>{html.escape(text)}</td>" for text in rest) + "</tr>"
+        for first, *rest in rows
+    ]
+    return (
+        f'<h2>{html.escape(heading)}</h2>\n<div class="table"><table>\n<caption>{html.escape(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table></div>"
+    )
