@@ -1,0 +1,164 @@
+"""The weighted sum against the disk: three models of 1 GB, warm cache, beside `cat`, `cp` and mergekit."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import Claim
+from dpmerge.checkpoints.dtypes import DTYPES
+from dpmerge.checkpoints.safetensors_file import header_bytes
+
+WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
+REPEAT = 5
+HIDDEN, INNER, VOCABULARY = 1024, 4096, 32000
+# A whole process, as a release starts it; it prints the seconds of the merge and its peak memory in MB.
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from dpmerge.checkpoints import merge_models
+root, digests = Path(sys.argv[1]), sys.argv[2] == "digests"
+start = time.perf_counter()
+merge_models({n: root / n for n in "abc"}, {"a": 0.2, "b": 0.3, "c": 0.5}, root / "out", digests=digests)
+taken = time.perf_counter() - start
+# Not getrusage: that also counts what the parent had before it became this process.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(taken, int(status["VmHWM"].split()[0]) / 1024)
+"""
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """A Llama of about 16.8 million parameters a layer, and 65.5 million in its embeddings."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(layers):
+        start = f"model.layers.{layer}"
+        found |= {f"{start}.self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"}
+        found |= {f"{start}.mlp.{part}_proj.weight": (INNER, HIDDEN) for part in ("gate", "up")}
+        found[f"{start}.mlp.down_proj.weight"] = (HIDDEN, INNER)
+        found |= {f"{start}.{part}_layernorm.weight": (HIDDEN,) for part in ("input", "post_attention")}
+    return found | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+@contextmanager
+def three_models(dtype: str) -> Iterator[Path]:
+    """Three models of 1 GB, read once so that they are in the cache; removed at the end."""
+    layers = 12 if dtype == "F32" else 28
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "vocab_size": VOCABULARY,
+        "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype],
+    }
+    tensors = shapes(layers)
+    header, _ = header_bytes([(name, DTYPES[dtype], shape) for name, shape in tensors.items()], {"format": "pt"})
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(prefix="dpmerge-benchmark-") as folder:
+        for name in WEIGHTS:
+            model = Path(folder) / name
+            model.mkdir()
+            (model / "config.json").write_text(json.dumps(config))
+            with (model / "model.safetensors").open("wb") as file:
+                file.write(header)
+                for shape in tensors.values():
+                    values = rng.standard_normal(shape, dtype=np.float32)
+                    file.write(values.data if dtype == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16).data)
+                file.flush()
+                os.fsync(file.fileno())
+        yield Path(folder)
+
+
+def seconds(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def disk(root: Path) -> float:
+    """`cat` of the inputs and `cp` of one: what any merge must at least read and write."""
+    files = [str(root / name / "model.safetensors") for name in WEIGHTS]
+    copy = root / "copy"
+    total = seconds(["cat", *files]) + seconds(["cp", files[0], str(copy)])
+    copy.unlink()
+    return total
+
+
+def ours(root: Path, digests: bool) -> tuple[float, float, float]:
+    """Seconds of the merge, seconds of the whole process, peak memory in MB. Everything is on the disk at the end."""
+    start = time.perf_counter()
+    command = [sys.executable, "-c", SCRIPT, str(root), "digests" if digests else "none"]
+    merge, memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    whole = time.perf_counter() - start
+    shutil.rmtree(root / "out")
+    return float(merge), whole, float(memory)
+
+
+def mergekit(executable: str, root: Path, dtype: str) -> tuple[float, float]:
+    """Seconds and peak memory in MB of `mergekit-yaml` with the same weights; a whole process."""
+    models = "\n".join(f"  - model: {root / n}\n    parameters: {{weight: {w}}}" for n, w in WEIGHTS.items())
+    names = {"F32": "float32", "BF16": "bfloat16"}
+    recipe = root / "recipe.yaml"
+    recipe.write_text(f"merge_method: linear\nmodels:\n{models}\ndtype: {names[dtype]}\n")
+    time_taken = seconds([executable, str(recipe), str(root / "peer"), "--no-copy-tokenizer"])
+    shutil.rmtree(root / "peer")
+    return time_taken, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def measure(dtype: str, factor: float) -> Iterator[Claim]:
+    with three_models(dtype) as root:
+        disk(root)
+        limits, plain, hashed = [], [], []
+        for _ in range(REPEAT):  # in turn, so that what else the machine does meets all of them alike
+            limits.append(disk(root))
+            plain.append(ours(root, digests=False))
+            hashed.append(ours(root, digests=True))
+        limit, merge, with_digests = factor * min(limits), min(plain)[0], min(hashed)[0]
+        memory = max(peak for _, _, peak in plain + hashed)
+        yield Claim(
+            f"three 1 GB models, {dtype}, warm cache: merge and fsync, beside cat of the inputs and cp of one",
+            f"{merge:.2f} s against {min(limits):.2f} s: {merge / min(limits):.2f} times; "
+            f"with SHA-256 of all four files {with_digests:.2f} s",
+            f"≤ {factor:g} times",
+            merge <= limit,
+        )
+        yield Claim("… peak memory", f"{memory:.0f} MB", "< 150 MB", memory < 150)
+        executable = os.environ.get("MERGEKIT_YAML") or shutil.which("mergekit-yaml")
+        if executable is None:
+            print("no mergekit-yaml on the path and no MERGEKIT_YAML: not compared with mergekit", flush=True)
+            return
+        peers = [mergekit(executable, root, dtype) for _ in range(2)]
+        their_time, our_time = min(time for time, _ in peers), min(whole for _, whole, _ in hashed)
+        yield Claim(
+            "… against mergekit-yaml linear, whole processes, ours with digests and fsync",
+            f"{our_time:.2f} s, {memory:.0f} MB against {their_time:.2f} s, {max(peak for _, peak in peers):.0f} MB: "
+            f"{their_time / our_time:.1f} times",
+            "faster",
+            our_time < their_time,
+        )
+
+
+def single_precision() -> Iterator[Claim]:
+    """Three fp32 models of 1 GB."""
+    yield from measure("F32", 2.0)
+
+
+def bfloat16() -> Iterator[Claim]:
+    """Three bf16 models of 1 GB: twice the parameters, decoded and rounded by integer arithmetic."""
+    yield from measure("BF16", 5.0)
+
+
+ALL = (single_precision, bfloat16)

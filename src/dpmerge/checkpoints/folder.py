@@ -1,0 +1,112 @@
+"""A folder that appears whole or not at all, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpmerge.errors import CheckpointError
+
+_TEMPORARY = re.compile(r"\..+\.dpmerge-tmp-\d+-[0-9a-f]{16}")
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `target` that becomes `target` when the block ends well, and vanishes otherwise.
+
+    Every file is on the disk before the name appears, and a folder that is already there is never replaced. A process that is
+    killed leaves its temporary folder; the next one that writes beside it removes it.
+    """
+    require_absent(target)
+    try:
+        _remove_abandoned(target.parent)
+        folder, lock = _locked_folder(target)
+        try:
+            yield folder
+            _sync_tree(folder)
+            _rename(folder, target)
+            _sync(target.parent)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(lock)
+    except OSError as fault:
+        raise CheckpointError(f"{target}: cannot be written: {fault.strerror or fault}") from fault
+
+
+def require_absent(target: Path) -> None:
+    """Refuse a target that exists, or has no folder to be in."""
+    if os.path.lexists(target):
+        raise CheckpointError(f"{target}: exists already; it is never overwritten: choose another name or remove it")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target}: there is no folder {target.parent}; make it first")
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """A fresh temporary folder and a descriptor that holds its lock as long as this process lives.
+
+    The folder itself is locked, not a file in it: nothing has to be removed before the rename.
+    """
+    while True:
+        folder = target.parent / f".{target.name}.dpmerge-tmp-{os.getpid()}-{secrets.token_hex(8)}"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # file systems without such locks: then nobody can take it for abandoned either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)  # between its birth and its lock another process took it for abandoned
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove temporary folders whose process has ended: their lock is free."""
+    for path in parent.iterdir():
+        if not _TEMPORARY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename(folder: Path, target: Path) -> None:
+    """Rename without replacing anything. Plain rename would replace an empty folder, so Linux is asked for the strict one."""
+    strict = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if strict is not None:
+        if strict(_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):  # those two: this file system has only the plain one
+            if code == errno.EEXIST:
+                require_absent(target)
+            raise OSError(code, os.strerror(code))
+    require_absent(target)
+    folder.rename(target)

@@ -1,0 +1,95 @@
+"""Models and weights in, a new model's folder out: combination, other methods, and the copy of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from dpmerge.checkpoints.companions import companions
+from dpmerge.checkpoints.folder import new_folder, require_absent
+from dpmerge.checkpoints.opening import open_model
+from dpmerge.checkpoints.plan import LoraForm, Plan, plan_copy, plan_merge, used_weights
+from dpmerge.checkpoints.stream import Progress, Stream
+from dpmerge.checkpoints.tensors import Checkpoint
+from dpmerge.checkpoints.writing import MergeReport, copy_files, write_plan
+from dpmerge.errors import CheckpointError
+
+ExtraFiles = Callable[[Path, MergeReport], None]
+
+
+def merge_models(
+    models: Mapping[str, Path],
+    weights: Mapping[str, float],
+    out: Path,
+    *,
+    lora: LoraForm = "factors",
+    take_from: str | None = None,
+    method: str | None = None,
+    base: Path | None = None,
+    extra_files: ExtraFiles | None = None,
+    digests: bool = True,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> MergeReport:
+    """Write the combination Σ wᵢ·xᵢ of the models as the new folder `out`, which appears whole or not at all.
+
+    `models` are folders by name, and their order is the order of summation; models without weight are not even opened.
+    `lora` says how adapters are combined: `factors` averages A and B, `exact` adds the updates BA (`checkpoints/lora.py`).
+    `take_from` names the model whose integer tensors are kept where they differ. `method` replaces the sum by `ties`, `slerp`
+    or a user's `module:function`, with `base` on differences from a public base model. `extra_files` is called with the
+    temporary folder and the report before the folder gets its name: what it writes there appears with the rest.
+    """
+    require_absent(out)
+    with ExitStack() as stack:
+        checkpoints, plan = open_plan(stack, models, weights, lora=lora, take_from=take_from, method=method, base=base)
+        stream = Stream(plan.outputs, 1 if method else threads, progress)  # a user's function need not be thread-safe
+        with new_folder(out) as folder:
+            report = write_plan(plan, checkpoints, folder, stream, digests)
+            if extra_files is not None:
+                extra_files(folder, report)
+    return report
+
+
+def open_plan(
+    stack: ExitStack,
+    models: Mapping[str, Path],
+    weights: Mapping[str, float],
+    *,
+    lora: LoraForm = "factors",
+    take_from: str | None = None,
+    method: str | None = None,
+    base: Path | None = None,
+) -> tuple[list[Checkpoint], Plan]:
+    """Open the models that have weight, until `stack` is closed, and plan their merge."""
+    used = used_weights(list(models), weights)
+    if take_from is not None and take_from not in used:
+        raise CheckpointError(f"integer tensors cannot be taken from {take_from!r}: no model of that name has weight")
+    if base is not None and method is None:
+        raise CheckpointError("a base model belongs to a method such as ties; a weighted sum needs none")
+    if base is not None and "base" in used:
+        raise CheckpointError("a model is named 'base', like the base model beside it; give it another name")
+    checkpoints = [stack.enter_context(open_model(Path(models[name]), name)) for name in used]
+    origin = stack.enter_context(open_model(Path(base), "base")) if base is not None else None
+    values = list(used.values())
+    return checkpoints, plan_merge(checkpoints, values, lora=lora, take_from=take_from, method=method, base=origin)
+
+
+def copy_model(
+    folder: Path, out: Path, *, name: str | None = None, extra_files: ExtraFiles | None = None, digests: bool = True
+) -> MergeReport:
+    """Write one model to the new folder `out`, its tensor files byte for byte, with its configuration and tokenizer.
+
+    A PyTorch file is written as `model.safetensors` with the same tensors bit for bit: its pickle may hold more than the model
+    (an optimizer's state, a generator's), which no guarantee for the model covers.
+    """
+    require_absent(out)
+    with open_model(Path(folder), name) as checkpoint, new_folder(out) as target:
+        if checkpoint.layout == "pytorch":
+            plan = plan_copy(checkpoint)
+            report = write_plan(plan, [checkpoint], target, Stream(plan.outputs), digests)
+        else:
+            report = copy_files(checkpoint, *companions([checkpoint]), target, digests)
+        if extra_files is not None:
+            extra_files(target, report)
+    return report

@@ -1,0 +1,154 @@
+"""A new folder is whole or absent: processes that die at any moment, and others that write beside them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpmerge.checkpoints import merge_models, verify_combination
+from dpmerge.checkpoints.folder import new_folder
+from dpmerge.errors import CheckpointError
+from tests.checkpoint_builders import single
+
+WEIGHTS = {"a": 0.5, "b": 0.5}
+# Merges, and stops for ever at the moment named on the command line.
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from dpmerge.checkpoints import merge_models
+root, moment = Path(sys.argv[1]), sys.argv[2]
+def stop(*_):
+    print("here", flush=True)
+    time.sleep(60)
+options = {"stream": {"progress": stop}, "extra": {"extra_files": stop}, "never": {}}[moment]
+print("ready", flush=True)
+merge_models({n: root / n for n in "ab"}, {"a": 0.5, "b": 0.5}, root / "out", **options)
+"""
+
+
+def models(root: Path, size: int = 300_000) -> dict[str, Path]:
+    rng = np.random.default_rng(0)
+    return {n: single(root / n, {"x": rng.standard_normal(size).astype(np.float32)}) for n in "ab"}
+
+
+def start(root: Path, moment: str, word: bytes) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(root), moment], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == word:
+            break
+    return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def temporary(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if "dpmerge-tmp" in path.name]
+
+
+@pytest.mark.parametrize("moment", ["stream", "extra"])
+def test_a_killed_merge_leaves_nothing_and_the_next_one_cleans_up(tmp_path: Path, moment: str) -> None:
+    inputs = models(tmp_path)
+    process = start(tmp_path, moment, b"here")
+    try:
+        assert len(temporary(tmp_path)) == 1 and not (tmp_path / "out").exists()
+        merge_models(inputs, WEIGHTS, tmp_path / "other")  # another process must not take it for abandoned
+        assert len(temporary(tmp_path)) == 1
+    finally:
+        kill(process)
+    assert not (tmp_path / "out").exists()
+    merge_models(inputs, WEIGHTS, tmp_path / "out")
+    assert temporary(tmp_path) == []
+    assert not verify_combination(inputs, WEIGHTS, tmp_path / "out")
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    inputs = models(tmp_path, 3_000_000)
+    chance = random.Random(1)
+    for _ in range(4):
+        process = start(tmp_path, "never", b"ready")
+        time.sleep(chance.uniform(0, 0.05))
+        kill(process)
+        if (tmp_path / "out").exists():
+            assert not verify_combination(inputs, WEIGHTS, tmp_path / "out")
+            (tmp_path / "out").rename(tmp_path / f"out-{time.monotonic_ns()}")
+    merge_models(inputs, WEIGHTS, tmp_path / "out")
+    assert temporary(tmp_path) == []
+
+
+def test_an_interrupted_merge_leaves_nothing(tmp_path: Path) -> None:
+    inputs = models(tmp_path)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge_models(inputs, WEIGHTS, tmp_path / "out", progress=interrupt)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not strict:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    with pytest.raises(CheckpointError, match="exists already"), new_folder(tmp_path / "out"):
+        (tmp_path / "out").mkdir()  # empty: plain rename would replace it
+    assert list((tmp_path / "out").iterdir()) == [] and temporary(tmp_path) == []
+    with new_folder(tmp_path / "second") as folder:
+        (folder / "file").write_text("x")
+    assert (tmp_path / "second" / "file").read_text() == "x"
+
+
+def test_only_abandoned_temporary_folders_are_removed(tmp_path: Path) -> None:
+    abandoned = tmp_path / f".x.dpmerge-tmp-1-{'0' * 16}"
+    (abandoned / "deep").mkdir(parents=True)
+    precious = [tmp_path / ".x.dpmerge-tmp-1-0", tmp_path / "x.dpmerge-tmp-1-0000000000000000", tmp_path / "kept"]
+    for path in precious:
+        path.mkdir()
+    link = tmp_path / f".y.dpmerge-tmp-1-{'0' * 16}"
+    link.symlink_to(tmp_path / "kept")
+    with new_folder(tmp_path / "out"):
+        pass
+    assert not abandoned.exists() and link.is_symlink() and all(path.exists() for path in precious)
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = models(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(CheckpointError, match="out: cannot be written: No space left on device"):
+        merge_models(inputs, WEIGHTS, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_everything_is_on_the_disk_before_the_name_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, (tmp_path / "out").exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "file").write_text("x")
+    names = [name for name, _ in synced]
+    assert names[0] == "file" and "dpmerge-tmp" in names[1] and names[2] == tmp_path.name
+    assert [after for _, after in synced] == [False, False, True]
