@@ -6,7 +6,7 @@ dp-accounting builds a mixture-of-Gaussians distribution by a scalar root search
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,13 +14,18 @@ from scipy.special import ndtr, ndtri
 
 from dpmerge.errors import GridTooLarge
 from dpmerge.profiles.arrays import FloatArray, grid
+from dpmerge.profiles.memory import SizedCache
 from dpmerge.profiles.pmf import LossPmf, connect_dots
 
 if TYPE_CHECKING:
     from dpmerge.profiles.pairs import GaussianPair
 
 
-@lru_cache(maxsize=64)
+def _size(pmfs: tuple[LossPmf, LossPmf]) -> int:
+    return sum(pmf.probs.nbytes for pmf in pmfs)
+
+
+@partial(SizedCache, size_of=_size)
 def monotone_pmfs(pair: GaussianPair, interval: float, tail: float) -> tuple[LossPmf, LossPmf]:
     """Cells of width h in the loss are intervals in x; their masses under P and Q are differences of normal cdfs.
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.special import logsumexp
@@ -21,6 +21,7 @@ from dpmerge.profiles.compose import ComposedLoss, compose
 from dpmerge.profiles.curves import ConstantCurve, Curve, GaussianCurve, LossCurve, RenyiCurve
 from dpmerge.profiles.law import MAX_SHIFT, Law
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.memory import SizedCache
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.precision import accuracy
@@ -270,7 +271,7 @@ class Profile:
         return compose(factors, theta, tail, lowest, top_theta)
 
 
-@lru_cache(maxsize=256)
+@partial(SizedCache, size_of=lambda pmf: pmf.probs.nbytes)
 def _discretised(law: Law, direction: Direction, interval: float, tail: float) -> LossPmf:
     return law.pmf(direction, interval, tail)
 

@@ -213,7 +213,7 @@ def _content(part: object) -> Any:
     if isinstance(part, Rule):
         return part._content()
     # The default repr of an object is its address, which says nothing; those of plain data say everything.
-    assert part is None or isinstance(part, float | int | str | tuple) or is_dataclass(part), type(part)
+    assert part is None or isinstance(part, float | int | str | tuple | list) or is_dataclass(part), type(part)
     return repr(part)
 
 

@@ -58,6 +58,16 @@ THEOREMS: dict[str, Theorem] = {
         "theory.md §4",
         ("the choice is the only thing that is published of the scores",),
     ),
+    "several-releases": Theorem(
+        "several releases from one portfolio, by the set of models that have leaked",
+        "theory.md §5",
+        (
+            "each record describes the run that made its model",
+            "the weights of every draw, and whether to draw, were chosen without looking at the models, the data or what "
+            "earlier releases showed; releases for which this does not hold are counted as joint release",
+            "every draw uses fresh, secure randomness",
+        ),
+    ),
     "joint-release": Theorem(
         "joint release of all runs, and post-processing",
         "M1 Thm 6.1",

@@ -1,0 +1,127 @@
+"""Several releases from one portfolio: what has leaked in all (docs/theory.md §5).
+
+Random selection releases the same realised models again, so after several draws what has leaked is the set S of models
+drawn, and δ(ε) = Σ_S P(S)·H_ε(joint release of S) per direction. Whatever else was released (a combination, a tempered
+draw, weights that depend on earlier releases) is a function of the models involved: these are in S for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from dpmerge.errors import PortfolioError
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.records import Model, Portfolio, Weights, latest_checkpoints, require_independent
+from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, ask
+from dpmerge.rules.selection import SelectionBound
+
+_SUBSETS = 256
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What one release may expose: sets of models with their probabilities."""
+
+    outcomes: tuple[tuple[Fraction, frozenset[str]], ...]
+
+    @classmethod
+    def drawn(cls, *weights: Weights) -> Exposure:
+        """One random selection, or several that share one uniform number."""
+        law: dict[frozenset[str], Fraction] = {}
+        for probability, names in coupled_outcomes(weights):
+            law[frozenset(names)] = law.get(frozenset(names), Fraction(0)) + probability
+        return cls(tuple((probability, models) for models, probability in law.items()))
+
+    @classmethod
+    def whole(cls, models: Iterable[str]) -> Exposure:
+        """A function of all these models: joint release covers it."""
+        return cls(((Fraction(1), frozenset(models)),))
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Every model that may be exposed."""
+        return frozenset[str]().union(*(models for _, models in self.outcomes))
+
+
+def coupled_outcomes(weights: Sequence[Weights]) -> list[tuple[Fraction, tuple[str, ...]]]:
+    """Which models several selections draw with one uniform number, and how probably: quantiles in the portfolio's order.
+
+    Neighbouring targets mostly draw the same model, so less leaks than by independent draws. Probabilities are exactly
+    those of the floating-point weights, divided by their sum.
+    """
+    ladders: list[list[Fraction]] = []
+    for one in weights:
+        total = sum(map(Fraction, one.values), Fraction(0))
+        steps, reached = [], Fraction(0)
+        for value in one.values:
+            reached += Fraction(value) / total
+            steps.append(reached)
+        ladders.append(steps)
+    edges = sorted({Fraction(0), *(edge for ladder in ladders for edge in ladder)})
+    names = weights[0].portfolio.names
+    result = []
+    for low, high in pairwise(edges):
+        drawn = tuple(names[next(i for i, edge in enumerate(ladder) if edge > low)] for ladder in ladders)
+        result.append((high - low, drawn))
+    return result
+
+
+class Releases(Rule):
+    """Everything that was released from one portfolio, together."""
+
+    name = "releases"
+
+    def __init__(self, portfolio: Portfolio, releases: Sequence[Exposure], shuffle: ShuffleAsPoisson | None = None) -> None:
+        law = leaked(releases)
+        if not law:
+            raise PortfolioError("nothing was released, so there is nothing to account for")
+        seen = frozenset[str]().union(*law)
+        portfolio.require_names(sorted(seen), PortfolioError)
+        self.weights = portfolio.weights({name: 1 / len(seen) for name in seen})
+        models = {model.name: model for model in portfolio.models}
+        runs = {name: run_profile(models[name], shuffle) for name in sorted(seen)}
+        assumed, self._conditional = gathered(runs.values())
+        independence: dict[str, None] = {}
+        parts: dict[tuple[str, ...], float] = {}
+        for names, probability in law.items():
+            latest: tuple[Model, ...] = latest_checkpoints(tuple(models[name] for name in sorted(names)))
+            independence.update(dict.fromkeys(require_independent(latest)))
+            key = tuple(sorted(model.name for model in latest))
+            parts[key] = parts.get(key, 0.0) + probability
+        self._assumptions = (*independence, *assumed)
+        # Probabilities are rounded fractions; a part in 10¹² is above their rounding.
+        self.bound = SelectionBound(
+            [(share * (1 + 1e-12), Profile.composed(runs[name].profile for name in key)) for key, share in parts.items()]
+        )
+        self.law: Mapping[tuple[str, ...], float] = parts
+
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        answer = ask(self.bound, target, by, conversion)
+        details = {"exposed": [{"models": list(key), "probability": share} for key, share in self.law.items()]}
+        return self._build(answer, "several-releases", self._assumptions, self._conditional, conversion, details)
+
+
+def leaked(releases: Sequence[Exposure]) -> dict[frozenset[str], float]:
+    """The law of the set of models that have leaked after all releases, drawn independently of each other.
+
+    Of many possible sets the improbable ones are counted as everything together, which is never less.
+    """
+    everything = frozenset[str]().union(*(release.models for release in releases))
+    law: dict[frozenset[str], float] = {frozenset(): 1.0} if releases else {}
+    for release in releases:
+        fresh: dict[frozenset[str], float] = {}
+        for models, probability in law.items():
+            for chance, drawn in release.outcomes:
+                fresh[models | drawn] = fresh.get(models | drawn, 0.0) + probability * float(chance)
+        if len(fresh) > _SUBSETS:
+            ranked = sorted(fresh, key=lambda models: (-fresh[models], sorted(models)))
+            rest = sum(fresh[models] for models in ranked[_SUBSETS:])
+            fresh = {models: fresh[models] for models in ranked[:_SUBSETS]}
+            fresh[everything] = fresh.get(everything, 0.0) + rest
+        law = fresh
+    return law
