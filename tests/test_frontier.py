@@ -34,6 +34,7 @@ from dpmerge.weights.heatmap import heatmap
 from dpmerge.weights.points import Accounting
 from dpmerge.weights.simplex import simplex_grid
 from tests import builders
+from tests.test_jobs import started_cluster
 
 DELTA = 1e-5
 
@@ -430,6 +431,16 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert again.stdout == first.stdout
     assert len((tmp_path / "calls").read_text()) == calls  # nothing is measured twice
+
+
+def test_a_cluster_draws_the_same_frontier(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    command = ["frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:9", "--evaluate", "digits", "--points", "3"]
+    with started_cluster(tmp_path, workers=2) as address:
+        there = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "there"), "--cluster", address, "--json"])
+    assert there.exit_code == 0, there.output
+    here_too = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "here"), "--jobs", "1", "--json"])
+    assert json.loads(there.stdout) == json.loads(here_too.stdout)
 
 
 def test_frontier_command_refuses(trained: Path, tmp_path: Path) -> None:
