@@ -27,6 +27,7 @@ FLOORS = [
     "checkpoints",
     "tasks",
     "evaluation",
+    "release",
     "_api",
     "cli",
     "__main__",

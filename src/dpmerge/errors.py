@@ -8,6 +8,10 @@
     ├── UtilityError       utilities that are missing, malformed or about other models
     ├── FigureError        a picture that cannot be drawn or written
     ├── CheckpointError    tensors that cannot be read, do not belong together or cannot be written
+    ├── SignatureError     a key that cannot be read or written
+    ├── CertificateError   a certificate that cannot be made or read
+    ├── LedgerError        a ledger that cannot be used, or was tampered with
+    │   └── BudgetExceeded     a release that would pass the declared total
     ├── EvaluationError    a score that cannot be measured
     ├── JobError           many pieces of work that cannot be run, or their results not kept
     └── AccountingError    the guarantee asked for cannot be computed
@@ -74,3 +78,19 @@ class DependentRuns(AccountingError):
 
 class EvaluationError(DpmergeError):
     """A score that cannot be measured."""
+
+
+class SignatureError(DpmergeError):
+    """A key that cannot be read or written."""
+
+
+class CertificateError(DpmergeError):
+    """A certificate that cannot be made or read."""
+
+
+class LedgerError(DpmergeError):
+    """A ledger that cannot be used, or was tampered with."""
+
+
+class BudgetExceeded(LedgerError):
+    """A release that would pass the declared total."""

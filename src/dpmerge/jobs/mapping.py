@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -100,10 +101,11 @@ def _started(pieces: Sequence[Piece[R]], cluster: str | None, jobs: int) -> Abst
 def _on_cores(pieces: Sequence[Piece[R]], jobs: int) -> Iterator[Iterator[tuple[int, R]]]:
     from joblib.externals.loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped, unused-ignore]
 
+    # All cores are busy with pieces: a second BLAS thread in one only gets in the way of the others. And if this process is
+    # killed, its workers notice only that they are idle: the default lets them stay for five minutes.
+    loky: dict[str, Any] = {"backend": "loky", "n_jobs": jobs, "inner_max_num_threads": 1, "idle_worker_timeout": 10}
     try:
-        # All cores are busy with pieces: a second BLAS thread in one only gets in the way of the others. And if this process
-        # is killed, its workers notice only that they are idle: the default lets them stay for five minutes.
-        with _through_joblib(pieces, backend="loky", n_jobs=jobs, inner_max_num_threads=1, idle_worker_timeout=10) as completed:
+        with _without_its_last_words(), _through_joblib(pieces, **loky) as completed:
             yield completed
     except TerminatedWorkerError:
         raise _Lost("a worker process died: killed, crashed or out of memory") from None
@@ -164,6 +166,22 @@ def _greet(distributed: Any, address: str) -> None:
             thread.submit(asyncio.run, asyncio.wait_for(greet(), _PATIENCE)).result()
     except Exception as fault:  # a stranger's answer can be wrong in any way
         raise JobError(f"no Dask scheduler answers at {address} ({_in_short(fault)})") from None
+
+
+@contextmanager
+def _without_its_last_words() -> Iterator[None]:
+    """Left early, loky's thread now and then stumbles over a piece just given up, and Python would print where."""
+    told = threading.excepthook
+
+    def tell(args: threading.ExceptHookArgs) -> None:
+        if not (args.exc_type is KeyError and args.thread is not None and args.thread.name == "ExecutorManagerThread"):
+            told(args)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = told
 
 
 @contextmanager

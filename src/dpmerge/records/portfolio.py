@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,10 +17,11 @@ WEIGHT_SUM_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a portfolio: its name (the folder's) and its record."""
+    """One model of a portfolio: its name (the folder's) and its record; where its files are does not make it another one."""
 
     name: str
     record: Record
+    folder: Path | None = field(default=None, compare=False, repr=False)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -67,7 +68,7 @@ class Portfolio:
         folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
         if not folders:
             raise PortfolioError(f"{path}: no models here; each sub-folder with a record.json is one")
-        return cls(tuple(Model(p.name, Record.load(p / "record.json")) for p in folders))
+        return cls(tuple(Model(p.name, Record.load(p / "record.json"), p) for p in folders))
 
     @property
     def adjacency(self) -> Adjacency:
@@ -122,6 +123,11 @@ class Weights:
         return dict(zip(self.portfolio.names, self.values, strict=True))
 
     @property
+    def total(self) -> float:
+        """Their sum, which may differ from 1 by rounding."""
+        return math.fsum(self.values)
+
+    @property
     def used(self) -> tuple[tuple[Model, float], ...]:
         """The models that have weight, with it."""
         return tuple((m, w) for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0)
@@ -144,15 +150,15 @@ def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
     """
     if len(models) < 2:
         return ()
-    for field, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
+    for stated, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
         seen: dict[str, Model] = {}
         for model in models:
-            fingerprint = getattr(model.mechanism, field)
+            fingerprint = getattr(model.mechanism, stated)
             if fingerprint is None:
                 continue
             if fingerprint in seen:
                 raise DependentRuns(
-                    f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {field} "
+                    f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
                     f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
                     "retrain one with fresh randomness, or use random selection, which needs no independence"
                 )

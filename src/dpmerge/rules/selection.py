@@ -131,14 +131,17 @@ class Selection(Rule):
 
     name = "selection"
 
-    def __init__(self, weights: Weights, shuffle: ShuffleAsPoisson | None = None) -> None:
+    def __init__(self, weights: Weights, shuffle: ShuffleAsPoisson | None = None, index_published: bool = False) -> None:
         self.weights = weights
-        runs = [(weight, run_profile(model, shuffle)) for model, weight in weights.used]
+        # Weights may sum to 1 within 1e-9; what is drawn with is their share of the sum.
+        runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
         self.bound = SelectionBound([(weight, run.profile) for weight, run in runs])
         self._assumptions, self._conditional = gathered(run for _, run in runs)
         mechanisms = [(weight, model.mechanism) for model, weight in weights.used]
         gaussians = [(weight, m) for weight, m in mechanisms if isinstance(m, Gaussian)]
-        self._means = GaussianSelection.of(gaussians) if len(gaussians) == len(mechanisms) else None
+        # The law of what is released is tighter than §2 as long as nobody is told which model it is.
+        hidden = len(gaussians) == len(mechanisms) and not index_published
+        self._means = GaussianSelection.of(gaussians) if hidden else None
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = ask(self.bound, target, by, conversion)

@@ -18,6 +18,8 @@ from dpmerge.profiles.solve import smallest_epsilon
 from dpmerge.records import Weights
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, answer
 
+_DRAWING = 1e-12  # above the rounding of the exponentials by which models are drawn
+
 
 class Tempered(Rule):
     """Selection that may look at scores, each in [0, 1], through an exponential tilt of strength κ."""
@@ -29,8 +31,8 @@ class Tempered(Rule):
             raise TargetError(f"kappa is {kappa}; it must be finite and not negative")
         self.weights = weights
         self.kappa = kappa
-        runs = [(weight, run_profile(model, shuffle)) for model, weight in weights.used]
-        self._parts = [(*_tilt(weight, kappa), run.profile) for weight, run in runs]
+        runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
+        self._parts = [(*_tilt(weight, kappa + _DRAWING), run.profile) for weight, run in runs]
         self._assumptions, self._conditional = gathered(run for _, run in runs)
 
     def delta(self, epsilon: float) -> float:
