@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from dpmerge.cli import account, cache, compare, frontier, heatmap, plan, profile, schema
+from dpmerge.cli import account, cache, compare, frontier, heatmap, keys, ledger, merge, plan, profile, schema, verify
 from dpmerge.errors import DpmergeError
 
 app = typer.Typer(
@@ -24,6 +24,10 @@ app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("frontier")(frontier.frontier)
 app.command("heatmap")(heatmap.heatmap)
+app.command("merge")(merge.merge)
+app.command("verify")(verify.verify)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(keys.app, name="keys")
 app.command("cache")(cache.cache)
 app.command("schema")(schema.schema)
 

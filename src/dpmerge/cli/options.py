@@ -33,6 +33,14 @@ class PlanRuleName(StrEnum):
     single = "single"
 
 
+class AdjacencyName(StrEnum):
+    """Which datasets are neighbours."""
+
+    add_remove = "add-remove"
+    replace_one = "replace-one"
+    zero_out = "zero-out"
+
+
 class ProvenanceName(StrEnum):
     """Who chose the weights, and by what."""
 

@@ -10,7 +10,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_BUDGET = 96 * 2**20
+_BUDGET = 48 * 2**20
 
 
 class SizedCache(Generic[P, R]):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dpmerge.rules import THEOREMS, Guarantee
 from dpmerge.rules.guarantee import round_up, significant
 
 _WORDS = {
-    "selection": "drawn at random from several models",
-    "tempered": "drawn at random from several models, better ones preferred",
+    "selection": "one of several models, drawn at random",
+    "tempered": "one of several models, drawn at random with better ones preferred",
     "combination": "the weighted average of several models' parameters",
-    "joint": "merged from several models",
+    "joint": "a merge of several models",
 }
 _PROVENANCE = {
     "a-priori": "The weights were fixed without looking at the models.",
@@ -31,7 +31,7 @@ def model_card(
     weights: Mapping[str, float],
     dataset: str,
     provenance: str,
-    notes: Sequence[str],
+    drawn: str | None,
     total: tuple[float, float] | None,
 ) -> str:
     """Markdown: the guarantee as a sentence, then what it rests on."""
@@ -39,7 +39,7 @@ def model_card(
     lines = [
         "# Privacy of this model",
         "",
-        f"This model was {_WORDS[rule]}, all trained on the private dataset {_code(dataset)}. Its release is",
+        f"This model is {_WORDS[rule]}, all trained on the private dataset {_code(dataset)}. Its release is",
         f"**({round_up(guarantee.epsilon)}, {significant(guarantee.delta)})-differentially private** for datasets that "
         f"{_NEIGHBOURS[guarantee.adjacency]}.",
         "",
@@ -62,8 +62,9 @@ def model_card(
             "by the ledger it was entered in.",
             "",
         ]
-    lines += [f"- {text}" for text in notes]
-    lines += ["", "`certificate.json` binds this statement to the files here; `dpmerge verify` rechecks it.", ""]
+    if drawn is not None:
+        lines += [f"The model drawn was {_code(drawn)}.", ""]
+    lines += ["`certificate.json` binds this statement to the files here; `dpmerge verify` rechecks it.", ""]
     return "\n".join(lines)
 
 

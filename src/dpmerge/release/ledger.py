@@ -72,13 +72,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Planned:
-    """A release about to be made: its rule, the portfolio it is from, and where it will be."""
+    """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be."""
 
-    form: RuleForm
+    forms: tuple[RuleForm, ...]
     portfolio: Portfolio
     exposure: Exposure
-    guarantee: Guarantee
+    guarantees: tuple[Guarantee, ...]
     out: str
+
+    @property
+    def involved(self) -> set[str]:
+        """Every model that it is about."""
+        return {*self.exposure.models, *(name for form in self.forms for name in form.weights)}
 
 
 class Ledger:
@@ -103,7 +108,7 @@ class Ledger:
             raise LedgerError("a ledger is for one private dataset: give its identity, as the records state it")
         if "://" not in str(where) and os.path.lexists(where):
             raise LedgerError(f"{where}: exists already; a ledger is never overwritten")
-        budget = Budget(dataset, adjacency, epsilon, delta, _now())
+        budget = Budget(dataset, adjacency, float(epsilon), float(delta), _now())
         tables = _tables()
         engine, name = tables.engine_for(str(where))
         try:
@@ -165,11 +170,10 @@ class Ledger:
         closed = {entry.content["of"] for entry in entries if entry.kind != "release"}
         return [entry for entry in entries if entry.kind == "release" and entry.number not in closed]
 
-    def would_allow(self, form: RuleForm, portfolio: Portfolio, dependent: bool = False) -> bool:
+    def would_allow(self, planned: Planned) -> bool:
         """Whether a release would stay within the budget, on top of everything before it."""
         try:
-            exposure = form.exposure(portfolio, dependent)
-            rule = self._rule(self.history(), (form, portfolio, exposure))
+            rule = self._rule(self.history(), planned)
             return rule is not None and self.budget.allows(rule)
         except AccountingError:
             return False
@@ -181,7 +185,7 @@ class Ledger:
         self._require_same_data(planned.portfolio)
         with self._transaction() as connection:
             entries = _read_entries(connection)
-            rule = self._rule(entries, (planned.form, planned.portfolio, planned.exposure))
+            rule = self._rule(entries, planned)
             assert rule is not None
             total = rule.guarantee(delta=self.budget.delta)
             if not self.budget.allows(rule):
@@ -195,23 +199,23 @@ class Ledger:
                 "at": _now(),
                 "by": _process(),
                 "out": planned.out,
-                "form": planned.form.renamed(names).model_dump(mode="json"),
-                "names": {names[name]: name for name in planned.exposure.models | set(planned.form.weights)},
+                "forms": [form.renamed(names).model_dump(mode="json") for form in planned.forms],
+                "names": {names[name]: name for name in planned.involved},
                 "records": {
                     names[model.name]: json.loads(model.record.model_dump_json(by_alias=True))
                     for model in planned.portfolio.models
-                    if model.name in planned.exposure.models | set(planned.form.weights)
+                    if model.name in planned.involved
                 },
                 "exposure": [[str(p), sorted(names[name] for name in models)] for p, models in planned.exposure.outcomes],
-                "own": {"epsilon": planned.guarantee.epsilon, "delta": planned.guarantee.delta},
+                "own": [{"epsilon": one.epsilon, "delta": one.delta} for one in planned.guarantees],
                 "total": {"epsilon": total.epsilon, "delta": total.delta, "standing": total.standing, "theorem": total.theorem},
             }
             return self._append(connection, entries, content)
 
-    def complete(self, entry: Entry, certificate: str) -> None:
-        """Say that an entered release is out, under the hash of its certificate."""
+    def complete(self, entry: Entry, certificates: Sequence[str]) -> None:
+        """Say that an entered release is out, under the hashes of its certificates."""
         with self._transaction() as connection:
-            content = {"kind": "completed", "at": _now(), "of": entry.number, "certificate": certificate}
+            content = {"kind": "completed", "at": _now(), "of": entry.number, "certificates": list(certificates)}
             self._append(connection, _read_entries(connection), content)
 
     def recover(self) -> list[str]:
@@ -242,7 +246,7 @@ class Ledger:
 
     # --- accounting -------------------------------------------------------------------------------------------------------
 
-    def _rule(self, entries: Sequence[Entry], new: tuple[RuleForm, Portfolio, Exposure] | None = None) -> Rule | None:
+    def _rule(self, entries: Sequence[Entry], new: Planned | None = None) -> Rule | None:
         """All releases as one rule. A single one is its own; several are what has leaked of the models."""
         models: dict[str, Model] = {}
         forms: list[RuleForm] = []
@@ -252,19 +256,14 @@ class Ledger:
                 continue
             for name, record in entry.content["records"].items():
                 models[name] = Model(name, Record.parse(json.dumps(record), source=f"entry {entry.number}"))
-            forms.append(RuleForm.model_validate(entry.content["form"]))
-            outcomes = [(Fraction(p), frozenset(names)) for p, names in entry.content["exposure"]]
-            exposures.append(Exposure(tuple(outcomes)))
+            forms += [RuleForm.model_validate(form) for form in entry.content["forms"]]
+            exposures.append(Exposure(tuple((Fraction(p), frozenset(names)) for p, names in entry.content["exposure"])))
         if new is not None:
-            form, portfolio, exposure = new
-            names = _identities(portfolio)
-            for model in portfolio.models:
-                if model.name in exposure.models | set(form.weights):
-                    models[names[model.name]] = Model(names[model.name], model.record)
-            forms.append(form.renamed(names))
-            exposures.append(
-                Exposure(tuple((p, frozenset(names[name] for name in members)) for p, members in exposure.outcomes))
-            )
+            names = _identities(new.portfolio)
+            models |= {names[m.name]: Model(names[m.name], m.record) for m in new.portfolio.models if m.name in new.involved}
+            forms += [form.renamed(names) for form in new.forms]
+            outcomes = [(p, frozenset(names[name] for name in members)) for p, members in new.exposure.outcomes]
+            exposures.append(Exposure(tuple(outcomes)))
         if not forms:
             return None
         whole = Portfolio(tuple(models[name] for name in sorted(models)))

@@ -159,10 +159,11 @@ def _check_card(folder: Path, certificate: Certificate, verdict: Verdict) -> Non
         certificate.rule.rule,
         weights,
     )
-    said = [] if certificate.drawn is None else [f"The model drawn was `{certificate.drawn}`."]
     total = None if certificate.ledger is None else (certificate.ledger.epsilon, certificate.ledger.delta)
     try:
-        card = model_card(guarantee, certificate.rule.rule, weights, certificate.dataset, certificate.provenance, said, total)
+        card = model_card(
+            guarantee, certificate.rule.rule, weights, certificate.dataset, certificate.provenance, certificate.drawn, total
+        )
         same = (folder / CARD).read_text(encoding="utf-8") == card
     except (OSError, UnicodeDecodeError, KeyError):
         same = False

@@ -12,7 +12,7 @@ from dpmerge.errors import UtilityError
 _DEEPEST = -700.0  # e^{−700} is still a normal number
 
 
-def secure_draw(weights: Sequence[float]) -> int:
+def secure_draw(weights: Sequence[float | Fraction]) -> int:
     """An index with probability weight / Σ weights: every float is a fraction, so the draw is exact, by integers."""
     fractions = [Fraction(weight) for weight in weights]
     scale = math.lcm(*(fraction.denominator for fraction in fractions))

@@ -1,0 +1,157 @@
+"""`dpmerge ledger`: one private dataset's releases and budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmerge.cli.options import AdjacencyName, JsonOption
+
+if TYPE_CHECKING:
+    from dpmerge.release import Ledger
+
+app = typer.Typer(no_args_is_help=True, help="One private dataset's releases, added up.", rich_markup_mode=None)
+LedgerArgument = Annotated[str, typer.Argument(help="The ledger: a file, or a database URL.", show_default=False)]
+
+
+@app.command("new")
+def new(
+    ledger: LedgerArgument,
+    dataset: Annotated[
+        str, typer.Option("--dataset", help="The dataset's identity, as the records state it.", show_default=False)
+    ],
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The ε of all releases together.", show_default=False)],
+    delta: Annotated[float, typer.Option("--delta", help="The δ of all releases together.", show_default=False)],
+    adjacency: Annotated[
+        AdjacencyName, typer.Option("--adjacency", help="Which datasets are neighbours.")
+    ] = AdjacencyName.add_remove,
+    json: JsonOption = False,
+) -> None:
+    """Declare a total budget for one private dataset."""
+    from dpmerge.release import Ledger
+
+    made = Ledger.create(ledger, dataset=dataset, adjacency=adjacency.value, epsilon=epsilon, delta=delta)
+    _show(made, json)
+
+
+@app.command("show")
+def show(ledger: LedgerArgument, json: JsonOption = False) -> None:
+    """The budget, what was spent of it, and whether anything was interrupted."""
+    from dpmerge.release import Ledger
+
+    _show(Ledger(ledger), json)
+
+
+@app.command("history")
+def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
+    """Every entry, in order."""
+    from dpmerge.cli.output import print_json, table
+    from dpmerge.release import Ledger
+    from dpmerge.rules.guarantee import round_up, significant
+
+    entries = Ledger(ledger).history()
+    if json:
+        print_json([_plain(entry) for entry in entries])
+        return
+    rows = []
+    for entry in entries:
+        content = entry.content
+        if entry.kind == "release":
+            total = content["total"]
+            what = f"{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
+            rows.append(
+                [
+                    str(entry.number),
+                    content["at"],
+                    what,
+                    round_up(total["epsilon"]),
+                    significant(total["delta"]),
+                    entry.hash[:12],
+                ]
+            )
+        else:
+            state = f": output {content['output']}" if entry.kind == "recovered" else ""
+            rows.append(
+                [str(entry.number), content["at"], f"{entry.kind} entry {content['of']}{state}", "", "", entry.hash[:12]]
+            )
+    table(f"{ledger}", ["entry", "when", "what", "total ε", "δ", "hash"], rows)
+
+
+@app.command("remaining")
+def remaining(
+    ledger: LedgerArgument,
+    portfolio: Annotated[
+        Path | None, typer.Option("--portfolio", help="Say what of this portfolio may still be released.", show_default=False)
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What the budget still allows."""
+    from dpmerge.cli.output import print_json
+    from dpmerge.records import Portfolio
+    from dpmerge.release import Ledger, what_fits
+
+    opened = Ledger(ledger)
+    state = _state(opened)
+    if portfolio is not None:
+        state["fits"] = what_fits(opened, Portfolio.load(portfolio))
+    if json:
+        print_json(state)
+        return
+    _print_state(opened, state)
+    for line in state.get("fits", {}).get("text", []):
+        typer.echo(line)
+
+
+@app.command("export")
+def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
+    """The whole ledger as JSON, to keep a copy that later changes can be held against."""
+    from dpmerge.cli.output import print_json
+    from dpmerge.release import Ledger
+
+    opened = Ledger(ledger)
+    print_json({"budget": opened.budget.header(), "entries": [_plain(entry) for entry in opened.history()]})
+
+
+def _plain(entry: Any) -> dict[str, Any]:
+    return {"number": entry.number, "content": entry.content, "previous": entry.previous, "hash": entry.hash}
+
+
+def _state(ledger: Ledger) -> dict[str, Any]:
+    spent = ledger.cumulative()
+    budget = ledger.budget
+    return {
+        "dataset": budget.dataset,
+        "adjacency": budget.adjacency,
+        "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+        "spent": {
+            "epsilon": 0.0 if spent is None else spent.epsilon,
+            "delta_at_budget_epsilon": ledger.delta_spent(),
+            "standing": "proved" if spent is None else spent.standing,
+        },
+        "releases": sum(entry.kind == "release" for entry in ledger.history()),
+        "unfinished": [entry.number for entry in ledger.unfinished()],
+    }
+
+
+def _show(ledger: Ledger, json: bool) -> None:
+    from dpmerge.cli.output import print_json
+
+    state = _state(ledger)
+    if json:
+        print_json(state)
+    else:
+        _print_state(ledger, state)
+
+
+def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
+    from dpmerge.rules.guarantee import round_up, significant
+
+    budget, spent = state["budget"], state["spent"]
+    typer.echo(f"{ledger.name}: dataset {state['dataset']!r}, {state['adjacency']} neighbours")
+    typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
+    at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
+    typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
+    for number in state["unfinished"]:
+        typer.echo(f"  entry {number} is under way or was interrupted; it counts")

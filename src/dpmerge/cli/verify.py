@@ -1,0 +1,52 @@
+"""`dpmerge verify`: recheck a release from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpmerge.cli.options import JsonOption
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="The folder of a released model.", show_default=False)],
+    portfolio: Annotated[
+        Path | None,
+        typer.Option(
+            "--portfolio", help="The private portfolio: also check records, inputs and every tensor.", show_default=False
+        ),
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Also check that the ledger holds the entry certified.", show_default=False)
+    ] = None,
+    trust: Annotated[
+        Path | None, typer.Option("--trust", help="Public key that must have signed the certificate.", show_default=False)
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option("--base", help="Public base model the merge was made with.", show_default=False)
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Recompute everything a certificate says. Exit code 0: it holds, 1: it does not, 2: it could not be checked."""
+    from dpmerge.cli.output import print_json
+    from dpmerge.records import Portfolio
+    from dpmerge.release import Ledger, trusted_key
+    from dpmerge.release.verify import verify as recheck
+
+    verdict = recheck(
+        folder,
+        portfolio=None if portfolio is None else Portfolio.load(portfolio),
+        ledger=None if ledger is None else Ledger(ledger),
+        trust=None if trust is None else trusted_key(trust),
+        base=base,
+    )
+    if json:
+        print_json({"code": verdict.code, "holds": verdict.holds, "broken": verdict.broken, "unchecked": verdict.unchecked})
+    else:
+        for word, lines in (("holds", verdict.holds), ("BROKEN", verdict.broken), ("not checked", verdict.unchecked)):
+            for line in lines:
+                typer.echo(f"{word}: {line}")
+        typer.echo({0: "it holds", 1: "it does NOT hold", 2: "it could not be checked"}[verdict.code])
+    raise typer.Exit(verdict.code)

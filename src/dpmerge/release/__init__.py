@@ -1,0 +1,27 @@
+"""Merge, certify, verify, and a ledger: the only place where guarantee and tensors meet."""
+
+from dpmerge.release.certificate import Certificate
+from dpmerge.release.choice import Choice, Settings, choose
+from dpmerge.release.ledger import Ledger
+from dpmerge.release.release import Merge, Released, release, release_together
+from dpmerge.release.remaining import what_fits
+from dpmerge.release.signing import Signer, new_keys, trusted_key
+from dpmerge.release.verify import Verdict, verify
+
+__all__ = [
+    "Certificate",
+    "Choice",
+    "Ledger",
+    "Merge",
+    "Released",
+    "Settings",
+    "Signer",
+    "Verdict",
+    "choose",
+    "new_keys",
+    "release",
+    "release_together",
+    "trusted_key",
+    "verify",
+    "what_fits",
+]
