@@ -61,9 +61,9 @@ UTILITY = {"a": 0.93, "b": 0.9, "c": 0.8}
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    sigma=st.floats(0.5, 4),
+    sigma=st.floats(0.4, 4),
     rate=st.floats(0.001, 0.6),
     steps=st.integers(1, 300),
     low=st.floats(0.01, 2),
@@ -80,8 +80,8 @@ def test_many_deltas_are_the_single_ones_and_wide_curves_are_as_good(
         many = curve.deltas(epsilons)
         assert np.all(np.diff(many) <= 0)
         for epsilon, value in zip(epsilons.tolist(), many.tolist(), strict=True):
-            # Sums in another order, and a slightly larger allowance for rounding.
-            assert value == pytest.approx(curve.delta(epsilon), rel=1e-6, abs=1e-9 * DELTA)
+            # Sums in another order, and a larger allowance for rounding.
+            assert value == pytest.approx(curve.delta(epsilon), rel=1e-6, abs=1e-9 * DELTA + 9 * curve.noise(epsilon))
             precise = profile.curve(direction, epsilon, None).delta(epsilon)
             assert value == pytest.approx(precise, rel=5e-3, abs=1e-6 * DELTA)
 

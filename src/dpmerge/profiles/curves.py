@@ -114,3 +114,27 @@ class LossCurve:
     def noise(self, epsilon: float) -> float:
         """What of it is allowance for rounding."""
         return self.composed.noise(epsilon)
+
+
+@dataclass(frozen=True)
+class LeastCurve:
+    """The least of several bounds on the same law."""
+
+    curves: tuple[Curve, ...]
+
+    @property
+    def lowest(self) -> float:
+        """Where the first of them begins to know something."""
+        return min(curve.lowest for curve in self.curves)
+
+    def delta(self, epsilon: float) -> float:
+        """The bound."""
+        return min(curve.delta(epsilon) for curve in self.curves)
+
+    def deltas(self, epsilons: FloatArray) -> FloatArray:
+        """The bound at many ε."""
+        return np.min([curve.deltas(epsilons) for curve in self.curves], axis=0)
+
+    def noise(self, epsilon: float) -> float:
+        """What of it is allowance for rounding."""
+        return min((curve.delta(epsilon), curve.noise(epsilon)) for curve in self.curves)[1]

@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.compose import ComposedLoss, compose
-from dpmerge.profiles.curves import ConstantCurve, Curve, GaussianCurve, LossCurve, RenyiCurve
+from dpmerge.profiles.curves import ConstantCurve, Curve, GaussianCurve, LeastCurve, LossCurve, RenyiCurve
 from dpmerge.profiles.law import MAX_SHIFT, Law
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.memory import SizedCache
@@ -188,11 +188,13 @@ class Profile:
         if known is not None:
             return known
         guesses = epsilon_from_renyi(_TILTS + 1, self.cumulants(direction) / _TILTS, delta, "tight")
-        guess = float(np.min(np.nan_to_num(guesses, nan=high, posinf=high)))
+        guess = min(max(float(np.min(np.nan_to_num(guesses, nan=high, posinf=high))), low), high)
         questions = np.geomspace(max(low, 1e-3), max(high, 1e-3), 7).tolist()
         interval = min(self.grid_interval(question, self._tilt(question, direction)[0]) for question in questions)
-        theta, _ = self._tilt(min(max(guess, low), high), direction)
-        return self._on_some_grid(direction, interval, theta, 1e-12 * delta, max(0.0, low - 0.01))
+        # A tilt is precise around its own question and noisy far below: several bounds, of which the least counts.
+        tilts = {self._tilt(question, direction)[0] for question in (low, math.sqrt(max(low, 1e-3) * max(guess, 1e-3)), guess)}
+        tail, lowest = 1e-12 * delta, max(0.0, low - 0.01)
+        return LeastCurve(tuple(self._on_some_grid(direction, interval, theta, tail, lowest) for theta in sorted(tilts)))
 
     def _closed_form(self) -> Curve | None:
         """The curve of what needs no grid."""
