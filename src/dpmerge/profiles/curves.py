@@ -133,7 +133,7 @@ class LeastCurve:
 
     def deltas(self, epsilons: FloatArray) -> FloatArray:
         """The bound at many ε."""
-        return np.min([curve.deltas(epsilons) for curve in self.curves], axis=0)
+        return np.asarray(np.min([curve.deltas(epsilons) for curve in self.curves], axis=0))
 
     def noise(self, epsilon: float) -> float:
         """What of it is allowance for rounding."""
