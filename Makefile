@@ -3,12 +3,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := build/demo
 
 .PHONY: demo test check bench clean
 
+# Three private models of scikit-learn's digits; the best average for (2, 1e-4), released, entered in a ledger, and verified.
 demo: $(STAMP)
-	@$(BIN)/dpmerge compare $$($(BIN)/python -c "import dpmerge; print(dpmerge.example_portfolio())") \
-	    --weights mnist-c1-s0.5=0.025,mnist-c2-s0.5=0.025,mnist-c1-s2=0.95 --delta 1e-5
+	@rm -rf $(DEMO)
+	@mkdir -p $(DEMO)
+	$(BIN)/python -m dpmerge.training.digits $(DEMO)/portfolio
+	$(BIN)/dpmerge plan $(DEMO)/portfolio --epsilon 2 --delta 1e-4
+	$(BIN)/dpmerge ledger new $(DEMO)/ledger.db --dataset sklearn-digits-train-1437 --epsilon 8.5 --delta 1e-4
+	$(BIN)/dpmerge merge $(DEMO)/portfolio --rule combination --epsilon 2 --delta 1e-4 --ledger $(DEMO)/ledger.db --out $(DEMO)/released
+	$(BIN)/dpmerge verify $(DEMO)/released --portfolio $(DEMO)/portfolio --ledger $(DEMO)/ledger.db
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto

@@ -28,6 +28,7 @@ FLOORS = [
     "tasks",
     "evaluation",
     "release",
+    "training",
     "_api",
     "cli",
     "__main__",

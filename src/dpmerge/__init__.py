@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpmerge._version import __version__
 
 if TYPE_CHECKING:
-    from dpmerge._api import combination, example_portfolio, joint, selection
+    from dpmerge._api import combination, example_portfolio, joint, merge, selection, verify
     from dpmerge.errors import (
         AccountingError,
         DependentRuns,
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from dpmerge.rules.baselines import no_free_lunch_threshold
     from dpmerge.rules.compare import compare
     from dpmerge.rules.guarantee import Guarantee
+    from dpmerge.weights.plan import Plan, plan
 
 _HOMES = {
     "combination": "dpmerge._api",
     "example_portfolio": "dpmerge._api",
     "joint": "dpmerge._api",
+    "merge": "dpmerge._api",
     "selection": "dpmerge._api",
+    "verify": "dpmerge._api",
     "AccountingError": "dpmerge.errors",
     "DependentRuns": "dpmerge.errors",
     "DpmergeError": "dpmerge.errors",
@@ -50,6 +53,8 @@ _HOMES = {
     "no_free_lunch_threshold": "dpmerge.rules.baselines",
     "compare": "dpmerge.rules.compare",
     "Guarantee": "dpmerge.rules.guarantee",
+    "Plan": "dpmerge.weights.plan",
+    "plan": "dpmerge.weights.plan",
 }
 
 
@@ -69,6 +74,7 @@ __all__ = [
     "DpmergeError",
     "Guarantee",
     "Model",
+    "Plan",
     "Portfolio",
     "PortfolioError",
     "Record",
@@ -82,6 +88,9 @@ __all__ = [
     "compare",
     "example_portfolio",
     "joint",
+    "merge",
     "no_free_lunch_threshold",
+    "plan",
     "selection",
+    "verify",
 ]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio
 from dpmerge.rules import Combination, Joint, Selection
+
+if TYPE_CHECKING:
+    from dpmerge.release import Merge, Released, Settings, Verdict
+    from dpmerge.release.forms import RuleName
+    from dpmerge.weights import Utilities
 
 
 def selection(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Selection:
@@ -29,6 +35,55 @@ def combination(
 def joint(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Joint:
     """Joint release of every model that has weight: covers any merge of them."""
     return Joint(portfolio.weights(weights), shuffle)
+
+
+def merge(
+    portfolio: Portfolio,
+    out: str | Path,
+    *,
+    rule: RuleName,
+    delta: float,
+    epsilon: float | None = None,
+    weights: Mapping[str, float] | None = None,
+    utility: Utilities | Mapping[str, float] | None = None,
+    kappa: float | None = None,
+    settings: Settings | None = None,
+    tensors: Merge | None = None,
+    ledger: str | Path | None = None,
+    sign: str | Path | None = None,
+) -> Released:
+    """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ)."""
+    from dpmerge.release import Ledger, Merge, Settings, Signer, choose, release
+    from dpmerge.weights import Utilities
+
+    known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
+    choice = choose(
+        portfolio,
+        rule,
+        delta=delta,
+        epsilon=epsilon,
+        weights=None if weights is None else portfolio.weights(weights),
+        utility=known,
+        kappa=kappa,
+        settings=settings or Settings(),
+    )
+    return release(
+        portfolio,
+        choice,
+        Path(out),
+        merge=tensors or Merge(),
+        ledger=None if ledger is None else Ledger(ledger),
+        signer=None if sign is None else Signer(Path(sign)),
+        scores=known,
+    )
+
+
+def verify(folder: str | Path, *, portfolio: Portfolio | None = None, ledger: str | Path | None = None) -> Verdict:
+    """Recheck a release from its files, and from the private portfolio and the ledger if they are given."""
+    from dpmerge.release import Ledger
+    from dpmerge.release.verify import verify as recheck
+
+    return recheck(Path(folder), portfolio=portfolio, ledger=None if ledger is None else Ledger(ledger))
 
 
 def example_portfolio() -> Path:

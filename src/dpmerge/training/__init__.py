@@ -1,0 +1,1 @@
+"""Private training: what makes a model, and the record of it."""
