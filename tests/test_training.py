@@ -1,104 +1,196 @@
-"""Private softmax regression: clipping in closed form, noise of the stated size, and records that say what was run."""
+"""Private linear models: clipping in closed form, noise of the stated size, schedules, and records that say what was run."""
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from dpmerge.errors import TrainingError
 from dpmerge.profiles.runs import run_profile
-from dpmerge.records import Portfolio
+from dpmerge.records import DpSgd, Portfolio
+from dpmerge.rules import Combination
 from dpmerge.tasks import digits
 from dpmerge.training.digits import RECIPES, main
-from dpmerge.training.softmax import Recipe, save, train
+from dpmerge.training.linear import Loss, Recipe, accuracy, bounded_features, train
+
+BOUND = math.sqrt(2)
+Floats = npt.NDArray[np.float32]
 
 
-def data(count: int = 40) -> tuple[np.ndarray, np.ndarray]:
+def data(count: int = 40, loss: Loss = "softmax") -> tuple[Floats, npt.NDArray[np.int64], int]:
     examples, _ = digits.load()
-    return examples.images[:count], examples.labels[:count]
+    labels = examples.labels[:count]
+    features = bounded_features(examples.images[:count], BOUND)
+    return (features, (labels > 4).astype(np.int64), 2) if loss == "logistic" else (features, labels, 10)
 
 
-def by_hand(images: np.ndarray, labels: np.ndarray, recipe: Recipe) -> np.ndarray:
+def by_hand(features: Floats, labels: npt.NDArray[np.int64], recipe: Recipe) -> npt.NDArray[np.float64]:
     """Full-batch steps without noise, every example's gradient written out and clipped by itself."""
-    features = np.hstack([images, np.ones((len(labels), 1))])
-    weights = np.zeros((10, features.shape[1]))
-    for _ in range(recipe.steps):
+    outputs = 1 if recipe.loss == "logistic" else 10
+    weights = np.zeros((outputs, features.shape[1]))
+    for rate in recipe.learning_rates():
         total = np.zeros_like(weights)
-        for x, y in zip(features, labels, strict=True):
-            scores = weights @ x
-            p = np.exp(scores - scores.max())
-            p /= p.sum()
-            p[y] -= 1
-            gradient = np.outer(p, x)
-            total += gradient * min(1.0, recipe.clip / np.linalg.norm(gradient))
-        weights -= recipe.learning_rate * total / len(labels)
+        for x, y in zip(features.astype(np.float64), labels.tolist(), strict=True):
+            said = weights @ x
+            if outputs == 1:
+                error = np.array([1 / (1 + math.exp(-said[0])) - y])
+            else:
+                error = np.exp(said - said.max()) / np.exp(said - said.max()).sum()
+                error[y] -= 1
+            gradient = np.outer(error, x)
+            total += gradient * min(1.0, recipe.clip / float(np.linalg.norm(gradient)))
+        weights -= rate * total / len(labels)
     return weights
 
 
-@pytest.mark.parametrize("clip", [0.3, 1.0, 2.0])
-def test_sums_of_clipped_gradients_are_those_of_every_example(clip: float) -> None:
-    images, labels = data()
-    recipe = Recipe(steps=5, rate=1.0, learning_rate=0.7, clip=clip, noise_multiplier=0.0)
-    tensors, _ = train(images, labels, 10, recipe, "d", "r")
-    expected = by_hand(images, labels, recipe).astype(np.float32)
-    assert np.allclose(tensors["weight"], expected[:, :-1], atol=1e-6)
-    assert np.allclose(tensors["bias"], expected[:, -1], atol=1e-6)
+@pytest.mark.parametrize("loss", ["softmax", "logistic"])
+@pytest.mark.parametrize("clip", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("decay", [False, True])
+def test_sums_of_clipped_gradients_are_those_of_every_example(loss: Any, clip: float, decay: bool) -> None:
+    features, labels, classes = data(loss=loss)
+    recipe = Recipe(steps=5, learning_rate=0.7, clip=clip, noise_multiplier=0.0, warmup=2, decay=decay, loss=loss)
+    (model,) = train(features, labels, classes, recipe, norm_bound=BOUND, dataset="d")
+    expected = by_hand(features, labels, recipe)
+    assert np.allclose(model.tensors["weight"], expected[:, :-1], atol=3e-5)
+    assert np.allclose(model.tensors["bias"], expected[:, -1], atol=3e-5)
+
+
+def test_no_example_contributes_more_than_the_clip() -> None:
+    features, labels, _ = data()
+    for index in range(len(labels)):
+        for clip in (0.1, 0.9, 1.4):
+            recipe = Recipe(steps=1, learning_rate=1.0, clip=clip, noise_multiplier=0.0)
+            one = slice(index, index + 1)
+            (model,) = train(features[one], labels[one], 10, recipe, norm_bound=BOUND, dataset="d")
+            moved = np.hstack([model.tensors["weight"], model.tensors["bias"][:, None]]).astype(np.float64)
+            assert float(np.linalg.norm(moved)) <= clip
 
 
 def test_noise_has_the_stated_size() -> None:
-    images, labels = data()
-    quiet = Recipe(steps=1, rate=1.0, learning_rate=1.0, clip=1.0, noise_multiplier=0.0)
-    loud = Recipe(steps=1, rate=1.0, learning_rate=1.0, clip=1.0, noise_multiplier=3.0)
-    mean, _ = train(images, labels, 10, quiet, "d", "r")
-    noisy = np.stack([train(images, labels, 10, loud, "d", "r")[0]["weight"] for _ in range(20)]) - mean["weight"]
+    features, labels, _ = data()
+    quiet = Recipe(steps=1, learning_rate=1.0, clip=1.0, noise_multiplier=0.0)
+    loud = Recipe(steps=1, learning_rate=1.0, clip=1.0, noise_multiplier=3.0)
+    (mean,) = train(features, labels, 10, quiet, norm_bound=BOUND, dataset="d")
+    runs = [train(features, labels, 10, loud, norm_bound=BOUND, dataset="d")[0].tensors["weight"] for _ in range(20)]
+    noisy = np.stack(runs) - mean.tensors["weight"]
     deviation = 3.0 / len(labels)
     assert noisy.std() == pytest.approx(deviation, rel=0.03)  # 12,800 numbers: 0.03 is five of its deviations
-    assert abs(noisy.mean()) < 5 * deviation / np.sqrt(noisy.size)
+    assert abs(noisy.mean()) < 5 * deviation / math.sqrt(noisy.size)
 
 
 def test_batches_are_poisson() -> None:
-    """Without noise, one step from zero reveals how many examples were in the batch: their labels' counts."""
-    images, labels = data(200)
-    recipe = Recipe(steps=1, rate=0.3, learning_rate=1.0, clip=100.0, noise_multiplier=0.0)
-    sizes = []
-    for _ in range(300):
-        tensors, _ = train(images, labels, 10, recipe, "d", "r")
-        # The bias of class c is (members of c in the batch − batch/10)/B; absolute sums are monotone, so count by weights.
-        sizes.append(float(np.sum(tensors["bias"])))
-        assert abs(sizes[-1]) < 1e-4  # p − y sums to 0 over the classes
-    counts = np.array([round(_batch_size(train(images, labels, 10, recipe, "d", "r")[0], images, labels)) for _ in range(300)])
-    assert counts.mean() == pytest.approx(60, abs=5 * np.sqrt(42 / 300))
-    assert counts.var() == pytest.approx(42, rel=0.5)
-
-
-def _batch_size(tensors: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray) -> float:
-    """Least squares for which examples were in the batch of one step from zero."""
+    """One step from zero without noise: least squares tell which examples were in the batch."""
+    features, labels, _ = data(200)
+    recipe = Recipe(steps=1, learning_rate=1.0, clip=100.0, noise_multiplier=0.0, rate=0.3)
     errors = np.full((len(labels), 10), 0.1)
     errors[np.arange(len(labels)), labels] -= 1
-    features = np.hstack([images, np.ones((len(labels), 1))])
     design = np.einsum("nc,nf->ncf", errors, features).reshape(len(labels), -1).T
-    step = -np.hstack([tensors["weight"], tensors["bias"][:, None]]).ravel() * 60
-    return float(np.linalg.lstsq(design, step.astype(float), rcond=None)[0].sum())
+    solver = np.linalg.pinv(design)
+    sizes = []
+    for _ in range(300):
+        (model,) = train(features, labels, 10, recipe, norm_bound=BOUND, dataset="d")
+        step = -np.hstack([model.tensors["weight"], model.tensors["bias"][:, None]]).ravel() * 60
+        members = solver @ step
+        assert np.all(np.minimum(np.abs(members), np.abs(members - 1)) < 0.02)
+        sizes.append(round(float(members.sum())))
+    assert np.mean(sizes) == pytest.approx(60, abs=5 * math.sqrt(42 / 300))
+    assert np.var(sizes) == pytest.approx(42, rel=0.5)
 
 
-def test_records_say_what_was_run(tmp_path: Path) -> None:
-    images, labels = data()
-    recipe = Recipe(steps=7, rate=0.25, learning_rate=0.5, clip=1.5, noise_multiplier=1.1)
+def test_features_stay_within_their_bound() -> None:
+    rows = np.random.default_rng(0).standard_normal((50, 7)) * np.geomspace(1e-3, 1e3, 50)[:, None]
+    features = bounded_features(rows, 3.0)
+    assert np.linalg.norm(features.astype(np.float64), axis=1).max() <= 3.0
+    short = np.linalg.norm(rows, axis=1) < 2.8
+    assert np.allclose(features[short, :-1], rows[short], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss, clip, smoothness, convex",
+    [
+        ("softmax", 2.001, 1.0, "unclipped"),
+        ("softmax", 1.9, 1.0, None),
+        ("logistic", 0.1, 0.5, "glm"),
+    ],
+)
+def test_records_say_what_was_run(tmp_path: Path, loss: Any, clip: float, smoothness: float, convex: str | None) -> None:
+    features, labels, classes = data(loss=loss)
+    recipe = Recipe(7, 0.5, clip, 1.1, rate=0.25, warmup=3, decay=True, loss=loss)
     for name in ("a", "b"):
-        tensors, record = train(images, labels, 10, recipe, "some-data", name)
-        save(tmp_path / name, tensors, record)
-    portfolio = Portfolio.load(tmp_path)
-    first, second = (model.mechanism for model in portfolio.models)
-    assert first.noise_fingerprint != second.noise_fingerprint
-    assert first.sampler_fingerprint != second.sampler_fingerprint
-    stated = json.loads((tmp_path / "a" / "record.json").read_text())["mechanism"]
-    assert stated["expected_batch"] == 10.0
-    assert (stated["phases"], stated["smoothness"], stated["convex"]) == ([{**stated["phases"][0]}], 1.0, None)
-    assert stated["phases"][0]["steps"] == 7
+        early, late = train(features, labels, classes, recipe, norm_bound=BOUND, dataset="d", checkpoints=[4])
+        early.save(tmp_path / f"{name}-4")
+        late.save(tmp_path / f"{name}-7")
+    portfolio = Portfolio.load(tmp_path)  # which checks that checkpoints of a run continue each other
+    mechanisms = {model.name: model.mechanism for model in portfolio.models}
+    first = mechanisms["a-7"]
+    assert isinstance(first, DpSgd)
+    assert (first.steps, first.expected_batch, first.convex) == (7, 10.0, convex)
+    assert first.smoothness == pytest.approx(smoothness)
+    assert [phase.learning_rate for phase in first.phases for _ in range(phase.steps)] == recipe.learning_rates()
+    assert first.noise_fingerprint != mechanisms["b-7"].noise_fingerprint
+    assert first.sampler_fingerprint != mechanisms["b-7"].sampler_fingerprint
     assert run_profile(portfolio.models[0]).profile.epsilon(1e-4) > 0
-    assert train(images, labels, 10, Recipe(1, 0.5, 0.1, 2.0, 1.0), "d", "r")[1].mechanism.convex == "unclipped"  # type: ignore[union-attr]
+    assert Combination(portfolio.weights({"a-7": 0.5, "b-7": 0.5})).guarantee(delta=1e-4).epsilon > 0
+
+
+def test_full_batches_have_no_sampler() -> None:
+    features, labels, _ = data()
+    (model,) = train(features, labels, 10, Recipe(2, 0.1, 1.0, 1.0), norm_bound=BOUND, dataset="d", run="mine")
+    mechanism = model.record.mechanism
+    assert isinstance(mechanism, DpSgd)
+    assert (mechanism.run, mechanism.sampling.scheme, mechanism.sampler_fingerprint) == ("mine", "full-batch", None)
+    assert mechanism.expected_batch == 40.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 0},
+        {"learning_rate": 0.0},
+        {"clip": 0.0},
+        {"noise_multiplier": -1.0},
+        {"rate": 0.0},
+        {"rate": 1.5},
+        {"warmup": 9},
+    ],
+)
+def test_impossible_recipes_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(TrainingError, match=next(iter(changes))):
+        Recipe(**{"steps": 5, "learning_rate": 0.1, "clip": 1.0, "noise_multiplier": 1.0, **changes})
+
+
+def test_impossible_data_are_refused() -> None:
+    features, labels, _ = data()
+    recipe = Recipe(1, 0.1, 1.0, 1.0)
+
+    def ask(**changes: Any) -> None:
+        arguments = {
+            "features": features,
+            "labels": labels,
+            "classes": 10,
+            "recipe": recipe,
+            "norm_bound": BOUND,
+            "dataset": "d",
+        }
+        train(**{**arguments, **changes})
+
+    for changes, complaint in (
+        ({"labels": labels[:3]}, "40 inputs but 3 labels"),
+        ({"labels": labels + 8}, "between 0 and 9"),
+        ({"recipe": Recipe(1, 0.1, 1.0, 1.0, loss="logistic")}, "two classes"),
+        ({"checkpoints": [2]}, "between 1 and 1"),
+    ):
+        with pytest.raises(TrainingError, match=complaint):
+            ask(**changes)
+    with pytest.raises(TrainingError, match="NaN"):
+        bounded_features(np.full((2, 2), np.nan), 2.0)
+    with pytest.raises(TrainingError, match="exceed 1"):
+        bounded_features(np.ones((2, 2)), 1.0)
 
 
 def test_the_demos_portfolio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,3 +199,7 @@ def test_the_demos_portfolio(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert portfolio.names == tuple(RECIPES)
     assert digits.accuracy(tmp_path / "portfolio" / "noise-1") > 0.75
     assert capsys.readouterr().out.count("test accuracy") == 3
+    assert all(isinstance(m.mechanism, DpSgd) and m.mechanism.convex == "unclipped" for m in portfolio.models)
+    features, labels, _ = data()
+    (model,) = train(features, labels, 10, Recipe(200, 1.0, 3.0, 0.0), norm_bound=BOUND, dataset="d")
+    assert accuracy(model.tensors, features, labels) > 0.9

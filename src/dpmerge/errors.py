@@ -13,6 +13,7 @@
     ├── LedgerError        a ledger that cannot be used, or was tampered with
     │   └── BudgetExceeded     a release that would pass the declared total
     ├── EvaluationError    a score that cannot be measured
+    ├── TrainingError      a private training that cannot be run here, or failed
     ├── JobError           many pieces of work that cannot be run, or their results not kept
     └── AccountingError    the guarantee asked for cannot be computed
         ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
@@ -94,3 +95,7 @@ class LedgerError(DpmergeError):
 
 class BudgetExceeded(LedgerError):
     """A release that would pass the declared total."""
+
+
+class TrainingError(DpmergeError):
+    """A private training that cannot be run here, or failed."""
