@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,32 +52,23 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
     from dpmerge.release import Ledger
     from dpmerge.rules.guarantee import round_up, significant
 
-    entries = Ledger(ledger).history()
+    opened = Ledger(ledger)
+    entries = opened.history()
     if json:
-        print_json([_plain(entry) for entry in entries])
+        print_json([asdict(entry) for entry in entries])
         return
     rows = []
     for entry in entries:
-        content = entry.content
+        content, cells = entry.content, ["", ""]
         if entry.kind == "release":
-            total = content["total"]
-            what = f"{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
-            rows.append(
-                [
-                    str(entry.number),
-                    content["at"],
-                    what,
-                    round_up(total["epsilon"]),
-                    significant(total["delta"]),
-                    entry.hash[:12],
-                ]
-            )
+            coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
+            what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
+            cells = [round_up(content["total"]["epsilon"]), significant(content["total"]["delta"])]
         else:
             state = f": output {content['output']}" if entry.kind == "recovered" else ""
-            rows.append(
-                [str(entry.number), content["at"], f"{entry.kind} entry {content['of']}{state}", "", "", entry.hash[:12]]
-            )
-    table(f"{ledger}", ["entry", "when", "what", "total ε", "δ", "hash"], rows)
+            what = f"{entry.kind} entry {content['of']}{state}"
+        rows.append([str(entry.number), content["at"], what, *cells, entry.hash[:12]])
+    table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
 
 
 @app.command("remaining")
@@ -111,27 +103,27 @@ def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
     from dpmerge.release import Ledger
 
     opened = Ledger(ledger)
-    print_json({"budget": opened.budget.header(), "entries": [_plain(entry) for entry in opened.history()]})
-
-
-def _plain(entry: Any) -> dict[str, Any]:
-    return {"number": entry.number, "content": entry.content, "previous": entry.previous, "hash": entry.hash}
+    print_json({"budget": opened.budget.header(), "entries": [asdict(entry) for entry in opened.history()]})
 
 
 def _state(ledger: Ledger) -> dict[str, Any]:
-    spent = ledger.cumulative()
-    budget = ledger.budget
+    from dpmerge.release.chain import unfinished
+    from dpmerge.release.processes import still_runs
+
+    entries, budget = ledger.history(), ledger.budget
+    spent, open_ones = ledger.cumulative(entries), unfinished(entries)
     return {
         "dataset": budget.dataset,
         "adjacency": budget.adjacency,
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
         "spent": {
             "epsilon": 0.0 if spent is None else spent.epsilon,
-            "delta_at_budget_epsilon": ledger.delta_spent(),
+            "delta_at_budget_epsilon": ledger.delta_spent(entries),
             "standing": "proved" if spent is None else spent.standing,
         },
-        "releases": sum(entry.kind == "release" for entry in ledger.history()),
-        "unfinished": [entry.number for entry in ledger.unfinished()],
+        "releases": sum(entry.kind == "release" for entry in entries),
+        "under_way": [entry.number for entry in open_ones if still_runs(entry.content["by"])],
+        "interrupted": [entry.number for entry in open_ones if not still_runs(entry.content["by"])],
     }
 
 
@@ -153,5 +145,7 @@ def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
     typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
-    for number in state["unfinished"]:
-        typer.echo(f"  entry {number} is under way or was interrupted; it counts")
+    for number in state["under_way"]:
+        typer.echo(f"  entry {number} is under way; it counts")
+    for number in state["interrupted"]:
+        typer.echo(f"  entry {number} was interrupted; it counts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,9 @@ from dpmerge.cli.options import (
 )
 from dpmerge.cli.pictures import parse_targets
 from dpmerge.errors import TargetError
+
+if TYPE_CHECKING:
+    from dpmerge.release.certificate import LedgerForm
 
 
 class MergeRuleName(StrEnum):
@@ -139,17 +142,18 @@ def merge(
     )
     opened = None if ledger is None else Ledger(ledger)
     signer = None if sign is None else Signer(sign)
+    how = Merge(method, base, lora.value, take_from)
     if couple is not None:
         if epsilon is not None or weights is not None:
             raise TargetError("--couple names the targets itself: leave out --epsilon and --weights")
-        choices = {f"epsilon-{target:g}": find(epsilon=target) for target in parse_targets(couple)}
+        if how != Merge():
+            raise TargetError("--couple draws models as they are: leave out --method, --base, --lora and --take-from")
+        targets = {f"epsilon-{target:g}": target for target in parse_targets(couple)}
+        choices = {name: find(epsilon=target) for name, target in targets.items()}
         released = release_together(loaded, choices, out, ledger=opened, dependent=depends_on_releases, signer=signer)
     else:
         choice = find(epsilon=epsilon)
-        how = Merge(method, base, lora.value, take_from)
-        released = [
-            release(loaded, choice, out, merge=how, ledger=opened, dependent=depends_on_releases, signer=signer, scores=scores)
-        ]
+        released = [release(loaded, choice, out, merge=how, ledger=opened, dependent=depends_on_releases, signer=signer)]
         choices = {out.name: choice}
     if json:
         shown = [
@@ -167,17 +171,14 @@ def merge(
         print_guarantee(made.guarantee)
         if one.certificate.drawn is not None:
             typer.echo(f"  drawn: {one.certificate.drawn}")
-        _say_total(one.certificate.ledger)
+        if one.certificate.ledger is not None:
+            typer.echo(f"  {_total(one.certificate.ledger)}")
         for text in one.notes:
             typer.echo(f"note: {text}")
 
 
-def _say_total(entry: object) -> None:
-    from dpmerge.release.certificate import LedgerForm
+def _total(entry: LedgerForm) -> str:
     from dpmerge.rules.guarantee import round_up, significant
 
-    if isinstance(entry, LedgerForm):
-        total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
-        typer.echo(f"  entry {entry.number} of the ledger; all releases together: {total}")
-    else:
-        typer.echo("  no ledger: releases from this data are not being added up")
+    total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
+    return f"entry {entry.number} of the ledger; all releases together: {total}"

@@ -27,6 +27,10 @@ def verify(
     base: Annotated[
         Path | None, typer.Option("--base", help="Public base model the merge was made with.", show_default=False)
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="module:function the merge was made with, if it is one you trust.", show_default=False),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Recompute everything a certificate says. Exit code 0: it holds, 1: it does not, 2: it could not be checked."""
@@ -41,6 +45,7 @@ def verify(
         ledger=None if ledger is None else Ledger(ledger),
         trust=None if trust is None else trusted_key(trust),
         base=base,
+        method=method,
     )
     if json:
         print_json({"code": verdict.code, "holds": verdict.holds, "broken": verdict.broken, "unchecked": verdict.unchecked})

@@ -24,7 +24,7 @@ from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, Renyi
 from dpmerge.profiles.memory import SizedCache
 from dpmerge.profiles.pairs import MixtureLaw
 from dpmerge.profiles.pmf import LossPmf
-from dpmerge.profiles.precision import accuracy
+from dpmerge.profiles.precision import accuracy, closed_forms
 from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
 from dpmerge.profiles.solve import smallest_epsilon
 
@@ -202,7 +202,7 @@ class Profile:
             return ConstantCurve(1.0)
         if not self.factors:
             return ConstantCurve(self.failure)
-        if len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
+        if closed_forms() and len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
         if not self.has_loss_distribution:
             return RenyiCurve(self.renyi, self.failure)

@@ -6,7 +6,8 @@ from dpmerge.release.ledger import Ledger
 from dpmerge.release.release import Merge, Released, release, release_together
 from dpmerge.release.remaining import what_fits
 from dpmerge.release.signing import Signer, new_keys, trusted_key
-from dpmerge.release.verify import Verdict, verify
+from dpmerge.release.verdict import Verdict
+from dpmerge.release.verify import verify
 
 __all__ = [
     "Certificate",

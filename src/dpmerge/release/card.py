@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 
-from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.release.certificate import Certificate
+from dpmerge.rules import THEOREMS
 from dpmerge.rules.guarantee import round_up, significant
 
 _WORDS = {
@@ -18,6 +19,10 @@ _PROVENANCE = {
     "after-looking": "The weights were chosen after looking at the models; the guarantee covers every model looked at.",
     "private-validation": "The choice used a private validation set, whose records are covered too.",
 }
+_TEMPERED = {
+    **_PROVENANCE,
+    "after-looking": "The draw looked at scores of the models; the guarantee covers that. The weights were fixed before.",
+}
 _NEIGHBOURS = {
     "add-remove": "differ by one record added or removed",
     "replace-one": "differ by one record replaced",
@@ -25,53 +30,61 @@ _NEIGHBOURS = {
 }
 
 
-def model_card(
-    guarantee: Guarantee,
-    rule: str,
-    weights: Mapping[str, float],
-    dataset: str,
-    provenance: str,
-    drawn: str | None,
-    total: tuple[float, float] | None,
-) -> str:
-    """Markdown: the guarantee as a sentence, then what it rests on."""
+def model_card(certificate: Certificate) -> str:
+    """Markdown: the guarantee as a sentence, then what it rests on. It says nothing that the certificate does not."""
+    guarantee, rule = certificate.guarantee, certificate.rule
     theorem = THEOREMS[guarantee.theorem]
+    how = f"*{guarantee.standing}*: {theorem.title} ({theorem.source}), by {guarantee.by.upper()}"
+    provenance = _TEMPERED if rule.rule == "tempered" else _PROVENANCE
     lines = [
         "# Privacy of this model",
         "",
-        f"This model is {_WORDS[rule]}, all trained on the private dataset {_code(dataset)}. Its release is",
-        f"**({round_up(guarantee.epsilon)}, {significant(guarantee.delta)})-differentially private** for datasets that "
-        f"{_NEIGHBOURS[guarantee.adjacency]}.",
+        f"This model is {_WORDS[rule.rule]}, all trained on the private dataset {_code(certificate.dataset)}.",
+        *_sentences(certificate, how),
         "",
-        f"The guarantee is *{guarantee.standing}*: {theorem.title} ({theorem.source}), by {guarantee.by.upper()}. It assumes:",
+        *(f"- {_escaped(text)}" for text in guarantee.assumptions),
         "",
-        *(f"- {_plain(text)}" for text in guarantee.assumptions),
-        "",
-        _PROVENANCE[provenance],
-        "",
+        *([] if certificate.dependent else [provenance[certificate.provenance], ""]),
         "| model | weight |",
         "|---|---|",
-        *(f"| {_code(name)} | {value!r} |" for name, value in weights.items() if value > 0),
+        *(f"| {_code(name)} | {value!r} |" for name, value in rule.values.items()),
         "",
     ]
-    if total is None:
-        lines += ["This release was not entered in a ledger: other releases from the same data add to what has leaked.", ""]
-    else:
-        lines += [
-            f"With every earlier release from this dataset it is ({round_up(total[0])}, {significant(total[1])})-DP together, "
-            "by the ledger it was entered in.",
-            "",
-        ]
-    if drawn is not None:
-        lines += [f"The model drawn was {_code(drawn)}.", ""]
+    if certificate.drawn is not None:
+        lines += [f"The model drawn was {_code(certificate.drawn)}.", ""]
     lines += ["`certificate.json` binds this statement to the files here; `dpmerge verify` rechecks it.", ""]
     return "\n".join(lines)
 
 
-def _plain(text: str) -> str:
-    """Text in which no name of a model becomes mark-up."""
-    return "".join(character if character.isprintable() and character not in "`|<>" else "·" for character in text)
+def _sentences(certificate: Certificate, how: str) -> list[str]:
+    """The guarantee, and what the ledger adds to it."""
+    own = _private(certificate.guarantee.epsilon, certificate.guarantee.delta)
+    neighbours = f"for datasets that {_NEIGHBOURS[certificate.adjacency]}"
+    total = "This release was not entered in a ledger: other releases from the same data add to what has leaked."
+    if certificate.ledger is not None:
+        sum_of_all = _private(certificate.ledger.epsilon, certificate.ledger.delta)
+        total = f"With every earlier release from this dataset it is {sum_of_all} together, by the ledger it was entered in."
+    if not certificate.dependent:
+        return [f"Its release is {own} {neighbours}.", total, "", f"The guarantee is {how}. It assumes:"]
+    return [
+        f"Its weights depend on what earlier releases showed, so it has no guarantee of its own {neighbours}.",
+        total,
+        "",
+        f"With weights fixed beforehand it would be {own}, {how}. That assumes:",
+    ]
+
+
+def _private(epsilon: float, delta: float) -> str:
+    return f"**({round_up(epsilon)}, {significant(delta)})-differentially private**"
+
+
+def _escaped(text: str) -> str:
+    """Text in which no name of a model becomes mark-up, a link or a picture."""
+    shown = "".join(character if character.isprintable() else "·" for character in text)
+    return re.sub(r"([\\`*_{}\[\]<>#|!&~$@]|(?<=www)\.|:(?=//))", r"\\\1", shown, flags=re.IGNORECASE)
 
 
 def _code(text: str) -> str:
-    return f"`{_plain(text)}`"
+    """A name as code, where a backslash escapes nothing: what could end the code or the table's cell is left out."""
+    shown = "".join(character if character.isprintable() and character not in "`|<>" else "·" for character in text)
+    return f"`{shown}`"

@@ -5,49 +5,64 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
+from dpmerge.profiles.renyi import Conversion
 from dpmerge.records import Adjacency, Model, Portfolio, Record
-from dpmerge.records.strict import Strict, load_strict
+from dpmerge.records.strict import Strict, parse_strict
 from dpmerge.release.canonical import canonical, sha256
-from dpmerge.release.commitment import Commitment
+from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.signing import Signer, signed_by
-from dpmerge.rules import Guarantee
+from dpmerge.release.signing import Signer
+from dpmerge.rules import Guarantee, Rule
+from dpmerge.rules.guarantee import Accountant, By, Standing
 
 NAME = "certificate.json"
 CARD = "README.md"
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Provenance = Literal["a-priori", "after-looking", "private-validation"]
 
 
-class CommitmentForm(Strict):
-    """A commitment to a digest that the guarantee does not cover."""
+class NumericsForm(Strict):
+    """The question that was put to the rule, and how fine the grids were on which it was answered."""
 
-    hash: Digest
-    matrix: Annotated[str, Field(pattern=r"^[0-9a-f]{1,320}$")]
-    masked: Digest
+    solved_for: Literal["epsilon", "delta"]
+    by: By
+    conversion: Conversion
+    accuracy: Annotated[float, Field(ge=1e-9, le=1e-2)]
 
-    def opens(self, secret: str, digest: str) -> bool:
-        """Whether the secret opens it to this digest."""
-        return Commitment(self.hash, self.matrix, self.masked).opens(secret, digest)
+    def answer(self, rule: Rule, epsilon: float, delta: float) -> Guarantee:
+        """The rule's answer: ε at this δ, or δ at this ε."""
+        if self.solved_for == "epsilon":
+            return rule.guarantee(delta=delta, by=self.by, conversion=self.conversion)
+        return rule.guarantee(epsilon=epsilon, by=self.by, conversion=self.conversion)
 
 
 class GuaranteeForm(Strict):
     """What is guaranteed, under which assumptions, and how it was computed."""
 
     epsilon: Annotated[float, Field(ge=0)]
-    delta: Annotated[float, Field(ge=0, lt=1)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
     theorem: str
-    standing: Literal["proved", "conditional"]
+    standing: Standing
     assumptions: list[str]
-    by: Literal["pld", "rdp", "gdp"]
-    conversion: Literal["tight", "paper"] | None
+    by: Accountant
+    conversion: Conversion | None
     details: dict[str, Any]
+
+    @field_validator("details")
+    @classmethod
+    def _finite(cls, details: dict[str, Any]) -> dict[str, Any]:
+        canonical(details)  # refuses NaN and infinities, which no field may hold
+        return details
+
+    @classmethod
+    def of(cls, guarantee: Guarantee) -> GuaranteeForm:
+        """A guarantee as it stands in a certificate; an infinite ε is none."""
+        kept = {name: value for name, value in guarantee.as_dict().items() if name in cls.model_fields}
+        return cls.model_validate_json(canonical(kept))
 
 
 class RecordForm(Strict):
@@ -62,8 +77,8 @@ class LedgerForm(Strict):
 
     number: Annotated[int, Field(ge=1)]
     entry: Digest
-    epsilon: float
-    delta: float
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
 
 
 class SignatureForm(Strict):
@@ -92,43 +107,98 @@ class Certificate(Strict):
     rule: RuleForm
     merge: MergeForm
     provenance: Provenance
+    dependent: bool  # the weights depend on what earlier releases showed: only the ledger's total covers that
     utilities_source: str | None
     guarantee: GuaranteeForm
+    numerics: NumericsForm
     records: Annotated[dict[str, RecordForm], Field(min_length=1)]
-    inputs: dict[str, dict[str, Digest | CommitmentForm]]
+    inputs: dict[str, dict[str, Digest | Commitment]]
     outputs: Annotated[dict[str, Digest], Field(min_length=1)]
     drawn: str | None
     ledger: LedgerForm | None
     software: dict[str, str]
     sha256: Digest
-    signature: SignatureForm | None = None
+    signature: SignatureForm | None
 
     @classmethod
-    def load(cls, path: Path) -> Certificate:
-        """Read and validate a file."""
-        return load_strict(cls, path, CertificateError, "a released model has its certificate beside it")
+    def parse(cls, content: bytes, source: str) -> Certificate:
+        """Read and validate a file's content; `source` names it in errors."""
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as fault:
+            raise CertificateError(f"{source}: cannot be read: {fault}") from None
+        return parse_strict(cls, text, source, CertificateError)
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Certificate:
+        """Fields that belong together agree; else a true guarantee could stand beside another release."""
+        rule, merge = self.rule, self.merge
+        records = {name: form.record for name, form in self.records.items()}
+        for contradiction, there in {
+            "records of other models than the rule involves": set(records) != rule.involved,
+            "another dataset than its records": any(record.dataset != self.dataset for record in records.values()),
+            "other neighbours than its records": any(record.adjacency != self.adjacency for record in records.values()),
+            "a rule that draws without a model drawn, or the reverse": rule.draws != (self.drawn is not None),
+            "a drawn model that had no chance": self.drawn is not None and self.drawn not in rule.weights,
+            "inputs of other models than were merged": set(self.inputs) != self.merged,
+            "a merge that only joint release covers": rule.rule != "joint" and not merges_linearly(merge),
+            "kappa without tempered selection, or the reverse": (rule.rule == "tempered") != (rule.kappa is not None),
+            "models looked at under a rule that covers none": rule.rule != "joint" and bool(rule.looked_at),
+            "smoothness under a rule that does not use it": rule.rule != "combination" and rule.assume_smoothness is not None,
+            "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
+            "a private validation set that paid nothing, or the reverse": (
+                (self.provenance == "private-validation") != (rule.validation is not None)
+            ),
+            "weights that depend on earlier releases, and no ledger": self.dependent and self.ledger is None,
+        }.items():
+            if there:
+                raise ValueError(f"contradicts itself: {contradiction}")
+        return self
+
+    @property
+    def merged(self) -> set[str]:
+        """The models whose tensors were used."""
+        return set(self.rule.weights) if self.drawn is None else {self.drawn}
 
     def content(self) -> bytes:
         """What is hashed and signed: everything but hash and signature, canonically."""
         return canonical(self.model_dump(mode="json", by_alias=True, exclude={"sha256", "signature"}))
 
+    def file(self) -> bytes:
+        """The bytes of `certificate.json`, which are the only ones that stand for this certificate."""
+        plain = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
     def portfolio(self) -> Portfolio:
-        """The models it is about, from the records it carries."""
-        return Portfolio(tuple(Model(name, form.record) for name, form in self.records.items()))
+        """The models it is about, from the records it carries, by name in alphabetical order."""
+        return Portfolio(tuple(Model(name, self.records[name].record) for name in sorted(self.records)))
 
     def faults(self) -> list[str]:
-        """What is wrong with it by itself: its hash, the records' hashes, its signature."""
+        """What is wrong with it by itself: its hash, the records' hashes."""
         found = []
         if sha256(self.content()) != self.sha256:
-            found.append("certificate.json was edited: its content does not have the hash it states")
+            found.append(f"{NAME} was edited: its content does not have the hash it states")
         found += [
             f"the record of model {name!r} was edited: it does not have the hash stated"
             for name, form in self.records.items()
             if record_digest(form.record) != form.sha256
         ]
-        if self.signature is not None and not signed_by(self.signature.key, self.signature.value, self.content()):
-            found.append("the signature is not that of the key stated")
         return found
+
+
+def merges_linearly(merge: MergeForm) -> bool:
+    """Whether this is the weighted average that a combination's theorems are about.
+
+    Integers taken from one model are that model's own, and the exact sum of LoRA updates is bilinear in what was trained.
+    """
+    return merge.method is None and merge.take_from is None and merge.base is None and merge.lora != "exact"
+
+
+def covers_looking(rule: RuleForm, provenance: Provenance) -> bool:
+    """Whether a rule holds for weights of this provenance (docs/theory.md §4)."""
+    if rule.rule == "joint":
+        return (provenance == "a-priori") == (not rule.looked_at)
+    return rule.rule == "tempered" or provenance == "a-priori"
 
 
 def record_digest(record: Record) -> str:
@@ -136,20 +206,20 @@ def record_digest(record: Record) -> str:
     return sha256(canonical(json.loads(record.model_dump_json(by_alias=True))))
 
 
-def seal(content: dict[str, Any], signer: Signer | None) -> bytes:
-    """The certificate as the bytes of its file: validated, hashed, signed."""
-    draft = Certificate.model_validate_json(canonical({**content, "sha256": "0" * 64}))
-    body = draft.content()
-    sealed = {**json.loads(body), "sha256": sha256(body), "signature": None}
-    if signer is not None:
-        sealed["signature"] = {"key": signer.public, "value": signer.sign(body)}
-    return json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+def draft(content: dict[str, Any]) -> Certificate:
+    """A certificate without its hash; content that contradicts itself is refused."""
+    try:
+        return Certificate.model_validate_json(canonical({**content, "sha256": "0" * 64, "signature": None}))
+    except ValidationError as fault:
+        raise CertificateError(f"no certificate can be made of this release: {fault.errors()[0]['msg']}") from None
 
 
-def guarantee_form(guarantee: Guarantee) -> dict[str, Any]:
-    """A guarantee as it stands in a certificate."""
-    kept = ("epsilon", "delta", "theorem", "standing", "assumptions", "by", "conversion", "details")
-    return {name: value for name, value in guarantee.as_dict().items() if name in kept}
+def seal(content: dict[str, Any], signer: Signer | None) -> Certificate:
+    """The certificate: validated, hashed, signed."""
+    made = draft(content)
+    body = made.content()
+    signature = None if signer is None else SignatureForm(key=signer.public, value=signer.sign(body))
+    return made.model_copy(update={"sha256": sha256(body), "signature": signature})
 
 
 def software() -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
+from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release.certificate import Provenance
+from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
 from dpmerge.rules import Guarantee
 from dpmerge.rules.guarantee import By, Target, round_up
@@ -30,13 +33,18 @@ _DEFAULT = Settings()
 
 @dataclass(frozen=True)
 class Choice:
-    """A rule with its exact weights, its guarantee, and who chose the weights by what."""
+    """A rule with its exact weights, its guarantee, and who chose the weights by what.
+
+    `scores` are those by which a tempered draw prefers models, in the portfolio's order; they are never written down.
+    """
 
     form: RuleForm
     weights: Weights
     guarantee: Guarantee
+    numerics: NumericsForm
     provenance: Provenance
     source: str | None
+    scores: tuple[float, ...] | None = None
 
 
 def choose(
@@ -57,26 +65,44 @@ def choose(
     Joint release covers every model of the portfolio, because the weights may have been chosen by looking at all of them;
     with provenance `a-priori` only those that have weight.
     """
+    delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
     Target(delta=delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
     if (rule == "tempered") != (kappa is not None):
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
+    if settings.assume_smoothness is not None and rule != "combination":
+        raise TargetError(f"--assume-smoothness has no meaning for --rule {rule}: only linear combination uses it")
+    utility = None if utility is None else utility.claimed(provenance)
+    who = _provenance(rule, utility, provenance)
     if weights is None:
         weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, validation_epsilon, settings)
-    who = _provenance(rule, utility, provenance)
     form = _form(portfolio, rule, weights, who, utility, kappa, validation_epsilon, settings)
-    made = form.build(portfolio)
-    found = made.guarantee(delta=delta, by=settings.by, conversion=settings.conversion)
-    if epsilon is not None and found.epsilon > epsilon:
-        edge = made.guarantee(epsilon=epsilon, by=settings.by, conversion=settings.conversion)
-        if edge.delta > delta:
-            raise TargetError(
-                f"these weights give ε = {round_up(found.epsilon)} at δ = {delta:g}, which is above {epsilon:g}; "
-                "dpmerge plan shows what fits"
-            )
-        found = edge
-    return Choice(form, weights, found, who, None if utility is None else utility.source)
+    guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, settings)
+    source, scores = (None, None) if utility is None else (utility.source, utility.values)
+    return Choice(form, weights, guarantee, numerics, who, source, scores if rule == "tempered" else None)
+
+
+def _guarantee(
+    portfolio: Portfolio, form: RuleForm, epsilon: float | None, delta: float, settings: Settings
+) -> tuple[Guarantee, NumericsForm]:
+    """ε at δ; on the edge of a target δ at ε. Computed afresh: what is certified must not come from a cache's files."""
+    made = form.build(Portfolio(tuple(sorted(portfolio.models, key=lambda model: model.name))))
+    question = NumericsForm(solved_for="epsilon", by=settings.by, conversion=settings.conversion, accuracy=accuracy())
+    with without_cache():
+        found = question.answer(made, 0.0, delta)
+        if epsilon is not None and found.epsilon > epsilon:
+            question = question.model_copy(update={"solved_for": "delta"})
+            edge = question.answer(made, epsilon, delta)
+            if edge.delta > delta:
+                raise TargetError(
+                    f"these weights give ε = {round_up(found.epsilon)} at δ = {delta:g}, which is above {epsilon:g}; "
+                    "dpmerge plan shows what fits"
+                )
+            found = edge
+    if not math.isfinite(found.epsilon):
+        raise TargetError(f"these weights have no finite ε at δ = {delta:g}: there is nothing to certify")
+    return found, question
 
 
 def _best_weights(
@@ -117,14 +143,20 @@ def _best_weights(
 
 
 def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance | None) -> Provenance:
-    known: Provenance = "a-priori" if utility is None else utility.provenance
-    who: Provenance = claimed or ("after-looking" if rule == "joint" and known == "a-priori" else known)
-    if who == "after-looking" and rule in ("selection", "combination"):
+    """Who chose the weights: what the utilities say, or without any what the user claims."""
+    if utility is None and claimed == "private-validation":
+        raise UtilityError("private-validation is about scores: give the file that describes their set with --utility")
+    if rule == "tempered" and utility is None:
+        raise UtilityError("tempered selection prefers better models: give their scores with --utility")
+    if rule == "tempered" and utility is not None and not all(0 <= score <= 1 for score in utility.values):
+        raise UtilityError("tempered selection needs scores in [0, 1]; rescale them")
+    who: Provenance = claimed or ("a-priori" if utility is None else utility.provenance)
+    if claimed is None and rule == "joint" and who == "a-priori":
+        return "after-looking"
+    if who != "a-priori" and rule in ("selection", "combination"):
         raise UtilityError(
             f"weights chosen after looking at the models are not covered by {rule}: use --rule joint, or tempered selection"
         )
-    if rule == "tempered" and utility is None:
-        raise UtilityError("tempered selection prefers better models: give their scores with --utility")
     return who
 
 
@@ -138,30 +170,38 @@ def _form(
     validation_epsilon: float | None,
     settings: Settings,
 ) -> RuleForm:
-    validation = None
-    if who == "private-validation":
-        assert utility is not None
-        assert utility.validation is not None
-        if rule == "tempered":
-            assert kappa is not None
-            cost = utility.validation.tempered_epsilon(kappa, portfolio.adjacency)
-        elif validation_epsilon is None:
-            raise UtilityError("a choice by private scores costs their records: say how much with --validation-epsilon")
-        else:
-            cost = validation_epsilon
-        validation = ValidationForm(
-            records=utility.validation.records, disjoint=utility.validation.disjoint, epsilon=float(cost).hex()
-        )
     return RuleForm(
         rule=rule,
         weights={model.name: weight.hex() for model, weight in weights.used},
-        looked_at=list(portfolio.names) if rule == "joint" and who != "a-priori" else [],
-        kappa=None if kappa is None else float(kappa).hex(),
-        assume_smoothness=_hex(settings.assume_smoothness) if rule == "combination" else None,
-        shuffle_rate=_hex(settings.shuffle.rate) if settings.shuffle is not None else None,
-        validation=validation,
+        looked_at=sorted(portfolio.names) if rule == "joint" and who != "a-priori" else [],
+        kappa=_hex("kappa", kappa),
+        assume_smoothness=_hex("the smoothness", settings.assume_smoothness),
+        shuffle_rate=None if settings.shuffle is None else _hex("the shuffle rate", settings.shuffle.rate),
+        validation=_validation(portfolio, utility, kappa, validation_epsilon),
     )
 
 
-def _hex(value: float | None) -> str | None:
-    return None if value is None else float(value).hex()
+def _validation(
+    portfolio: Portfolio, utility: Utilities | None, kappa: float | None, stated: float | None
+) -> ValidationForm | None:
+    """What a private validation set pays: by the strength of a tempered draw, or as stated for a noisy choice."""
+    known = None if utility is None else utility.validation
+    if known is None or kappa is not None:
+        if stated is not None:
+            raise TargetError("--validation-epsilon is for a noisy choice of weights by scores on a private validation set")
+        if known is None:
+            return None
+    cost = stated if kappa is None else known.tempered_epsilon(kappa, portfolio.adjacency)
+    epsilon = _hex("the validation set's epsilon", cost)
+    if epsilon is None:
+        raise UtilityError("a choice by private scores costs their records: say how much with --validation-epsilon")
+    return ValidationForm(records=known.records, disjoint=known.disjoint, epsilon=epsilon)
+
+
+def _hex(what: str, value: float | None) -> str | None:
+    """A number that is finite and not negative, exactly."""
+    if value is None:
+        return None
+    if not (math.isfinite(value) and value >= 0):
+        raise TargetError(f"{what} is {value}; it must be finite and not negative")
+    return abs(float(value)).hex()

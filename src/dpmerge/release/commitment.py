@@ -6,42 +6,72 @@ Published: SHA-256(x) for a uniform x of 1024 bits, a random Toeplitz matrix h, 
 
 from __future__ import annotations
 
+import os
 import secrets
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from dpmerge.errors import CertificateError
+from dpmerge.records.strict import Strict, load_strict
 from dpmerge.release.canonical import sha256
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 _SECRET_BITS, _DIGEST_BITS = 1024, 256
 _MATRIX_BITS = _SECRET_BITS + _DIGEST_BITS - 1
 
 
-@dataclass(frozen=True)
-class Commitment:
+class Opening(Strict):
+    """What opens a commitment: the digest, and the secret x."""
+
+    sha256: Digest
+    secret: Annotated[str, Field(pattern=r"^[0-9a-f]{256}$")]
+
+
+class Commitment(Strict):
     """What is published about a digest, in hexadecimal digits."""
 
-    hash: str
-    matrix: str
-    masked: str
+    hash: Digest
+    matrix: Annotated[str, Field(pattern=r"^[0-9a-f]{320}$")]
+    masked: Digest
 
-    def opens(self, secret: str, digest: str) -> bool:
-        """Whether this is a commitment to `digest`, by the secret kept for it."""
-        try:
-            x = int(secret, 16)
-            mask = _toeplitz(int(self.matrix, 16), x)
-            return sha256(_bytes(x)) == self.hash and int(self.masked, 16) ^ mask == int(digest, 16)
-        except (ValueError, OverflowError):
-            return False
+    def opens(self, opening: Opening) -> bool:
+        """Whether this is a commitment to the opening's digest."""
+        mask = _toeplitz(int(self.matrix, 16), int(opening.secret, 16))
+        same = int(self.masked, 16) ^ mask == int(opening.sha256, 16)
+        return same and sha256(bytes.fromhex(opening.secret)) == self.hash
 
 
-def commit(digest: str) -> tuple[Commitment, str]:
-    """A commitment to a SHA-256 digest, and the secret that opens it."""
+def commit(digest: str) -> tuple[Commitment, Opening]:
+    """A commitment to a SHA-256 digest, and what opens it."""
     x, matrix = secrets.randbits(_SECRET_BITS), secrets.randbits(_MATRIX_BITS)
+    opening = Opening(sha256=digest, secret=f"{x:0256x}")
     masked = int(digest, 16) ^ _toeplitz(matrix, x)
-    return Commitment(sha256(_bytes(x)), f"{matrix:x}", f"{masked:064x}"), f"{x:0256x}"
+    return Commitment(hash=sha256(bytes.fromhex(opening.secret)), matrix=f"{matrix:0320x}", masked=f"{masked:064x}"), opening
 
 
-def _bytes(x: int) -> bytes:
-    return x.to_bytes(_SECRET_BITS // 8, "big")
+class Openings(Strict):
+    """What opens a certificate's commitments, by model and file; stays with the private portfolio."""
+
+    openings: dict[str, dict[str, Opening]]
+
+    @staticmethod
+    def path(portfolio: Path, certificate: str) -> Path:
+        """Where they are kept, by the hash of the certificate: in a folder that no portfolio takes for a model."""
+        return portfolio / ".dpmerge" / "openings" / f"{certificate}.json"
+
+    @classmethod
+    def load(cls, path: Path) -> Openings:
+        """Read and validate the file."""
+        return load_strict(cls, path, CertificateError, "it was written into the portfolio when the release was made")
+
+    def keep(self, path: Path) -> None:
+        """Write the file, readable by its owner alone."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self.model_dump_json())
 
 
 def _toeplitz(matrix: int, x: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.runs import ShuffleAsPoisson
@@ -16,7 +16,34 @@ from dpmerge.rules.tempered import Tempered
 from dpmerge.rules.validation import Validated, Validation
 
 RuleName = Literal["selection", "tempered", "combination", "joint"]
-HexFloat = Annotated[str, Field(pattern=r"^-?0x[01]\.[0-9a-f]+p[+-]\d+$")]
+DRAWS: tuple[RuleName, ...] = ("selection", "tempered")
+
+
+def _exact(text: str) -> str:
+    """One spelling for each float, so that a weight cannot be written in two ways; beyond the largest float is none."""
+    try:
+        own = float.fromhex(text).hex()
+    except OverflowError:
+        raise ValueError("beyond the largest float") from None
+    if own != text:
+        raise ValueError(f"not as floats are written exactly, which is {own}")
+    return text
+
+
+def _positive(text: str) -> str:
+    if not float.fromhex(text) > 0:
+        raise ValueError("a model without weight takes no part: leave it out")
+    return text
+
+
+def _rate(text: str) -> str:
+    if not 0 < float.fromhex(text) <= 1:
+        raise ValueError("a sampling rate lies in (0, 1]")
+    return text
+
+
+# Nothing here is ever negative.
+HexFloat = Annotated[str, Field(pattern=r"^0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}$"), AfterValidator(_exact)]
 
 
 class ValidationForm(Strict):
@@ -31,16 +58,31 @@ class RuleForm(Strict):
     """A rule with its weights, exactly: floats as hexadecimal digits."""
 
     rule: RuleName
-    weights: Annotated[dict[str, HexFloat], Field(min_length=1)]
+    weights: Annotated[dict[str, Annotated[HexFloat, AfterValidator(_positive)]], Field(min_length=1)]
     looked_at: list[str] = Field(default_factory=list)  # joint release covers these besides the models that have weight
     kappa: HexFloat | None = None
     assume_smoothness: HexFloat | None = None
-    shuffle_rate: HexFloat | None = None
+    shuffle_rate: Annotated[HexFloat, AfterValidator(_rate)] | None = None
     validation: ValidationForm | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether one model is released as it is."""
+        return self.rule in DRAWS
+
+    @property
+    def involved(self) -> set[str]:
+        """Every model that the guarantee is about."""
+        return {*self.weights, *self.looked_at}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The weights as numbers, by name in alphabetical order: the order in which an average is summed up."""
+        return {name: float.fromhex(self.weights[name]) for name in sorted(self.weights)}
 
     def exact_weights(self, portfolio: Portfolio) -> Weights:
         """The weights over a portfolio; names that it does not have are refused."""
-        return portfolio.weights({name: float.fromhex(value) for name, value in self.weights.items()})
+        return portfolio.weights(self.values)
 
     def build(self, portfolio: Portfolio, *, proved: bool = False) -> Rule:
         """The rule; with `proved`, without what was assumed about gradients on the user's word."""
@@ -57,7 +99,7 @@ class RuleForm(Strict):
                 raise CertificateError("tempered selection without kappa")
             rule = Tempered(weights, float.fromhex(self.kappa), shuffle)
         else:
-            involved = sorted({*(model.name for model, _ in weights.used), *self.looked_at})
+            involved = sorted(self.involved)
             rule = Joint(portfolio.weights({name: 1 / len(involved) for name in involved}), shuffle)
         if self.validation is None:
             return rule
@@ -69,7 +111,7 @@ class RuleForm(Strict):
         weights = self.exact_weights(portfolio)
         if self.rule == "selection" and not dependent:
             return Exposure.drawn(weights)
-        return Exposure.whole({*(model.name for model, _ in weights.used), *self.looked_at})
+        return Exposure.whole(self.involved)
 
     def renamed(self, names: dict[str, str]) -> RuleForm:
         """The same under other names of the models."""

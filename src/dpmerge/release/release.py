@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dpmerge.checkpoints import MergeReport, copy_model, merge_models, open_model
 from dpmerge.checkpoints.folder import new_folder, require_absent
 from dpmerge.checkpoints.merge import open_plan
-from dpmerge.checkpoints.plan import LoraForm
+from dpmerge.checkpoints.plan import LoraForm, plan_copy
 from dpmerge.errors import BudgetExceeded, CertificateError, PortfolioError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
 from dpmerge.release.card import model_card
-from dpmerge.release.certificate import CARD, NAME, Certificate, guarantee_form, now, record_digest, seal, software
+from dpmerge.release.certificate import (
+    CARD,
+    NAME,
+    Certificate,
+    GuaranteeForm,
+    draft,
+    now,
+    record_digest,
+    seal,
+    software,
+)
 from dpmerge.release.choice import Choice
-from dpmerge.release.commitment import commit
+from dpmerge.release.commitment import Opening, Openings, commit
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
 from dpmerge.rules.releases import Exposure, coupled_outcomes
-from dpmerge.weights import Utilities
 from dpmerge.weights.draw import secure_draw
 
-OPENINGS = ".dpmerge/openings"
-# What opens a certificate's commitments, by model and file; stays with the private portfolio.
-Openings = dict[str, dict[str, dict[str, str]]]
 # Guarantees that cover every model with weight as it is: digests of the inputs may then be published.
 _COVERS_INPUTS = {"joint-release", "single-run"}
+_DEEPEST = -700.0  # e^{−700} is still a normal number; the larger of two monotone functions is monotone
+_DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
+_NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
 @dataclass(frozen=True)
@@ -67,21 +76,19 @@ def release(
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,
-    scores: Utilities | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Released:
     """Write the released model to the new folder `out`, with `certificate.json` and a model card.
 
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
-    showed. `scores` are those by which a tempered draw prefers models.
+    showed: then only the total of the ledger that holds these covers the release.
     """
-    require_absent(out)
-    folders = _folders(portfolio)
-    _check_merge(choice, merge)
+    folders = _folders(portfolio, out)
+    _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
-    notes, entry = _entered(ledger, portfolio, (choice,), choice.form.exposure(portfolio, dependent), out)
-    drawn = draw(choice, scores) if choice.form.rule in ("selection", "tempered") else None
-    made = _Making(portfolio, folders, merge, entry, signer, progress)
+    notes, entry = _entered(ledger, portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
+    drawn = draw(choice) if choice.form.draws else None
+    made = _Making(portfolio, folders, merge, entry, dependent, signer, progress)
     released = made.write(choice, drawn, out)
     if ledger is not None and entry is not None:
         ledger.complete(entry, [released.certificate.sha256])
@@ -101,20 +108,22 @@ def release_together(
 
     Neighbouring targets mostly draw the same model, so less leaks than by drawing for each (docs/theory.md §5).
     """
-    require_absent(out)
-    folders = _folders(portfolio)
-    for choice in choices.values():
+    folders = _folders(portfolio, out)
+    for name, choice in choices.items():
         if choice.form.rule != "selection":
             raise CertificateError(f"only random selections can share a uniform number, not {choice.form.rule}")
+        if Path(name).name != name:
+            raise CertificateError(f"{name!r} is not the name of a folder for one of several releases")
+        _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
         _check_files(choice, folders, _AVERAGE)
     weights = [choice.weights for choice in choices.values()]
     exposure = Exposure.drawn(*weights)
     if dependent:
         exposure = Exposure.whole(exposure.models)
-    notes, entry = _entered(ledger, portfolio, tuple(choices.values()), exposure, out)
+    notes, entry = _entered(ledger, portfolio, tuple(choices.values()), exposure, dependent, out)
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
-    made = _Making(portfolio, folders, _AVERAGE, entry, signer, None)
+    made = _Making(portfolio, folders, _AVERAGE, entry, dependent, signer, None)
     with new_folder(out) as folder:
         written = [made.write(c, d, folder / n) for (n, c), d in zip(choices.items(), drawn, strict=True)]
     if ledger is not None and entry is not None:
@@ -122,18 +131,81 @@ def release_together(
     return [replace(one, folder=out / name, notes=tuple(notes)) for name, one in zip(choices, written, strict=True)]
 
 
+def draw(choice: Choice) -> str:
+    """The model that a selection draws: by the operating system's secure randomness, exactly with the stated odds."""
+    odds = [Fraction(weight) for weight in choice.weights.values]
+    if choice.form.rule == "tempered":
+        assert choice.form.kappa is not None
+        assert choice.scores is not None
+        kappa, best = float.fromhex(choice.form.kappa), max(choice.scores)
+        tilts = [math.exp(max(kappa * (score - best), _DEEPEST)) for score in choice.scores]
+        odds = [odd * Fraction(tilt) for odd, tilt in zip(odds, tilts, strict=True)]
+    return choice.weights.portfolio.names[secure_draw(odds)]
+
+
+# --- before anything is charged or written ------------------------------------------------------------------------------------
+
+
+def _folders(portfolio: Portfolio, out: Path) -> dict[str, Path]:
+    """Where the models are, by name, once `out` is known to be new."""
+    require_absent(out)
+    folders = {}
+    for model in portfolio.models:
+        if model.folder is None:
+            raise PortfolioError(f"model {model.name!r} has no folder: load the portfolio from disk to release from it")
+        folders[model.name] = model.folder
+    return folders
+
+
+def _check_choice(portfolio: Portfolio, choice: Choice, merge: Merge, dependent: bool, ledger: Ledger | None) -> None:
+    """Refuse what the choice's guarantee is not about."""
+    if choice.weights.portfolio != portfolio:
+        raise CertificateError("this choice was made for another portfolio: choose again for the one to release from")
+    if dependent and ledger is None:
+        raise CertificateError(
+            "weights that depend on earlier releases are covered by the total of the ledger that holds those: give --ledger"
+        )
+    if choice.form.rule == "joint":
+        return
+    for what, given in (("--method", merge.method), ("--base", merge.base), ("--take-from", merge.take_from)):
+        if given is not None:
+            raise CertificateError(
+                f"the guarantee of {choice.form.rule} is about models as they are or their weighted average: {what} needs "
+                "joint release, which covers any merge (--rule joint)"
+            )
+    if merge.lora == "exact":
+        raise CertificateError(
+            "the exact sum of LoRA updates is bilinear in what was trained, so only joint release covers it: use --rule joint, "
+            "or average the factors (--lora factors)"
+        )
+
+
+def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> None:
+    """Everything that headers and configurations can tell, before the ledger is charged or a byte is written."""
+    used = choice.form.values
+    with ExitStack() as stack:
+        if not choice.form.draws:
+            open_plan(stack, {name: folders[name] for name in used}, used, **_how(merge))
+            return
+        for name in used:  # any of them may be drawn, and a draw that cannot be released would tell which
+            plan_copy(stack.enter_context(open_model(folders[name], name)))
+
+
 def _entered(
-    ledger: Ledger | None, portfolio: Portfolio, choices: tuple[Choice, ...], exposure: Exposure, out: Path
+    ledger: Ledger | None, portfolio: Portfolio, choices: tuple[Choice, ...], exposure: Exposure, dependent: bool, out: Path
 ) -> tuple[list[str], Entry | None]:
     """The ledger's entry, made before anything is written; a refusal says what would still fit."""
     if ledger is None:
-        return [], None
-    notes = ledger.recover()
+        return [_NO_LEDGER], None
+    notes = [*ledger.recover(), *([_DEPENDENT] if dependent else [])]
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
     try:
         return notes, ledger.enter(Planned(forms, portfolio, exposure, guarantees, str(out.resolve())))
     except BudgetExceeded as refusal:
         raise BudgetExceeded(f"{refusal}; {in_words(ledger, portfolio, choices[0].weights)}") from None
+
+
+# --- making it ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,165 +216,97 @@ class _Making:
     folders: Mapping[str, Path]
     merge: Merge
     entry: Entry | None
+    dependent: bool
     signer: Signer | None
     progress: Callable[[int, int], None] | None
 
     def write(self, choice: Choice, drawn: str | None, out: Path) -> Released:
         """Draw or merge into a new folder, with certificate and model card."""
-        kept: Openings = {}
+        made: list[Released] = []
 
         def certify(folder: Path, report: MergeReport) -> None:
-            (folder / CARD).write_bytes(card := self._card(choice, drawn).encode())
-            content = self._certificate(choice, drawn, report, kept)
-            content["outputs"] = {**report.outputs, CARD: sha256(card)}
-            (folder / NAME).write_bytes(seal(content, self.signer))
+            inputs, openings = self._inputs(choice, report)
+            content = {**self._content(choice, drawn, report), "inputs": inputs, "outputs": dict(report.outputs)}
+            (folder / CARD).write_bytes(card := model_card(draft(content)).encode())
+            content["outputs"][CARD] = sha256(card)
+            certificate = seal(content, self.signer)
+            (folder / NAME).write_bytes(certificate.file())
+            made.append(Released(out, certificate, (*report.notes, *self._keep(openings, certificate))))
 
         if drawn is not None:
-            report = copy_model(self.folders[drawn], out, name=drawn, extra_files=certify)
+            copy_model(self.folders[drawn], out, name=drawn, extra_files=certify)
         else:
-            used = {model.name: weight for model, weight in choice.weights.used}
-            report = merge_models(
-                {name: self.folders[name] for name in used},
-                used,
-                out,
-                lora=self.merge.lora,
-                take_from=self.merge.take_from,
-                method=self.merge.method,
-                base=self.merge.base,
-                extra_files=certify,
-                progress=self.progress,
-            )
-        certificate = Certificate.load(out / NAME)
-        return Released(out, certificate, (*report.notes, *_keep_openings(self.folders, certificate, kept)))
+            used = choice.form.values
+            folders = {name: self.folders[name] for name in used}
+            merge_models(folders, used, out, extra_files=certify, progress=self.progress, **_how(self.merge))
+        return made[0]
 
-    @property
-    def _total(self) -> tuple[float, float] | None:
-        """What everything released guarantees together, after this."""
-        return None if self.entry is None else (self.entry.content["total"]["epsilon"], self.entry.content["total"]["delta"])
-
-    def _card(self, choice: Choice, drawn: str | None) -> str:
-        dataset = self.portfolio.models[0].record.dataset
-        weights = choice.weights.as_dict()
-        return model_card(choice.guarantee, choice.form.rule, weights, dataset, choice.provenance, drawn, self._total)
-
-    def _certificate(self, choice: Choice, drawn: str | None, report: MergeReport, kept: Openings) -> dict[str, Any]:
-        ledger = None
-        if self.entry is not None and self._total is not None:
-            ledger = {"number": self.entry.number, "entry": self.entry.hash}
-            ledger |= dict(zip(("epsilon", "delta"), self._total, strict=True))
+    def _content(self, choice: Choice, drawn: str | None, report: MergeReport) -> dict[str, Any]:
+        record = self.portfolio.models[0].record
         return {
             "schema": 1,
             "created": now(),
-            "dataset": self.portfolio.models[0].record.dataset,
-            "adjacency": self.portfolio.adjacency,
+            "dataset": record.dataset,
+            "adjacency": record.adjacency,
             "rule": choice.form.model_dump(mode="json"),
-            "merge": {} if drawn is not None else _merge_form(self.merge, report),
+            "merge": {} if drawn is not None else self._merge_form(report),
             "provenance": choice.provenance,
+            "dependent": self.dependent,
             "utilities_source": choice.source,
-            "guarantee": guarantee_form(choice.guarantee),
-            "records": _records(self.portfolio, choice),
-            "inputs": _inputs(report.inputs, choice, kept),
+            "guarantee": GuaranteeForm.of(choice.guarantee).model_dump(mode="json"),
+            "numerics": choice.numerics.model_dump(mode="json"),
+            "records": {
+                model.name: {
+                    "sha256": record_digest(model.record),
+                    "record": json.loads(model.record.model_dump_json(by_alias=True)),
+                }
+                for model in self.portfolio.models
+                if model.name in choice.form.involved
+            },
             "drawn": drawn,
-            "ledger": ledger,
+            "ledger": self._ledger_form(),
             "software": software(),
         }
 
+    def _merge_form(self, report: MergeReport) -> dict[str, Any]:
+        base = None if self.merge.base is None else dict(report.inputs["base"])
+        return {"method": self.merge.method, "lora": self.merge.lora, "take_from": self.merge.take_from, "base": base}
 
-def draw(choice: Choice, scores: Utilities | None) -> str:
-    """The model that a selection draws: by the operating system's secure randomness, exactly with the stated odds."""
-    odds = list(choice.weights.values)
-    if choice.form.rule == "tempered":
-        assert choice.form.kappa is not None
-        assert scores is not None
-        kappa, best = float.fromhex(choice.form.kappa), max(scores.values)
-        odds = [odd * math.exp(kappa * (score - best)) for odd, score in zip(odds, scores.values, strict=True)]
-    return choice.weights.portfolio.names[secure_draw(odds)]
+    def _ledger_form(self) -> dict[str, Any] | None:
+        """Where it was entered, and what everything released guarantees together after it."""
+        if self.entry is None:
+            return None
+        total = self.entry.content["total"]
+        return {"number": self.entry.number, "entry": self.entry.hash, "epsilon": total["epsilon"], "delta": total["delta"]}
 
-
-def _folders(portfolio: Portfolio) -> dict[str, Path]:
-    folders = {}
-    for model in portfolio.models:
-        if model.folder is None:
-            raise PortfolioError(f"model {model.name!r} has no folder: load the portfolio from disk to release from it")
-        folders[model.name] = model.folder
-    return folders
-
-
-def _check_merge(choice: Choice, merge: Merge) -> None:
-    if choice.form.rule == "joint":
-        return
-    if merge.method is not None:
-        raise CertificateError(
-            f"the method {merge.method!r} is no weighted average: only joint release covers it (--rule joint)"
-        )
-    if merge.lora == "exact":
-        raise CertificateError(
-            "the exact sum of LoRA updates is bilinear in what was trained, so only joint release covers it: use --rule joint, "
-            "or average the factors (--lora factors)"
-        )
-
-
-def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> None:
-    """Everything that headers can tell, before the ledger is charged or a byte is written."""
-    used = {model.name: weight for model, weight in choice.weights.used}
-    with ExitStack() as stack:
-        if choice.form.rule in ("selection", "tempered"):
-            for name in used:  # any of them may be drawn, and a draw that cannot be released would tell which
-                stack.enter_context(open_model(folders[name], name))
-            return
-        open_plan(
-            stack,
-            {name: folders[name] for name in used},
-            used,
-            lora=merge.lora,
-            take_from=merge.take_from,
-            method=merge.method,
-            base=merge.base,
-        )
-
-
-def _merge_form(merge: Merge, report: MergeReport) -> dict[str, Any]:
-    base = None if merge.base is None else dict(report.inputs["base"])
-    return {"method": merge.method, "lora": merge.lora, "take_from": merge.take_from, "base": base}
-
-
-def _records(portfolio: Portfolio, choice: Choice) -> dict[str, Any]:
-    involved = {*choice.form.weights, *choice.form.looked_at}
-    return {
-        model.name: {"sha256": record_digest(model.record), "record": json.loads(model.record.model_dump_json(by_alias=True))}
-        for model in portfolio.models
-        if model.name in involved
-    }
-
-
-def _inputs(digests: Mapping[str, Mapping[str, str]], choice: Choice, kept: Openings) -> dict[str, Any]:
-    """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5)."""
-    drawn = choice.form.rule in ("selection", "tempered")
-    inputs: dict[str, dict[str, Any]] = {}
-    for name, files in digests.items():
-        if name == "base":
-            continue
-        for file, digest in files.items():
-            if drawn or choice.guarantee.theorem in _COVERS_INPUTS or choice.form.rule == "joint":
-                inputs.setdefault(name, {})[file] = digest
+    def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
+        """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5)."""
+        covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in _COVERS_INPUTS
+        inputs: dict[str, Any] = {}
+        openings: dict[str, dict[str, Opening]] = {}
+        for name, files in report.inputs.items():
+            if name not in choice.form.weights:  # the base model, which is public and stands with the merge
                 continue
-            public, secret = commit(digest)
-            inputs.setdefault(name, {})[file] = {"hash": public.hash, "matrix": public.matrix, "masked": public.masked}
-            kept.setdefault(name, {})[file] = {"sha256": digest, "secret": secret}
-    return inputs
+            inputs[name] = dict(files)
+            if covered:
+                continue
+            for file, digest in files.items():
+                public, openings.setdefault(name, {})[file] = commit(digest)
+                inputs[name][file] = public.model_dump(mode="json")
+        return inputs, openings
 
-
-def _keep_openings(folders: Mapping[str, Path], certificate: Certificate, kept: Openings) -> list[str]:
-    """Beside the private models, readable by their owner alone."""
-    if not kept:
+    def _keep(self, openings: dict[str, dict[str, Opening]], certificate: Certificate) -> list[str]:
+        """Write the openings beside the private models, before the release appears."""
+        if not openings:
+            return []
+        path = Openings.path(next(iter(self.folders.values())).parent, certificate.sha256)
+        try:
+            Openings(openings=openings).keep(path)
+        except OSError as fault:
+            return [f"what opens the certificate's commitments to its inputs could not be kept ({path}: {fault.strerror})"]
         return []
-    place = next(iter(folders.values())).parent / OPENINGS
-    path = place / f"{certificate.sha256}.json"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(kept, file)
-    except OSError as fault:
-        return [f"what opens the certificate's commitments to its inputs could not be kept ({path}: {fault.strerror})"]
-    return []
+
+
+def _how(merge: Merge) -> dict[str, Any]:
+    """As the arguments of a merge."""
+    return {"lora": merge.lora, "take_from": merge.take_from, "method": merge.method, "base": merge.base}

@@ -2,56 +2,104 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from decimal import ROUND_DOWN, Context, Decimal
 from typing import Any
 
+from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
+from dpmerge.release.chain import Entry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.ledger import Ledger, Planned
 from dpmerge.weights.feasible import blend
 
+_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # what is said to fit is said in so many digits, and fits as it is said
+
 
 def what_fits(ledger: Ledger, portfolio: Portfolio) -> dict[str, Any]:
-    """Which models may still be released alone, and how much weight each may have in a selection with a safer one."""
-    alone = [name for name in portfolio.names if _fits(ledger, portfolio, portfolio.weights({name: 1.0}))]
+    """Which models may still be released alone, and how much weight each may have in a selection with the safest."""
+    room = _Room(ledger, portfolio, ledger.history())
+    alone = room.alone()
+    safest = alone[0] if alone else None
     shares: dict[str, float] = {}
-    if alone:
-        start = portfolio.weights({alone[0]: 1.0})
-        for name in portfolio.names:
-            if name not in alone:
-                shares[name] = largest_share(ledger, portfolio, start, portfolio.weights({name: 1.0}))
+    if safest is not None:
+        start = portfolio.weights({safest: 1.0})
+        others = {name: portfolio.weights({name: 1.0}) for name in portfolio.names if name not in alone}
+        shares = {name: float(_down(room.largest_share(start, end))) for name, end in others.items()}
     text = [f"  may be released alone: {', '.join(alone) or 'none'}"]
-    text += [f"  {name}: with probability up to {share:.4g} in a selection with {alone[0]}" for name, share in shares.items()]
-    return {"alone": alone, "in_selection_with": alone[0] if alone else None, "largest_probability": shares, "text": text}
-
-
-def largest_share(ledger: Ledger, portfolio: Portfolio, start: Weights, end: Weights) -> float:
-    """How far selection weights may go from `start`, which fits, to `end`: from below, to three digits."""
-    low, high = 0.0, 1.0
-    if _fits(ledger, portfolio, end):
-        return 1.0
-    for _ in range(40):
-        middle = (low + high) / 2 if low > 0 else high / 8
-        if _fits(ledger, portfolio, blend(start, end, middle)):
-            low = middle
-        else:
-            high = middle
-        if high - low <= 1e-3 * low or high < 1e-12:
-            break
-    return low
-
-
-def _fits(ledger: Ledger, portfolio: Portfolio, weights: Weights) -> bool:
-    form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
-    return ledger.would_allow(Planned((form,), portfolio, form.exposure(portfolio, False), (), ""))
+    text += [f"  {name}: with probability up to {share:g} in a selection with {safest}" for name, share in shares.items()]
+    return {"alone": alone, "in_selection_with": safest, "largest_probability": shares, "text": text}
 
 
 def in_words(ledger: Ledger, portfolio: Portfolio, weights: Weights) -> str:
-    """What would still fit instead of a release that does not: the same selection with more weight on a safer model."""
-    alone = [name for name in portfolio.names if _fits(ledger, portfolio, portfolio.weights({name: 1.0}))]
+    """What would still fit instead of a release that does not: the same selection with more weight on the safest model."""
+    room = _Room(ledger, portfolio, ledger.history())
+    alone = room.alone()
     if not alone:
-        return "nothing of this portfolio would still fit"
-    start = portfolio.weights({alone[0]: 1.0})
-    share = largest_share(ledger, portfolio, start, weights)
-    mixed = blend(start, weights, share)
-    parts = ", ".join(f"{model.name}={weight:.4g}" for model, weight in mixed.used)
-    return f"what would still fit: {', '.join(alone)} alone, or a selection with {parts}"
+        return "no model of this portfolio would still fit alone"
+    safest = alone[0]
+    start = portfolio.weights({safest: 1.0})
+    found = f"what would still fit: {' or '.join(alone)} alone"
+    mixed = _as_said(safest, blend(start, weights, room.largest_share(start, weights)))
+    if len(mixed) == 1 or not room.fits(portfolio.weights({name: float(value) for name, value in mixed.items()})):
+        return found
+    return f"{found}, or a selection with {','.join(f'{name}={value:f}' for name, value in mixed.items())}"
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What is left for selections from one portfolio, in a ledger as it was when asked."""
+
+    ledger: Ledger
+    portfolio: Portfolio
+    entries: list[Entry]
+
+    def spent(self, weights: Weights) -> float:
+        """δ of all releases and this selection, at the budget's ε; 1 where no theorem covers them."""
+        form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
+        try:
+            planned = Planned((form,), self.portfolio, form.exposure(self.portfolio, False), (), "")
+            return self.ledger.delta_spent(self.entries, planned)
+        except AccountingError:
+            return 1.0
+
+    def fits(self, weights: Weights) -> bool:
+        """Whether this selection stays within the budget."""
+        return self.spent(weights) <= self.ledger.budget.delta
+
+    def alone(self) -> list[str]:
+        """The models that may be released alone, the safest first."""
+        spent = {name: self.spent(self.portfolio.weights({name: 1.0})) for name in self.portfolio.names}
+        return sorted((name for name in spent if spent[name] <= self.ledger.budget.delta), key=spent.__getitem__)
+
+    def largest_share(self, start: Weights, end: Weights) -> float:
+        """How far selection weights may go from `start`, which fits, to `end`: from below, to about three digits.
+
+        The δ spent is the larger of two directions, each linear in the share, so a straight line between two points lies
+        above it: where that meets the budget, the share still fits. By Rényi divergences it may not, and the end moves.
+        """
+        delta = self.ledger.budget.delta
+        low, at_low, high, at_high = 0.0, self.spent(start), 1.0, self.spent(end)
+        if at_high <= delta:
+            return 1.0
+        for _ in range(8):
+            if at_low >= 0.998 * delta:
+                break
+            middle = low + (high - low) * (0.999 * delta - at_low) / (at_high - at_low)
+            found = self.spent(blend(start, end, middle))
+            if found <= delta:
+                low, at_low = middle, found
+            else:
+                high, at_high = middle, found
+        return low
+
+
+def _down(value: float) -> Decimal:
+    return _DIGITS.create_decimal_from_float(value)
+
+
+def _as_said(safest: str, weights: Weights) -> dict[str, Decimal]:
+    """The weights in few digits: all but the safest model's rounded down, and the rest with that."""
+    said = {model.name: _down(weight) for model, weight in weights.used if model.name != safest}
+    rest = 1 - sum(said.values(), Decimal(0))
+    return {safest: rest, **said} if rest else said

@@ -1,24 +1,16 @@
-"""The ledger's two tables, on SQLite or PostgreSQL."""
+"""The ledger's two tables, on SQLite or PostgreSQL, and how transactions on them exclude each other."""
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    create_engine,
-    event,
-    inspect,
-    make_url,
-    select,
-)
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, NullPool, Table, Text, create_engine, inspect, make_url
+from sqlalchemy.exc import ArgumentError
 
 from dpmerge.errors import LedgerError
 
@@ -45,44 +37,81 @@ entries = Table(
     Column("hash", Text, nullable=False),
 )
 
+_PATIENCE = 600  # seconds to wait for a release that is being accounted for; that takes minutes where models are many
+_LOCK = int.from_bytes(b"dpmerge")
+# By database, and whether the transaction is to be alone. PostgreSQL's own locks need a table; an advisory one does not, so
+# it guards the making of a ledger too. A later statement then sees all that was committed before the lock was had.
+_BEGIN = {
+    ("sqlite", False): ("BEGIN",),
+    ("sqlite", True): ("BEGIN IMMEDIATE",),
+    ("postgresql", False): ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",),
+    ("postgresql", True): (
+        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        f"SET LOCAL lock_timeout = '{_PATIENCE}s'",
+        f"SELECT pg_advisory_xact_lock({_LOCK})",
+    ),
+}
 
-def engine_for(where: str) -> tuple[Engine, str]:
-    """An engine whose transactions exclude each other from their first statement on, and its name without a password."""
+
+def engine_for(where: str, *, new: bool = False) -> tuple[Engine, str]:
+    """The database, and its name without a password. An SQLite file must be there already, or must not if `new`.
+
+    Every transaction has a connection of its own, which is closed with it: none is left open, or shared by a fork.
+    """
+    if "://" not in where:
+        return _sqlite(where, new), where
     try:
-        url = make_url(where if "://" in where else f"sqlite:///{where}")
-        if url.drivername == "postgresql":
-            url = url.set(drivername="postgresql+psycopg")
-        if url.get_backend_name() != "sqlite":
-            return create_engine(url), url.render_as_string(hide_password=True)
-        engine = create_engine(url, connect_args={"timeout": 120})
-    except (ArgumentError, NoSuchModuleError, ImportError) as fault:
-        raise LedgerError(f"{where}: not a ledger's file or URL: {fault}") from None
-
-    # SQLAlchemy's recipe: the driver's own BEGIN is deferred, and two readers would both try to write.
-    @event.listens_for(engine, "connect")
-    def _no_implicit_begin(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-
-    @event.listens_for(engine, "begin")
-    def _begin_immediate(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine, where
+        url = make_url(where)
+        if url.get_backend_name() == "sqlite" and url.database:
+            return _sqlite(url.database, new), url.database
+        if url.get_backend_name() in ("postgresql", "postgres"):
+            name = url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
+            driver = url.set(drivername="postgresql+psycopg")
+            return create_engine(driver, poolclass=NullPool, connect_args={"client_encoding": "utf8"}), name
+    except ImportError:
+        raise LedgerError("a ledger on PostgreSQL needs psycopg: install dpmerge[postgresql]") from None
+    except (ArgumentError, ValueError):
+        pass  # the fault would show the URL, and the URL a password
+    scheme = where.partition("://")[0]
+    raise LedgerError(f"{scheme}://…: not a ledger's URL; give a file, or postgresql://user@host/database")
 
 
-def lock(connection: Connection) -> None:
-    """Wait until no other transaction holds the ledger. On SQLite, BEGIN IMMEDIATE has done that already."""
-    if connection.dialect.name != "sqlite" and has_header(connection):
-        connection.execute(select(header.c.id).with_for_update())
+def _sqlite(path: str, new: bool) -> Engine:
+    if new and os.path.lexists(path):
+        raise LedgerError(f"{path}: exists already; a ledger is never overwritten: choose another name")
+    if not new and not Path(path).is_file():
+        raise LedgerError(f"{path}: no such ledger; make one with dpmerge ledger new")
+    uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if new else 'rw'}"
+
+    def connect() -> sqlite3.Connection:
+        # No BEGIN of the driver's own: it is deferred, and two readers would both try to write.
+        return sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
+
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
 
-def has_header(connection: Connection) -> bool:
-    """Whether there is a ledger in this database."""
-    if not inspect(connection).has_table(header.name):
-        return False
-    return connection.execute(select(header.c.id)).first() is not None
+@contextmanager
+def transaction(engine: Engine, *, alone: bool) -> Iterator[Connection]:
+    """Alone with the ledger, others waiting until this is committed or given up; or one view of it that waits for nobody."""
+    with engine.begin() as connection:
+        for statement in _BEGIN[engine.dialect.name, alone]:
+            connection.exec_driver_sql(statement)
+        yield connection
 
 
-def read_header(connection: Connection) -> dict[str, Any]:
-    """The declared budget, and the length and end of the chain."""
-    return dict(connection.execute(select(header)).mappings().one())
+def exist(connection: Connection) -> bool:
+    """Whether this database holds any part of a ledger."""
+    found = inspect(connection)
+    return any(found.has_table(table.name) for table in (header, entries))
+
+
+def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """The header and the entries as they are written, or nothing if this is no ledger."""
+    found = inspect(connection)
+    if not all(found.has_table(table.name) for table in (header, entries)):
+        return None
+    headers = connection.execute(header.select()).mappings().all()
+    if len(headers) != 1:
+        return None
+    rows = connection.execute(entries.select().order_by(entries.c.number)).mappings()
+    return dict(headers[0]), [dict(row) for row in rows]

@@ -7,10 +7,12 @@ draw, weights that depend on earlier releases) is a function of the models invol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import TypeVar
 
 from dpmerge.errors import PortfolioError
 from dpmerge.profiles.profile import Profile
@@ -21,6 +23,7 @@ from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, ask
 from dpmerge.rules.selection import SelectionBound
 
 _SUBSETS = 256
+_Set = TypeVar("_Set", frozenset[str], tuple[str, ...])
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class Exposure:
     """What one release may expose: sets of models with their probabilities."""
 
     outcomes: tuple[tuple[Fraction, frozenset[str]], ...]
+
+    def __repr__(self) -> str:
+        """The same in every process, unlike that of a set: answers are cached under it."""
+        return f"Exposure({[(str(probability), sorted(models)) for probability, models in self.outcomes]})"
 
     @classmethod
     def drawn(cls, *weights: Weights) -> Exposure:
@@ -92,9 +99,9 @@ class Releases(Rule):
             latest: tuple[Model, ...] = latest_checkpoints(tuple(models[name] for name in sorted(names)))
             independence.update(dict.fromkeys(require_independent(latest)))
             key = tuple(sorted(model.name for model in latest))
-            parts[key] = parts.get(key, 0.0) + probability
+            _add(parts, key, probability)
         self._assumptions = (*independence, *assumed)
-        # Probabilities are rounded fractions; a part in 10¹² is above their rounding.
+        # Above the rounding of sums over at most 257 sets.
         self.bound = SelectionBound(
             [(share * (1 + 1e-12), Profile.composed(runs[name].profile for name in key)) for key, share in parts.items()]
         )
@@ -109,19 +116,28 @@ class Releases(Rule):
 def leaked(releases: Sequence[Exposure]) -> dict[frozenset[str], float]:
     """The law of the set of models that have leaked after all releases, drawn independently of each other.
 
-    Of many possible sets the improbable ones are counted as everything together, which is never less.
+    Every probability is rounded up. Of many possible sets the improbable ones are counted as everything together, which is
+    never less.
     """
     everything = frozenset[str]().union(*(release.models for release in releases))
     law: dict[frozenset[str], float] = {frozenset(): 1.0} if releases else {}
     for release in releases:
         fresh: dict[frozenset[str], float] = {}
-        for models, probability in law.items():
-            for chance, drawn in release.outcomes:
-                fresh[models | drawn] = fresh.get(models | drawn, 0.0) + probability * float(chance)
+        for chance, drawn in ((_up(float(chance)), drawn) for chance, drawn in release.outcomes):
+            for models, probability in law.items():
+                _add(fresh, models | drawn, _up(probability * chance))
         if len(fresh) > _SUBSETS:
             ranked = sorted(fresh, key=lambda models: (-fresh[models], sorted(models)))
-            rest = sum(fresh[models] for models in ranked[_SUBSETS:])
-            fresh = {models: fresh[models] for models in ranked[:_SUBSETS]}
-            fresh[everything] = fresh.get(everything, 0.0) + rest
+            for models in ranked[_SUBSETS:]:
+                _add(fresh, everything, fresh.pop(models))
         law = fresh
     return law
+
+
+def _add(law: dict[_Set, float], models: _Set, probability: float) -> None:
+    held = law.get(models, 0.0)
+    law[models] = _up(held + probability) if held else probability
+
+
+def _up(value: float) -> float:
+    return math.nextafter(value, math.inf)

@@ -1,0 +1,195 @@
+"""A release against the private portfolio it is said to come from: records, input files, every tensor, the files beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpmerge.checkpoints import Checkpoint, open_model, verify_combination
+from dpmerge.checkpoints.merge import open_plan
+from dpmerge.checkpoints.methods import METHODS
+from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
+from dpmerge.checkpoints.plan import Plan, plan_copy
+from dpmerge.errors import CertificateError, DpmergeError
+from dpmerge.records import Portfolio
+from dpmerge.release.canonical import sha256
+from dpmerge.release.certificate import CARD, Certificate, record_digest
+from dpmerge.release.commitment import Commitment, Opening, Openings
+from dpmerge.release.verdict import Verdict
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """One certified folder and one portfolio; what is found goes into the verdict."""
+
+    folder: Path
+    certificate: Certificate
+    portfolio: Portfolio
+    base: Path | None
+    method: str | None
+    verdict: Verdict
+
+    def run(self) -> None:
+        """Each check needs what the one before it found."""
+        if not self._records():
+            return
+        where = {model.name: model.folder for model in self.portfolio.models}
+        folders = {name: folder for name in sorted(self.certificate.merged) if (folder := where[name]) is not None}
+        if len(folders) < len(self.certificate.merged):
+            self.verdict.unchecked.append("the portfolio was not loaded from disk: there are no tensors to check against")
+            return
+        try:
+            self._inputs(folders)
+            if self._may_merge():
+                self._tensors(folders)
+        except DpmergeError as fault:
+            self.verdict.broken.append(f"the merge cannot be computed again: {fault}")
+
+    def _records(self) -> bool:
+        known = {model.name: model for model in self.portfolio.models}
+        stated = self.certificate.records
+        missing = [name for name in stated if name not in known]
+        self.verdict.unchecked += [f"model {name!r} is not in the portfolio" for name in missing]
+        faults = [
+            f"the record of model {name!r} is not the one certified"
+            for name, form in stated.items()
+            if name in known and record_digest(known[name].record) != form.sha256
+        ]
+        looked_at = set(self.certificate.rule.looked_at)
+        if looked_at and not missing and looked_at != set(known):
+            faults.append("the portfolio has other models than those certified as looked at")
+        return self.verdict.note(faults, "the records are those of the portfolio") and not missing
+
+    # --- what went in -----------------------------------------------------------------------------------------------------
+
+    def _inputs(self, folders: Mapping[str, Path]) -> None:
+        """The files that decided the tensors: by their digests, or by opening the commitments to these."""
+        openings = self._openings(folders)
+        faults = []
+        unopened = 0
+        for name, folder in folders.items():
+            found, stated = self._digests(folder, name), self.certificate.inputs[name]
+            if set(found) != set(stated):
+                faults.append(f"model {name!r}: has other files than those certified")
+                continue
+            for file, digest in found.items():
+                claim, opening = stated[file], openings.get(name, {}).get(file)
+                if digest is None:
+                    continue  # noted where it could not be read
+                if isinstance(claim, Commitment) and opening is None:
+                    unopened += 1
+                elif not _matches(claim, digest, opening):
+                    faults.append(f"model {name!r}: {file} is not the file that was released from")
+        if unopened:
+            self.verdict.unchecked.append(f"{unopened} commitments to input files: what opens them is not in the portfolio")
+        elif faults or not self.verdict.unchecked:
+            self.verdict.note(faults, "the input files are those certified")
+
+    def _digests(self, folder: Path, name: str) -> dict[str, str | None]:
+        with open_model(folder, name) as opened:
+            paths = [file.path for file in opened.files]
+            if opened.layout == "lora":
+                paths.append(folder / ADAPTER_CONFIG)
+        return {path.name: self.verdict.digest(path) for path in paths}
+
+    def _openings(self, folders: Mapping[str, Path]) -> Mapping[str, Mapping[str, Opening]]:
+        try:
+            return Openings.load(Openings.path(next(iter(folders.values())).parent, self.certificate.sha256)).openings
+        except CertificateError:
+            return {}
+
+    # --- what came out ----------------------------------------------------------------------------------------------------
+
+    def _may_merge(self) -> bool:
+        """A certificate may name a function of someone's own: it is run only if whoever verifies names it too."""
+        merge = self.certificate.merge
+        if merge.method is not None and merge.method not in METHODS and merge.method != self.method:
+            self.verdict.unchecked.append(
+                f"the merge was made by the function {merge.method!r}; if you trust it, run it with --method {merge.method}"
+            )
+            return False
+        if merge.base is None:
+            return True
+        if self.base is None:
+            self.verdict.unchecked.append("the merge has a base model: give its folder with --base")
+            return False
+        same = self._digests(self.base, "base") == merge.base
+        faults = [] if same else ["the base model is not the one certified"]
+        return self.verdict.note(faults, "the base model is the one certified")
+
+    def _tensors(self, folders: Mapping[str, Path]) -> None:
+        merge, drawn = self.certificate.merge, self.certificate.drawn
+        with ExitStack() as stack:
+            if drawn is not None:
+                self._drawn(stack.enter_context(open_model(folders[drawn], drawn)))
+                return
+            base = self.base if merge.base is not None else None
+            how: dict[str, Any] = {"take_from": merge.take_from, "method": merge.method, "base": base}
+            how["lora"] = merge.lora or "factors"
+            weights = self.certificate.rule.values
+            _, plan = open_plan(stack, folders, weights, **how)
+            found = verify_combination(folders, weights, self.folder, **how)
+            self.verdict.note([str(one) for one in found], "the tensors are the stated combination, bit for bit")
+            self._metadata(plan)
+            self._beside(plan, {})
+
+    def _drawn(self, model: Checkpoint) -> None:
+        """A drawn model is released as it is: its files byte for byte, unless it was a PyTorch file."""
+        with open_model(self.folder, "release") as released:
+            faults = list(_differences(model, released))
+        plan = plan_copy(model)
+        copied = {}
+        if model.layout == "pytorch":
+            self._metadata(plan)
+        else:
+            inputs, outputs = self.certificate.inputs[model.model], self.certificate.outputs
+            faults += [f"{file} is not that of the drawn model" for file in inputs if outputs.get(file) != inputs[file]]
+            copied = {name: path.read_bytes() for name in (INDEX, ADAPTER_CONFIG) if (path := model.folder / name).exists()}
+        self.verdict.note(faults, "the tensors are those of the drawn model, bit for bit")
+        self._beside(plan, copied)
+
+    def _metadata(self, plan: Plan) -> None:
+        with open_model(self.folder, "release") as released:
+            faults = [
+                f"{file.name}: has other metadata than the merge" for file in released.files if file.metadata != plan.metadata
+            ]
+        self.verdict.broken += faults
+
+    def _beside(self, plan: Plan, copied: Mapping[str, bytes]) -> None:
+        """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
+        outputs, kept = self.certificate.outputs, {**plan.companions, **copied}
+        expected = {CARD, *kept, *(file.name for file in plan.files), *((INDEX,) if plan.sharded else ())}
+        faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
+        faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
+        faults += [
+            f"{name} is not what the merge keeps of its models' own"
+            for name, content in kept.items()
+            if name in outputs and outputs[name] != sha256(content)
+        ]
+        self.verdict.note(faults, "the files beside the tensors are those that the merge keeps")
+
+
+def _matches(claim: str | Commitment, digest: str, opening: Opening | None) -> bool:
+    if not isinstance(claim, Commitment):
+        return claim == digest
+    return opening is not None and claim.opens(Opening(sha256=digest, secret=opening.secret))
+
+
+def _differences(model: Checkpoint, released: Checkpoint) -> Iterator[str]:
+    """Tensors in which the release differs from the drawn model, by bits: a NaN is copied like any other value."""
+    mine, others = model.tensors, released.tensors
+    for name in sorted(mine.keys() | others.keys()):
+        one, other = mine.get(name), others.get(name)
+        if one is None or other is None:
+            yield f"tensor {name!r}: is only in {'the release' if one is None else 'the drawn model'}"
+        elif (one.dtype, one.shape) != (other.dtype, other.shape):
+            yield f"tensor {name!r}: is {other.dtype.name} {list(other.shape)}, not {one.dtype.name} {list(one.shape)}"
+        else:
+            parts = ((start, min(_BLOCK, one.size - start)) for start in range(0, one.size, _BLOCK))
+            if any(one.part(*part).tobytes() != other.part(*part).tobytes() for part in parts):
+                yield f"tensor {name!r}: is not that of the drawn model"

@@ -1,0 +1,161 @@
+"""What everything in a ledger guarantees together (docs/theory.md §5)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpmerge.errors import AccountingError, LedgerError
+from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.records import Adjacency, Model, Portfolio, Record
+from dpmerge.release.canonical import canonical, sha256
+from dpmerge.release.chain import Entry
+from dpmerge.release.forms import RuleForm
+from dpmerge.rules import Guarantee, Rule
+from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules.validation import Validated, Validation
+
+SCHEMA = 1
+_COVERS_INPUTS = ("joint-release", "single-run")  # guarantees with which digests of the inputs are published
+_DRAWING = 1e-12  # above the rounding of one noisy choice's odds, as for a single one (rules/validation.py)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent in all."""
+
+    dataset: str
+    adjacency: Adjacency
+    epsilon: float
+    delta: float
+    created: str
+
+    def header(self) -> dict[str, Any]:
+        """What the chain begins with."""
+        numbers = {"epsilon": self.epsilon.hex(), "delta": self.delta.hex()}
+        return {"schema": SCHEMA, "dataset": self.dataset, "adjacency": self.adjacency, "created": self.created, **numbers}
+
+    @property
+    def hash(self) -> str:
+        """What the first entry carries."""
+        return sha256(canonical(self.header()))
+
+    def total(self, rules: Sequence[Rule]) -> Guarantee:
+        """ε at the budget's δ, or on the edge of the budget δ at its ε, by the best of rules that each bound the same.
+
+        Each of the two questions has its own grid; either answer is a proof.
+        """
+        found = min((rule.guarantee(delta=self.delta) for rule in rules), key=lambda answer: answer.epsilon)
+        if found.epsilon <= self.epsilon:
+            return found
+        edge = min((rule.guarantee(epsilon=self.epsilon) for rule in rules), key=lambda answer: answer.delta)
+        return edge if edge.delta <= self.delta else found
+
+    def allows(self, total: Guarantee) -> bool:
+        """Whether so much may be spent."""
+        return total.epsilon <= self.epsilon and total.delta <= self.delta
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be.
+
+    `dependent`: its weights depend on what earlier releases showed. Other outcomes of these would have led to other weights,
+    so it counts as all models of the portfolio; counting those that happened to get weight would be too little.
+    """
+
+    forms: tuple[RuleForm, ...]
+    portfolio: Portfolio
+    exposure: Exposure
+    guarantees: tuple[Guarantee, ...]
+    out: str
+    dependent: bool = False
+
+    def content(self) -> dict[str, Any]:
+        """What the ledger keeps of it: everything that is needed to account for it, under names that are the ledger's."""
+        names = _identities(self.portfolio)
+        exposure = Exposure.whole(self.portfolio.names) if self.dependent else self.exposure
+        involved = {*exposure.models, *(name for form in self.forms for name in (*form.weights, *form.looked_at))}
+        models = [model for model in self.portfolio.models if model.name in involved]
+        return {
+            "forms": [form.renamed(names).model_dump(mode="json") for form in self.forms],
+            "names": {names[model.name]: model.name for model in models},
+            "records": {names[model.name]: json.loads(model.record.model_dump_json(by_alias=True)) for model in models},
+            "exposure": [[str(p), sorted(names[name] for name in members)] for p, members in exposure.outcomes],
+            "as_joint": self.dependent or self._shows_inputs,
+        }
+
+    @property
+    def _shows_inputs(self) -> bool:
+        """Whether a certificate carries digests of models averaged, which another bound on their average does not cover."""
+        pairs = zip(self.forms, self.guarantees, strict=False)
+        return any(form.rule == "combination" and one.theorem in _COVERS_INPUTS for form, one in pairs)
+
+
+def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule]:
+    """All releases together, and one more: rules that each bound them; none if there is nothing.
+
+    A single release is what its own rule says. Several are what has leaked of the models, whatever rules they were.
+    """
+    models: dict[str, Model] = {}
+    forms: list[RuleForm] = []
+    exposures: list[Exposure] = []
+    contents = [(f"entry {entry.number}", entry.content) for entry in entries if entry.kind == "release"]
+    if new is not None:
+        contents.append(("this release", new.content()))
+    for source, content in contents:
+        for name, record in content["records"].items():
+            if name not in models:  # the name tells the record
+                models[name] = Model(name, Record.parse(json.dumps(record), source=source))
+        forms += [RuleForm.model_validate(form) for form in content["forms"]]
+        exposures.append(Exposure(tuple((Fraction(p), frozenset(names)) for p, names in content["exposure"])))
+    if not forms:
+        return []
+    whole = Portfolio(tuple(models[name] for name in sorted(models)))
+    rates = [float.fromhex(form.shuffle_rate) for form in forms if form.shuffle_rate is not None]
+    shuffle = ShuffleAsPoisson(max(rates)) if rates else None
+    # A draw that depends on something exposes more than a draw.
+    as_drawn = set(forms[0].exposure(whole, False).outcomes) == set(exposures[0].outcomes)
+    if len(forms) > 1 or contents[0][1]["as_joint"] or not as_drawn:
+        return [_with_validation(Releases(whole, exposures, shuffle), forms)]
+    rules = [forms[0].build(whole, proved=True)]
+    if forms[0].rule == "tempered":  # alone of all rules its own bound may be above joint release, which covers it
+        with contextlib.suppress(AccountingError):
+            rules.append(_with_validation(Releases(whole, exposures, shuffle), forms))
+    return rules
+
+
+def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
+    """Add what choices by private validation sets cost (docs/theory.md §4), given that any two sets may be the same one.
+
+    A record of D may be in every set that is not disjoint from D; a record of no D may be in all of them.
+    """
+    paid = [form.validation for form in forms if form.validation is not None]
+    for one in paid:
+        if not one.disjoint:
+            rule = Validated(rule, Validation(one.records, False), float.fromhex(one.epsilon))
+    if any(one.disjoint for one in paid):
+        costs = math.fsum(float.fromhex(one.epsilon) + _DRAWING for one in paid)
+        rule = Validated(rule, Validation(max(one.records for one in paid), True), costs)
+    return rule
+
+
+def _identities(portfolio: Portfolio) -> dict[str, str]:
+    """By name: the run and the record, under which a model is the same in every portfolio and every release."""
+    names: dict[str, str] = {}
+    for model in portfolio.models:
+        if model.mechanism.run is None:
+            raise LedgerError(
+                f"model {model.name!r}: its record has no run id, so a ledger cannot tell whether two releases are of one run; "
+                "add a run to the record"
+            )
+        record = sha256(canonical(json.loads(model.record.model_dump_json(by_alias=True))))
+        identity = f"{model.mechanism.run}@{record[:16]}"
+        # Two models of one run at one step count once by their run, but need a name each.
+        names[model.name] = f"{identity}#{model.name}" if identity in names.values() else identity
+    return names

@@ -1,0 +1,37 @@
+"""What a recheck found, and the digest of a file that may not be readable."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Verdict:
+    """What was checked and holds, what does not, and what could not be checked."""
+
+    holds: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> int:
+        """0: holds, 1: does not, 2: could not be checked."""
+        return 1 if self.broken else 2 if self.unchecked else 0
+
+    def note(self, faults: list[str], holds: str) -> bool:
+        """Add the faults, or what holds if there are none."""
+        self.broken += faults
+        if not faults:
+            self.holds.append(holds)
+        return not faults
+
+    def digest(self, path: Path) -> str | None:
+        """A file's SHA-256, or nothing where it cannot be read, which is noted."""
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as fault:
+            self.unchecked.append(f"{path}: cannot be read: {fault.strerror}")
+            return None
