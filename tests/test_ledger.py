@@ -198,7 +198,7 @@ TAMPERING = [
     ("UPDATE dpmerge_entries SET content = '[' WHERE number = 2", "entry 2 was edited"),
     ("UPDATE dpmerge_entries SET content = '[]' WHERE number = 2", "entry 2 was edited"),
     ("UPDATE dpmerge_entries SET content = x'ff00' WHERE number = 2", "entry 2 was edited"),
-    ("UPDATE dpmerge_entries SET hash = 'f' || substr(hash, 2) WHERE number = 3", "entry 3 was edited"),
+    ("UPDATE dpmerge_entries SET hash = 'x' || substr(hash, 2) WHERE number = 3", "entry 3 was edited"),
     ("UPDATE dpmerge_entries SET previous = x'00' WHERE number = 3", "entry 3 was edited"),
     ("DELETE FROM dpmerge_entries WHERE number = 1", "entry 1 is missing"),
     ("DELETE FROM dpmerge_entries WHERE number = 3", "entry 3 is missing"),
@@ -235,7 +235,7 @@ TAMPERING = [
     ("UPDATE dpmerge_ledger SET dataset = x'00'", "the declared budget was edited"),
     ("UPDATE dpmerge_ledger SET adjacency = 'zero-out'", "the declared budget was edited"),
     ("UPDATE dpmerge_ledger SET created = 'yesterday'", "the declared budget was edited"),
-    ("UPDATE dpmerge_ledger SET head = 'f' || substr(head, 2)", "entry 4 is not the one that the ledger ended with"),
+    ("UPDATE dpmerge_ledger SET head = 'x' || substr(head, 2)", "entry 4 is not the one that the ledger ended with"),
     ("UPDATE dpmerge_ledger SET entries = 3", "entry 4 was put in"),
     ("UPDATE dpmerge_ledger SET entries = 5", "entry 5 is missing"),
     ("UPDATE dpmerge_ledger SET entries = 'some'", "the declared budget was edited"),
@@ -298,6 +298,13 @@ def test_deleting_while_a_release_is_prepared_does_not_hide_it(honest: Path, fil
         opened.enter(planned(THREE, c=1.0))
     with pytest.raises(LedgerError, match="entry 4 is missing"):
         opened.complete(last, [])
+
+
+def test_another_ledger_in_its_place_is_not_taken_for_it(file: Path) -> None:
+    opened, larger = new(file, epsilon=1.0), new(file.with_name("larger.db"), epsilon=30.0)
+    Path(larger.name).replace(file)
+    with pytest.raises(LedgerError, match="the declared budget was edited since the ledger was opened"):
+        opened.enter(planned(THREE, c=1.0))
 
 
 def test_a_thousand_entries_open_in_a_second(honest: Path, file: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Portfolio
@@ -108,6 +109,16 @@ def process_here() -> dict[str, Any]:
     from dpmerge.release.processes import this_process
 
     return this_process()
+
+
+def test_what_lives_beside_what_was_interrupted_is_left_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = new(file)
+    for other in ({"boot": "before"}, {}, {"boot": "before"}):
+        monkeypatch.setattr("dpmerge.release.ledger.this_process", lambda other=other: {**process_here(), **other})
+        ledger.enter(planned(THREE, c=1.0))
+    assert len(ledger.recover()) == 2
+    assert [entry.content["of"] for entry in ledger.history()[3:]] == [1, 3]
+    assert [entry.number for entry in unfinished(ledger.history())] == [2]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +336,21 @@ def test_the_servers_own_isolation_level_does_not_matter(postgresql: str) -> Non
         thread.join(60)
     assert failed == []
     assert len(ledger.history()) == 10
+
+
+def test_a_reader_sees_one_moment(postgresql: str) -> None:
+    """An entry made while another process reads is wholly there for it or not at all, and not taken for tampering."""
+    reader, writer = new(postgresql, epsilon=30.0), Ledger(postgresql)
+    pending = [planned(THREE, c=1.0)]
+
+    @event.listens_for(reader._engine, "after_cursor_execute")
+    def enter_meanwhile(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "FROM dpmerge_ledger" in statement and pending:
+            writer.enter(pending.pop())
+
+    assert reader.history() == []
+    assert pending == []
+    assert len(reader.history()) == 1
 
 
 def test_no_connection_is_left_open(postgresql: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpmerge import example_portfolio
 from dpmerge.errors import PortfolioError, RecordError, WeightsError
-from dpmerge.records import DpSgd, Portfolio, Record, Weights
+from dpmerge.records import DpSgd, Model, Portfolio, Record, Weights
 from tests import builders
 
 RECORD: dict[str, Any] = {
@@ -194,6 +194,24 @@ def test_different_datasets_and_adjacencies_are_refused() -> None:
         Portfolio((first, builders.model("b", {"kind": "non-private"}, dataset="other")))
     with pytest.raises(PortfolioError, match="different adjacencies"):
         Portfolio((first, builders.dp_sgd("b", sigma=1.0, adjacency="zero-out")))
+
+
+@pytest.mark.parametrize(
+    "steps, restarts, fits", [(100, 3, True), (100, 4, False), (50, 3, True), (50, 1, True), (50, 4, False)]
+)
+def test_checkpoints_of_one_tree_agree_on_their_restarts(steps: int, restarts: int, fits: bool) -> None:
+    """A record with other restarts at the same step would let the cheaper of two stories count."""
+
+    def ftrl(name: str, steps: int, restarts: int) -> Model:
+        mechanism = {"kind": "dp-ftrl", "noise_multiplier": 4.0, "steps": steps, "restarts": restarts, "run": "one"}
+        return builders.model(name, mechanism, "zero-out")
+
+    both = (ftrl("early", steps, restarts), ftrl("late", 100, 3))
+    if fits:
+        assert Portfolio(both).names == ("early", "late")
+    else:
+        with pytest.raises(PortfolioError, match="not the beginning"):
+            Portfolio(both)
 
 
 def test_checkpoints_of_one_run_must_continue_each_other() -> None:

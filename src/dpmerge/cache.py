@@ -16,12 +16,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("numpy", "scipy", "dp-accounting")
-_disabled = False
+_DISABLED: ContextVar[bool] = ContextVar("disabled", default=False)
 
 
 def remembered(question: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
@@ -43,18 +44,17 @@ def remembered(question: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
 @contextlib.contextmanager
 def without_cache() -> Iterator[None]:
     """Compute everything afresh in this block."""
-    global _disabled
-    before, _disabled = _disabled, True
+    token = _DISABLED.set(True)
     try:
         yield
     finally:
-        _disabled = before
+        _DISABLED.reset(token)
 
 
 def cache_folder() -> Path | None:
     """Where answers are kept, or nothing if they are not."""
     stated = os.environ.get("DPMERGE_CACHE", "")
-    if _disabled or stated == "off":
+    if _DISABLED.get() or stated == "off":
         return None
     if stated:
         return Path(stated)

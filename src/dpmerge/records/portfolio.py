@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dpmerge.errors import DependentRuns, DpmergeError, PortfolioError, WeightsError
-from dpmerge.records.record import Adjacency, DpSgd, Mechanism, Phase, Record
+from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Mechanism, Phase, Record
 from dpmerge.records.strict import named_numbers
 
 WEIGHT_SUM_TOLERANCE = 1e-9
@@ -208,7 +208,14 @@ def _begins(earlier: Mechanism, later: Mechanism) -> bool:
         return _is_prefix(_merged(earlier.settings()), _merged(later.settings()))
     if type(earlier) is not type(later):
         return False
+    if isinstance(earlier, DpFtrl) and isinstance(later, DpFtrl) and not _restarts_agree(earlier, later):
+        return False
     return earlier.model_dump(exclude={"steps", "restarts"}) == later.model_dump(exclude={"steps", "restarts"})
+
+
+def _restarts_agree(earlier: DpFtrl, later: DpFtrl) -> bool:
+    """Restarts only ever add up; at the same step there is one number of them."""
+    return earlier.restarts <= later.restarts and (earlier.steps < later.steps or earlier.restarts == later.restarts)
 
 
 def _merged(phases: list[Phase]) -> list[Phase]:

@@ -200,7 +200,7 @@ def _entered(
     notes = [*ledger.recover(), *([_DEPENDENT] if dependent else [])]
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
     try:
-        return notes, ledger.enter(Planned(forms, portfolio, exposure, guarantees, str(out.resolve())))
+        return notes, ledger.enter(Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent))
     except BudgetExceeded as refusal:
         raise BudgetExceeded(f"{refusal}; {in_words(ledger, portfolio, choices[0].weights)}") from None
 

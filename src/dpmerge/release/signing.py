@@ -19,13 +19,13 @@ def new_keys(path: Path) -> Path:
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    try:
-        for target, content, mode in ((path, private, 0o600), (public_path, public, 0o644)):
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
+    # The public one first: a private key without it would be good for nothing, and must not lie about.
+    for target, content, mode in ((public_path, public, 0o644), (path, private, 0o600)):
+        try:
+            with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(content)
-    except OSError as fault:
-        raise SignatureError(f"{path}: cannot be written: {fault.strerror}") from None
+        except OSError as fault:
+            raise SignatureError(f"{target}: cannot be written: {fault.strerror}") from None
     return public_path
 
 
@@ -36,7 +36,7 @@ class Signer:
         serialization, ed25519 = _cryptography()
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-        except (OSError, ValueError, TypeError) as fault:
+        except (OSError, ValueError, TypeError, _unsupported()) as fault:
             raise SignatureError(f"{path}: no private key can be read here: {fault}") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise SignatureError(f"{path}: not an Ed25519 key; make one with dpmerge keys new")
@@ -57,7 +57,7 @@ def trusted_key(path: Path) -> str:
     serialization, ed25519 = _cryptography()
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, _unsupported()) as fault:
         raise SignatureError(f"{path}: no public key can be read here: {fault}") from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SignatureError(f"{path}: not an Ed25519 key")
@@ -74,6 +74,12 @@ def signed_by(public: str, signature: str, content: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _unsupported() -> type[Exception]:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    return UnsupportedAlgorithm
 
 
 def _cryptography() -> tuple[Any, Any]:
