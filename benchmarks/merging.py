@@ -118,7 +118,7 @@ def mergekit(executable: str, root: Path, dtype: str) -> tuple[float, float]:
     return time_taken, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
-def measure(dtype: str, factor: float) -> Iterator[Claim]:
+def measure(dtype: str, factor: float, peer_factor: float) -> Iterator[Claim]:
     with three_models(dtype) as root:
         disk(root)
         limits, plain, hashed = [], [], []
@@ -141,24 +141,25 @@ def measure(dtype: str, factor: float) -> Iterator[Claim]:
             print("no mergekit-yaml on the path and no MERGEKIT_YAML: not compared with mergekit", flush=True)
             return
         peers = [mergekit(executable, root, dtype) for _ in range(2)]
-        their_time, our_time = min(time for time, _ in peers), min(whole for _, whole, _ in hashed)
+        their_time, our_time = min(time for time, _ in peers), min(whole for _, whole, _ in plain)
+        with_hashes = min(whole for _, whole, _ in hashed)
         yield Claim(
-            "… against mergekit-yaml linear, whole processes, ours with digests and fsync",
+            "… against mergekit-yaml linear, whole processes; ours with fsync, and like mergekit without hashes",
             f"{our_time:.2f} s, {memory:.0f} MB against {their_time:.2f} s, {max(peak for _, peak in peers):.0f} MB: "
-            f"{their_time / our_time:.1f} times",
-            "faster",
-            our_time < their_time,
+            f"{their_time / our_time:.1f} times (with SHA-256 of all four files {their_time / with_hashes:.1f} times)",
+            f"≥ {peer_factor:g} times",
+            their_time >= peer_factor * our_time,
         )
 
 
 def single_precision() -> Iterator[Claim]:
     """Three fp32 models of 1 GB."""
-    yield from measure("F32", 2.0)
+    yield from measure("F32", 2.0, 5.0)
 
 
 def bfloat16() -> Iterator[Claim]:
     """Three bf16 models of 1 GB: twice the parameters, decoded and rounded by integer arithmetic."""
-    yield from measure("BF16", 5.0)
+    yield from measure("BF16", 5.0, 2.0)
 
 
 ALL = (single_precision, bfloat16)
