@@ -29,6 +29,7 @@ FLOORS = [
     "evaluation",
     "release",
     "training",
+    "experiments",
     "_api",
     "cli",
     "__main__",

@@ -74,7 +74,6 @@ def merge(
         merge=tensors or Merge(),
         ledger=None if ledger is None else Ledger(ledger),
         signer=None if sign is None else Signer(Path(sign)),
-        scores=known,
     )
 
 

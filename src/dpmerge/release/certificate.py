@@ -22,6 +22,8 @@ from dpmerge.rules.guarantee import Accountant, By, Standing
 
 NAME = "certificate.json"
 CARD = "README.md"
+Epsilon = Annotated[float, Field(ge=0, le=1e300)]  # printing rounds up, which must not overflow
+Delta = Annotated[float, Field(gt=0, lt=1)]
 Provenance = Literal["a-priori", "after-looking", "private-validation"]
 
 
@@ -43,8 +45,8 @@ class NumericsForm(Strict):
 class GuaranteeForm(Strict):
     """What is guaranteed, under which assumptions, and how it was computed."""
 
-    epsilon: Annotated[float, Field(ge=0)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Epsilon
+    delta: Delta
     theorem: str
     standing: Standing
     assumptions: list[str]
@@ -77,8 +79,8 @@ class LedgerForm(Strict):
 
     number: Annotated[int, Field(ge=1)]
     entry: Digest
-    epsilon: Annotated[float, Field(ge=0)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Epsilon
+    delta: Delta
 
 
 class SignatureForm(Strict):
@@ -141,9 +143,11 @@ class Certificate(Strict):
             "a rule that draws without a model drawn, or the reverse": rule.draws != (self.drawn is not None),
             "a drawn model that had no chance": self.drawn is not None and self.drawn not in rule.weights,
             "inputs of other models than were merged": set(self.inputs) != self.merged,
+            "a drawn model that was merged": rule.draws and merge != MergeForm(),
             "a merge that only joint release covers": rule.rule != "joint" and not merges_linearly(merge),
             "kappa without tempered selection, or the reverse": (rule.rule == "tempered") != (rule.kappa is not None),
             "models looked at under a rule that covers none": rule.rule != "joint" and bool(rule.looked_at),
+            "models looked at out of order": rule.looked_at != sorted(set(rule.looked_at)),
             "smoothness under a rule that does not use it": rule.rule != "combination" and rule.assume_smoothness is not None,
             "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
             "a private validation set that paid nothing, or the reverse": (

@@ -1,0 +1,28 @@
+"""Only the model card is edited: people read it, programs do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attacks.victim import certificate, edit, release, stopped, verified
+from dpmerge.release.canonical import canonical, sha256
+from dpmerge.rules.guarantee import round_up
+
+
+def attack(folder: Path) -> str:
+    """Plainly; then with its new hash in the certificate, and the certificate's own hash fitted."""
+    out = release(folder)
+    card = out / "README.md"
+    claim = round_up(certificate(out)["guarantee"]["epsilon"])
+    assert claim in card.read_text()
+    card.write_text(card.read_text().replace(claim, "0.0100"))
+    stopped(verified(out), "README.md was changed")
+
+    def certify_it(content: dict[str, Any]) -> None:
+        content["outputs"]["README.md"] = sha256(card.read_bytes())
+        content["sha256"] = sha256(canonical({k: v for k, v in content.items() if k not in ("sha256", "signature")}))
+
+    edit(out, certify_it)
+    stopped(verified(out), "README.md does not say what is certified")
+    return "its hash is certified, and what it says is written again from the certificate and compared"
