@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal
@@ -72,6 +73,11 @@ class RecordForm(Strict):
 
     sha256: Digest
     record: Record
+
+    @classmethod
+    def of(cls, record: Record) -> RecordForm:
+        """A record as it is published."""
+        return cls(sha256=record_digest(record), record=record)
 
 
 class LedgerForm(Strict):
@@ -203,6 +209,25 @@ def covers_looking(rule: RuleForm, provenance: Provenance) -> bool:
     if rule.rule == "joint":
         return (provenance == "a-priori") == (not rule.looked_at)
     return rule.rule == "tempered" or provenance == "a-priori"
+
+
+def published(models: Iterable[Model]) -> dict[str, Record]:
+    """The records of these models as a certificate carries them, by name: with fingerprints numbered.
+
+    Which runs share randomness decides the guarantee and is kept. The fingerprint itself is not published: seeds are often
+    short, and whoever finds the one that has this fingerprint takes the noise off the model.
+    """
+    numbers: dict[tuple[str, str], str] = {}
+    records = {}
+    for model in sorted(models, key=lambda model: model.name):
+        update = {}
+        for field in ("noise_fingerprint", "sampler_fingerprint"):
+            known = getattr(model.mechanism, field)
+            if known is not None:
+                update[field] = numbers.setdefault((field, known), f"number {len(numbers) + 1}")
+        mechanism = model.mechanism.model_copy(update=update)
+        records[model.name] = model.record.model_copy(update={"mechanism": mechanism})
+    return records
 
 
 def record_digest(record: Record) -> str:

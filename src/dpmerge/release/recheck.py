@@ -16,7 +16,7 @@ from dpmerge.checkpoints.plan import Plan, plan_copy
 from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
-from dpmerge.release.certificate import CARD, Certificate, record_digest
+from dpmerge.release.certificate import CARD, Certificate, published, record_digest
 from dpmerge.release.commitment import Commitment, Opening, Openings
 from dpmerge.release.verdict import Verdict
 
@@ -51,19 +51,21 @@ class Recheck:
             self.verdict.broken.append(f"the merge cannot be computed again: {fault}")
 
     def _records(self) -> bool:
-        known = {model.name: model for model in self.portfolio.models}
         stated = self.certificate.records
-        missing = [name for name in stated if name not in known]
-        self.verdict.unchecked += [f"model {name!r} is not in the portfolio" for name in missing]
+        known = {model.name: model for model in self.portfolio.models}
+        missing = [f"model {name!r} is not in the portfolio" for name in stated if name not in known]
+        if missing:
+            self.verdict.unchecked += missing
+            return False
+        found = published(known[name] for name in stated)
         faults = [
             f"the record of model {name!r} is not the one certified"
             for name, form in stated.items()
-            if name in known and record_digest(known[name].record) != form.sha256
+            if record_digest(found[name]) != form.sha256
         ]
-        looked_at = set(self.certificate.rule.looked_at)
-        if looked_at and not missing and looked_at != set(known):
+        if self.certificate.rule.looked_at and set(self.certificate.rule.looked_at) != set(known):
             faults.append("the portfolio has other models than those certified as looked at")
-        return self.verdict.note(faults, "the records are those of the portfolio") and not missing
+        return self.verdict.note(faults, "the records are those of the portfolio")
 
     # --- what went in -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +89,8 @@ class Recheck:
                     faults.append(f"model {name!r}: {file} is not the file that was released from")
         if unopened:
             self.verdict.unchecked.append(f"{unopened} commitments to input files: what opens them is not in the portfolio")
-        elif faults or not self.verdict.unchecked:
+            self.verdict.broken += faults
+        else:
             self.verdict.note(faults, "the input files are those certified")
 
     def _digests(self, folder: Path, name: str) -> dict[str, str | None]:

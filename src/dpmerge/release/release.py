@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,9 +23,10 @@ from dpmerge.release.certificate import (
     NAME,
     Certificate,
     GuaranteeForm,
+    RecordForm,
     draft,
     now,
-    record_digest,
+    published,
     seal,
     software,
 )
@@ -151,6 +151,8 @@ def _folders(portfolio: Portfolio, out: Path) -> dict[str, Path]:
     require_absent(out)
     folders = {}
     for model in portfolio.models:
+        if not model.name.isprintable():
+            raise PortfolioError(f"model {model.name!r}: its name is no plain text, as certificates need it; rename its folder")
         if model.folder is None:
             raise PortfolioError(f"model {model.name!r} has no folder: load the portfolio from disk to release from it")
         folders[model.name] = model.folder
@@ -243,6 +245,7 @@ class _Making:
 
     def _content(self, choice: Choice, drawn: str | None, report: MergeReport) -> dict[str, Any]:
         record = self.portfolio.models[0].record
+        involved = [model for model in self.portfolio.models if model.name in choice.form.involved]
         return {
             "schema": 1,
             "created": now(),
@@ -256,12 +259,7 @@ class _Making:
             "guarantee": GuaranteeForm.of(choice.guarantee).model_dump(mode="json"),
             "numerics": choice.numerics.model_dump(mode="json"),
             "records": {
-                model.name: {
-                    "sha256": record_digest(model.record),
-                    "record": json.loads(model.record.model_dump_json(by_alias=True)),
-                }
-                for model in self.portfolio.models
-                if model.name in choice.form.involved
+                name: RecordForm.of(one).model_dump(mode="json", by_alias=True) for name, one in published(involved).items()
             },
             "drawn": drawn,
             "ledger": self._ledger_form(),
