@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from attacks.victim import DELTA, WEIGHTS, certificate, dpmerge, forge, portfolio, release, stopped
 from dpmerge.cache import cache_entries
+from dpmerge.release.certificate import Certificate
 
 
 def poison(cache: Path) -> int:
@@ -25,6 +28,13 @@ def poison(cache: Path) -> int:
     return poisoned
 
 
+def ask_like_a_recheck(out: Path, cache: Path) -> None:
+    """Put the very question that `dpmerge verify` will put, so that its answer lies in the cache."""
+    made = Certificate.parse((out / "certificate.json").read_bytes(), "certificate.json")
+    with patch.dict(os.environ, {"DPMERGE_CACHE": str(cache)}):
+        made.numerics.answer(made.rule.build(made.portfolio()), made.guarantee.epsilon, made.guarantee.delta)
+
+
 def attack(folder: Path) -> str:
     """Before the release, and before the recheck of a certificate that states the tiny ε."""
     cache, runs, out = folder / "cache", portfolio(folder), folder / "poisoned"
@@ -38,8 +48,11 @@ def attack(folder: Path) -> str:
     assert certificate(out)["guarantee"]["epsilon"] == honest
 
     def tiny(content: dict[str, Any]) -> None:
-        content["guarantee"]["epsilon"] = shown
+        content["guarantee"]["epsilon"] = honest / 1000
 
+    again = folder / "another-cache"
+    ask_like_a_recheck(out, again)
+    assert poison(again) > 0
     forge(out, tiny)
-    stopped(dpmerge("verify", out, cache=cache), "the guarantee's epsilon is certified as")
+    stopped(dpmerge("verify", out, cache=again), "the guarantee's epsilon is certified as")
     return "what is certified, and what is rechecked, is computed afresh"

@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from dpmerge.errors import (
     CertificateError,
     CheckpointError,
     DpmergeError,
+    PortfolioError,
     SignatureError,
     TargetError,
     UtilityError,
@@ -259,13 +261,17 @@ def test_coupled_draws(tmp_path: Path) -> None:
     assert [Path(one["folder"]).name for one in json.loads(result.stdout)] == ["epsilon-3", "epsilon-4", "epsilon-6"]
     for folder in (tmp_path / "out").iterdir():
         assert verify(folder, portfolio=portfolio).code == 0
+    ledger = Ledger.create(tmp_path / "l.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=50, delta=DELTA)
+    dpmerge(*command, "--out", tmp_path / "entered", "--ledger", tmp_path / "l.db")
+    for folder in (tmp_path / "entered").iterdir():
+        assert verify(folder, portfolio=portfolio, ledger=ledger).code == 0
     assert "leave out --method" in complaint(*command, "--out", tmp_path / "o", "--method", "ties")
     assert "leave out --epsilon" in complaint(*command, "--out", tmp_path / "o", "--epsilon", 1)
     with pytest.raises(CertificateError, match="not the name of a folder"):
         release_together(portfolio, {"../elsewhere": chosen(portfolio, "selection")}, tmp_path / "o")
     with pytest.raises(CertificateError, match="only random selections"):
         release_together(portfolio, {"one": chosen(portfolio, "joint")}, tmp_path / "o")
-    assert left_behind(tmp_path) == {"out"}
+    assert left_behind(tmp_path) == {"out", "entered", "l.db"}
 
 
 def test_a_model_that_cannot_be_released_is_refused_whoever_is_drawn(tmp_path: Path) -> None:
@@ -562,6 +568,38 @@ def test_hostile_names_do_not_become_markup(tmp_path: Path) -> None:
             assert line.count("|") == 3, line
 
 
+def test_names_that_are_no_text_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    strange = Portfolio(tuple(replace(model, name=f"{model.name}\udcff") for model in portfolio.models))
+    with pytest.raises(PortfolioError, match="no valid text"):
+        release(strange, chosen(strange, "joint", weights=strange.weights({"a\udcff": 1.0})), tmp_path / "out")
+    assert left_behind(tmp_path) == set()
+
+
+def test_fingerprints_are_numbered_not_published(tmp_path: Path) -> None:
+    """Whoever finds the seed that has a fingerprint takes the noise off the model; which runs share one is all that counts."""
+    portfolio = on_disk(
+        tmp_path / "runs",
+        builders.dp_sgd("a", sigma=4.0, steps=5, run="one", noise_fingerprint="noise-1", sampler_fingerprint="coins-1"),
+        builders.dp_sgd("b", sigma=4.0, steps=9, run="one", noise_fingerprint="noise-1", sampler_fingerprint="coins-1"),
+        builders.dp_sgd("c", sigma=9.0, run="two", noise_fingerprint="noise-2", sampler_fingerprint=None),
+    )
+    weights = portfolio.weights({"a": 0.25, "b": 0.25, "c": 0.5})
+    for rule in ("joint", "selection", "combination"):
+        out = release(portfolio, chosen(portfolio, rule, weights=weights), tmp_path / rule).folder
+        assert mentions(out, "noise-1", "noise-2", "coins-1") == []
+        stated = {name: form.record.mechanism.noise_fingerprint for name, form in read(out).records.items()}
+        assert stated["a"] == stated["b"] != stated["c"]
+        assert read(out).records["c"].record.mechanism.sampler_fingerprint is None
+        assert verify(out, portfolio=portfolio).code == 0
+    record = tmp_path / "runs" / "c" / "record.json"
+    record.write_text(record.read_text().replace("noise-2", "noise-1"))
+    assert (
+        "the record of model 'c' is not the one certified"
+        in verify(tmp_path / "selection", portfolio=Portfolio.load(tmp_path / "runs")).broken
+    )
+
+
 def test_model_named_like_the_base(tmp_path: Path) -> None:
     portfolio = on_disk(tmp_path / "runs", builders.dp_sgd("base", sigma=4.0), builders.dp_sgd("b", sigma=9.0))
     choice = chosen(portfolio, "joint", weights=portfolio.weights({"base": 0.5, "b": 0.5}))
@@ -814,6 +852,12 @@ def test_a_pytorch_model_that_is_drawn(tmp_path: Path) -> None:
     released = release(portfolio, chosen(portfolio, "selection"), tmp_path / "out")
     verdict = verify(released.folder, portfolio=portfolio)
     assert verdict.code == 0, verdict
+    # The file may hold more than the model, so its digest is not published even though the model is.
+    assert mentions(released.folder, digest(tmp_path / "runs" / str(released.certificate.drawn) / "model.pt")) == []
+    (tmp_path / "runs" / str(released.certificate.drawn) / "model.pt").write_bytes(
+        (tmp_path / "runs" / str(released.certificate.drawn) / "model.pt").read_bytes() + b"more"
+    )
+    assert any("is not the file that was released from" in text for text in verify(released.folder, portfolio=portfolio).broken)
 
 
 def test_a_drawn_model_is_copied_as_it_is(tmp_path: Path) -> None:

@@ -151,12 +151,22 @@ def _folders(portfolio: Portfolio, out: Path) -> dict[str, Path]:
     require_absent(out)
     folders = {}
     for model in portfolio.models:
-        if not model.name.isprintable():
-            raise PortfolioError(f"model {model.name!r}: its name is no plain text, as certificates need it; rename its folder")
+        if not _is_text(model.name):
+            raise PortfolioError(
+                f"model {model.name!r}: its name is no valid text, so it cannot be certified; rename its folder"
+            )
         if model.folder is None:
             raise PortfolioError(f"model {model.name!r} has no folder: load the portfolio from disk to release from it")
         folders[model.name] = model.folder
     return folders
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # the name of a folder may be any bytes
+        return False
+    return True
 
 
 def _check_choice(portfolio: Portfolio, choice: Choice, merge: Merge, dependent: bool, ledger: Ledger | None) -> None:
@@ -278,7 +288,10 @@ class _Making:
         return {"number": self.entry.number, "entry": self.entry.hash, "epsilon": total["epsilon"], "delta": total["delta"]}
 
     def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
-        """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5)."""
+        """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5).
+
+        A PyTorch file may hold more than the model, an optimizer's state or a generator's, which no guarantee covers.
+        """
         covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in _COVERS_INPUTS
         inputs: dict[str, Any] = {}
         openings: dict[str, dict[str, Opening]] = {}
@@ -286,11 +299,10 @@ class _Making:
             if name not in choice.form.weights:  # the base model, which is public and stands with the merge
                 continue
             inputs[name] = dict(files)
-            if covered:
-                continue
             for file, digest in files.items():
-                public, openings.setdefault(name, {})[file] = commit(digest)
-                inputs[name][file] = public.model_dump(mode="json")
+                if not covered or not file.endswith((".safetensors", ".json")):
+                    public, openings.setdefault(name, {})[file] = commit(digest)
+                    inputs[name][file] = public.model_dump(mode="json")
         return inputs, openings
 
     def _keep(self, openings: dict[str, dict[str, Opening]], certificate: Certificate) -> list[str]:
