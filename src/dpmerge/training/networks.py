@@ -1,0 +1,128 @@
+"""Networks for private training: no batch normalisation (it mixes examples, so no example has a gradient of its own).
+
+Group normalisation takes its place, with 32 groups where the channels allow it: what Opacus' `ModuleValidator.fix` puts there.
+"""
+
+# torch is not installed where the types are checked, so its classes are Any there.
+# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class ResidualBlock(nn.Module):
+    """Convolution, normalisation, ReLU, twice, around a shortcut (He et al. 2016): the block of ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _convolution(inputs, outputs, stride)
+        self.norm1 = group_norm(outputs)
+        self.conv2 = _convolution(outputs, outputs)
+        self.norm2 = group_norm(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), group_norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class PreactivatedBlock(nn.Module):
+    """Normalisation and ReLU before each convolution: the block of wide residual networks (Zagoruyko and Komodakis 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = group_norm(inputs)
+        self.conv1 = _convolution(inputs, outputs, stride)
+        self.norm2 = group_norm(outputs)
+        self.conv2 = _convolution(outputs, outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        active = torch.relu(self.norm1(x))
+        y = self.conv2(torch.relu(self.norm2(self.conv1(active))))
+        return y + (x if self.shortcut is None else self.shortcut(active))
+
+
+def resnet18(classes: int = 10) -> nn.Module:
+    """ResNet-18 as the literature adapts it to 32×32 images: a 3×3 first convolution with stride 1, no max-pooling."""
+    layers = [_convolution(3, 64), group_norm(64), nn.ReLU()]
+    inputs = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
+        inputs = outputs
+    return _initialised(nn.Sequential(*layers, *_head(512, classes)))
+
+
+def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10) -> nn.Module:
+    """WRN-depth-width; WRN-16-4 is the usual network of private training on CIFAR-10."""
+    blocks = (depth - 4) // 6
+    layers = [_convolution(3, 16)]
+    inputs = 16
+    for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
+        for index in range(blocks):
+            layers.append(PreactivatedBlock(inputs, outputs, stride if index == 0 else 1))
+            inputs = outputs
+    return _initialised(nn.Sequential(*layers, group_norm(inputs), nn.ReLU(), *_head(inputs, classes)))
+
+
+def small_cnn(channels: int = 3, classes: int = 10) -> nn.Module:
+    """Two convolutions and one linear layer: for quick runs and tests."""
+    return _initialised(
+        nn.Sequential(
+            nn.Conv2d(channels, 16, 3, 2, 1),
+            group_norm(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, 2, 1),
+            group_norm(32),
+            nn.ReLU(),
+            *_head(32, classes),
+        )
+    )
+
+
+def mlp(features: int, hidden: int = 128, classes: int = 10) -> nn.Module:
+    """One hidden layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"resnet18": resnet18, "wrn-16-4": wide_resnet, "small-cnn": small_cnn}
+
+
+def from_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A network whose first parameters come from `seed` alone: public, so that many runs may start from one point.
+
+    This seed decides nothing else: noise and batches of private training have generators of their own.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Group normalisation with 32 groups, or fewer where 32 does not divide the channels."""
+    return nn.GroupNorm(math.gcd(32, channels), channels)
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
+    return nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+
+
+def _head(channels: int, classes: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+
+
+def _initialised(network: nn.Module) -> nn.Module:
+    """Convolutions as in torchvision's ResNets; everything else as torch has it."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network

@@ -1,0 +1,165 @@
+"""Private training of networks: clipping against every example by itself, noise, batches, records, and the quick experiment."""
+
+# torch is not installed everywhere the types are checked, so what comes from it is Any there.
+# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpmerge.errors import TrainingError
+from dpmerge.profiles.runs import run_profile
+from dpmerge.records import Model, Portfolio, Record
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("opacus", reason="Opacus is not installed")
+
+from dpmerge.experiments import cifar10, cifar10_settings  # noqa: E402
+from dpmerge.training import networks, private_sgd  # noqa: E402
+
+Recipe = private_sgd.Recipe
+QUIET = Recipe(steps=1, rate=1.0, learning_rate=1.0, clip=1.0, noise_multiplier=0.0)
+
+
+def images(count: int, side: int = 8) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, side, side, generator=generator), torch.randint(0, 10, (count,), generator=generator)
+
+
+def by_hand(network: Any, examples: Any, labels: Any, clip: float) -> list[Any]:
+    """The sum of clipped gradients, every example's computed by itself."""
+    total = [torch.zeros_like(parameter) for parameter in network.parameters()]
+    for x, y in zip(examples, labels, strict=True):
+        loss = torch.nn.functional.cross_entropy(network(x[None]), y[None])
+        gradient = torch.autograd.grad(loss, list(network.parameters()))
+        norm = math.sqrt(sum(float((part.double() ** 2).sum()) for part in gradient))
+        total = [whole + part * min(1.0, clip / norm) for whole, part in zip(total, gradient, strict=True)]
+    return total
+
+
+@pytest.mark.parametrize("build", [networks.resnet18, networks.wide_resnet, networks.small_cnn, lambda: networks.mlp(192)])
+@pytest.mark.parametrize("clip", [1.0, 1000.0])
+def test_sums_of_clipped_gradients_are_those_of_every_example(build: Any, clip: float) -> None:
+    examples, labels = images(4)
+    network = networks.from_seed(build, 1)
+    expected = by_hand(network, examples, labels, clip)
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    recipe = Recipe(steps=1, rate=1.0, learning_rate=1.0, clip=clip, noise_multiplier=0.0)
+    private_sgd.train(network, examples, labels, recipe, "d", "r", micro_batch=3)
+    for old, new, total in zip(before, network.parameters(), expected, strict=True):
+        assert torch.allclose(old - new, total / 4, rtol=1e-3, atol=2e-6 * max(1.0, float(total.abs().max())))
+
+
+def test_noise_has_the_stated_size() -> None:
+    examples, labels = images(10)
+    quiet = private_sgd.train(networks.from_seed(lambda: networks.mlp(192), 1), examples, labels, QUIET, "d", "r")
+    loud = Recipe(steps=1, rate=1.0, learning_rate=1.0, clip=2.0, noise_multiplier=3.0)
+    noisy = private_sgd.train(networks.from_seed(lambda: networks.mlp(192), 1), examples, labels, loud, "d", "r")
+    noise = (noisy[0].state["1.weight"] - quiet[0].state["1.weight"]).numpy()
+    deviation = 3.0 * 2.0 / 10
+    assert noise.std() == pytest.approx(deviation, rel=0.03)  # 24,576 numbers: 0.03 is six of its deviations
+    assert abs(noise.mean()) < 0.2 / 10 + 5 * deviation / np.sqrt(noise.size)
+
+
+def test_batches_are_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(network: Any, examples: Any, labels: Any, clip: float) -> list[Any]:
+        sizes.append(len(labels))
+        return [torch.zeros_like(parameter) for parameter in network.parameters()]
+
+    monkeypatch.setattr(private_sgd, "clipped_sums", counted)
+    examples, labels = images(200, side=1)
+    recipe = Recipe(steps=2000, rate=0.3, learning_rate=0.1, clip=1.0, noise_multiplier=0.0)
+    private_sgd.train(networks.mlp(3, 2), examples, labels, recipe, "d", "r")
+    assert np.mean(sizes) == pytest.approx(60, abs=5 * np.sqrt(42 / 2000))
+    assert np.var(sizes) == pytest.approx(42, rel=0.2)  # variance of a variance: 0.2 is six of its deviations
+
+
+def test_an_empty_batch_is_noise_alone() -> None:
+    examples, labels = images(3)
+    recipe = Recipe(steps=3, rate=1e-9, learning_rate=0.1, clip=1.0, noise_multiplier=1.0)
+    trained = private_sgd.train(networks.mlp(192, 4), examples, labels, recipe, "d", "r")
+    assert torch.isfinite(trained[-1].state["1.weight"]).all()
+
+
+def test_records_of_checkpoints_continue_each_other(tmp_path: Path) -> None:
+    examples, labels = images(40)
+    recipe = Recipe(steps=9, rate=0.25, learning_rate=0.5, clip=1.5, noise_multiplier=1.1)
+    trained = private_sgd.train(networks.mlp(192, 4), examples, labels, recipe, "some-data", "one-run", keep=(3, 6))
+    again = private_sgd.train(networks.mlp(192, 4), examples, labels, recipe, "some-data", "another")
+    assert [point.steps for point in trained] == [3, 6, 9]
+    assert not torch.equal(trained[0].state["1.weight"], trained[1].state["1.weight"])
+    for name, point in zip(["a", "b", "c", "d"], [*trained, *again], strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text(point.record.model_dump_json(by_alias=True))
+    portfolio = Portfolio.load(tmp_path)
+    stated = json.loads((tmp_path / "b" / "record.json").read_text())["mechanism"]
+    assert stated["phases"][0]["steps"] == 6 and stated["expected_batch"] == 10.0
+    assert (stated["noise_multiplier"], stated["clip"], stated["clipping"], stated["smoothness"]) == (1.1, 1.5, "flat", None)
+    assert stated["sampling"] == {"scheme": "poisson", "rate": 0.25}
+    first, *_, other = (model.mechanism for model in portfolio.models)
+    assert first.noise_fingerprint != other.noise_fingerprint and first.sampler_fingerprint != other.sampler_fingerprint
+    epsilons = [run_profile(model).profile.epsilon(1e-5) for model in portfolio.models]
+    assert epsilons[0] < epsilons[1] < epsilons[2] == epsilons[3]
+
+
+def test_what_cannot_be_run_is_one_line() -> None:
+    with pytest.raises(TrainingError, match="no device of torch"):
+        private_sgd.device("abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(TrainingError, match="no CUDA GPU"):
+            private_sgd.device("cuda")
+    examples, labels = images(4)
+    with pytest.raises(TrainingError, match="GroupNorm for BatchNorm"):
+        private_sgd.train(torch.nn.BatchNorm2d(3), examples, labels, QUIET, "d", "r")
+    wild = Recipe(steps=3, rate=1.0, learning_rate=1e38, clip=1e3, noise_multiplier=9.0)
+    with pytest.raises(TrainingError, match="smaller learning rate"):
+        private_sgd.train(networks.mlp(192, 4), examples, labels, wild, "d", "r")
+
+
+def test_the_experiments_noise_is_the_least_below_the_bounds() -> None:
+    def epsilon(sigma: float) -> float:
+        steps = cifar10_settings.Size().epochs * math.ceil(50_000 / 256)
+        recipe = Recipe(steps=steps, rate=256 / 50_000, learning_rate=0.1, clip=1.0, noise_multiplier=sigma)
+        record = private_sgd.record(recipe, steps, 256.0, "d", "r", "n", "s")
+        return run_profile(Model("m", record)).profile.epsilon_by_renyi(1e-5, "paper")
+
+    for bound, sigma in cifar10_settings.NOISE_FOR_EPSILON.items():
+        assert epsilon(sigma) < bound < epsilon(sigma - 0.001)
+
+
+def test_grids_hold_the_models_alone() -> None:
+    assert len(cifar10_settings.grid(3, 0.1)) == 66
+    for models in (3, 4):
+        rows = cifar10_settings.grid(models, 0.1)
+        assert all(sum(row) == pytest.approx(1, abs=1e-12) for row in rows)
+        assert all([float(k == i) for k in range(models)] in rows for i in range(models))
+
+
+def test_the_quick_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    data = {f"x_{part}": rng.integers(0, 256, (count, 32, 32, 3), np.uint8) for part, count in (("train", 400), ("test", 100))}
+    data |= {f"y_{part}": rng.integers(0, 10, count, np.uint8) for part, count in (("train", 400), ("test", 100))}
+    np.savez(tmp_path / "cifar10.npz", **data)  # type: ignore[arg-type]
+    options = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--quick"]
+    cifar10.main([*options, "--only", "checkpoints,pretrained"])
+    assert "checkpoints: done" in capsys.readouterr().out
+    run = json.loads((tmp_path / "out" / "eps10-lr0.04-c1.json").read_text())
+    records = [Record.parse(json.dumps(point["record"])) for point in run["checkpoints"]]
+    assert [record.mechanism.steps for record in records] == [20, 30, 40]  # type: ignore[union-attr]
+    merged = json.loads((tmp_path / "out" / "checkpoints.json").read_text())
+    alone = next(point for point in merged["points"] if point["weights"] == [0.0, 1.0, 0.0])
+    assert alone["accuracy"] == run["checkpoints"][1]["accuracy"]
+    cifar10.main([*options, "--only", "checkpoints"])  # nothing left to do
+    assert capsys.readouterr().out == ""
+    with pytest.raises(TrainingError, match="no run or merge is called"):
+        cifar10.main([*options, "--only", "everything"])
+    with pytest.raises(TrainingError, match="cannot be read"):
+        cifar10.main(["--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "o")])
