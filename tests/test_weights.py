@@ -17,6 +17,7 @@ from dpmerge.profiles.gaussian import gaussian_delta
 from dpmerge.profiles.profile import Profile
 from dpmerge.records import Portfolio
 from dpmerge.rules import Selection
+from dpmerge.rules.guarantee import round_up
 from dpmerge.rules.tempered import Tempered
 from dpmerge.weights import FeasibleSet, Utilities, plan, selection_optimum
 from dpmerge.weights.optimum import pld_optimum, renyi_optimum
@@ -254,3 +255,13 @@ def test_profiles_are_shared_by_both_accountants() -> None:
     found = selection_optimum(profiles, [0.1, 0.2], 1.0, 1e-5, "rdp")
     assert found is not None
     assert found.utility == pytest.approx(0.2)
+
+
+def test_whole_numbers_and_absurd_targets_are_answered() -> None:
+    portfolio = gaussians([0.5, 1.0])
+    assert plan(portfolio, epsilon=2, delta=1e-5).best == plan(portfolio, epsilon=2.0, delta=1e-5).best
+    open_model = builders.model("n", {"kind": "non-private"})
+    sampled = builders.portfolio(builders.dp_sgd("a", sigma=1.0, sampling=0.1, steps=20), open_model)
+    far = plan(sampled, epsilon=2e4, delta=1e-5, kappa=0.5, utility={"a": 0.5, "n": 0.9})
+    assert far.best is not None
+    assert round_up(1e308) == "∞"

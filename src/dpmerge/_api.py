@@ -77,12 +77,27 @@ def merge(
     )
 
 
-def verify(folder: str | Path, *, portfolio: Portfolio | None = None, ledger: str | Path | None = None) -> Verdict:
-    """Recheck a release from its files, and from the private portfolio and the ledger if they are given."""
-    from dpmerge.release import Ledger
+def verify(
+    folder: str | Path,
+    *,
+    portfolio: Portfolio | None = None,
+    ledger: str | Path | None = None,
+    trust: str | Path | None = None,
+    base: str | Path | None = None,
+    method: str | None = None,
+) -> Verdict:
+    """Recheck a release from its files, and from the private portfolio, the ledger and a public key if they are given."""
+    from dpmerge.release import Ledger, trusted_key
     from dpmerge.release.verify import verify as recheck
 
-    return recheck(Path(folder), portfolio=portfolio, ledger=None if ledger is None else Ledger(ledger))
+    return recheck(
+        Path(folder),
+        portfolio=portfolio,
+        ledger=None if ledger is None else Ledger(ledger),
+        trust=None if trust is None else trusted_key(Path(trust)),
+        base=None if base is None else Path(base),
+        method=method,
+    )
 
 
 def example_portfolio() -> Path:

@@ -151,6 +151,7 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     last = min(most, math.ceil(top / interval) + 1)
     if last >= most:
         last, cut = most, 0.0
+    first = min(first, last)  # a question beyond every loss: one point still says so
     size = fft.next_fast_len(max(last - first + 1, 2), real=True)
     if size > _MAX_WINDOW:
         raise GridTooLarge(f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or --by rdp")

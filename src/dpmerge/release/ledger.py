@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -95,6 +96,7 @@ class Ledger:
             content = {
                 "kind": "release",
                 "at": _now(),
+                "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
                 "by": this_process(),
                 "out": planned.out,
                 **planned.content(),

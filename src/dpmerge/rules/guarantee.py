@@ -64,7 +64,7 @@ def round_up(value: float, digits: int = 4) -> str:
     >>> round_up(2.00001)
     '2.0001'
     """
-    if not math.isfinite(value):
+    if not math.isfinite(value * 10**digits):
         return "∞"
     return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
 

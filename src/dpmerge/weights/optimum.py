@@ -49,7 +49,7 @@ def selection_optimum(
     question = {
         "selection optimum": [repr(profile) for profile in profiles],
         "utilities": [value.hex() for value in values.tolist()],
-        "asked": [epsilon.hex(), delta.hex(), by, conversion, code_fingerprint("weights")],
+        "asked": [float(epsilon).hex(), float(delta).hex(), by, conversion, code_fingerprint("weights")],
     }
     answer = remembered(question, solve)
     return None if answer is None else Optimum(tuple(answer[0]), *answer[1:])

@@ -106,8 +106,8 @@ def plan(
     Target(delta=delta)
     planner = _Planner(
         portfolio=portfolio,
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=float(epsilon),
+        delta=float(delta),
         given=utility,
         rules=tuple(rules),
         by=by,
