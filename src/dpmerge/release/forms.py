@@ -17,6 +17,8 @@ from dpmerge.rules.validation import Validated, Validation
 
 RuleName = Literal["selection", "tempered", "combination", "joint"]
 DRAWS: tuple[RuleName, ...] = ("selection", "tempered")
+# Guarantees that cover every model with weight as it is: digests of the inputs may then be published.
+COVERS_INPUTS = ("joint-release", "single-run")
 
 
 def _exact(text: str) -> str:

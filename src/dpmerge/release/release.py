@@ -32,14 +32,13 @@ from dpmerge.release.certificate import (
 )
 from dpmerge.release.choice import Choice
 from dpmerge.release.commitment import Opening, Openings, commit
+from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
 from dpmerge.rules.releases import Exposure, coupled_outcomes
 from dpmerge.weights.draw import secure_draw
 
-# Guarantees that cover every model with weight as it is: digests of the inputs may then be published.
-_COVERS_INPUTS = {"joint-release", "single-run"}
 _DEEPEST = -700.0  # e^{−700} is still a normal number; the larger of two monotone functions is monotone
 _DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
 _NO_LEDGER = "no ledger: releases from this data are not being added up"
@@ -292,7 +291,7 @@ class _Making:
 
         A PyTorch file may hold more than the model, an optimizer's state or a generator's, which no guarantee covers.
         """
-        covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in _COVERS_INPUTS
+        covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
         inputs: dict[str, Any] = {}
         openings: dict[str, dict[str, Opening]] = {}
         for name, files in report.inputs.items():

@@ -15,13 +15,12 @@ from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Model, Portfolio, Record
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.chain import Entry
-from dpmerge.release.forms import RuleForm
+from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.releases import Exposure, Releases
 from dpmerge.rules.validation import Validated, Validation
 
 SCHEMA = 1
-_COVERS_INPUTS = ("joint-release", "single-run")  # guarantees with which digests of the inputs are published
 _DRAWING = 1e-12  # above the rounding of one noisy choice's odds, as for a single one (rules/validation.py)
 
 
@@ -94,7 +93,7 @@ class Planned:
     def _shows_inputs(self) -> bool:
         """Whether a certificate carries digests of models averaged, which another bound on their average does not cover."""
         pairs = zip(self.forms, self.guarantees, strict=False)
-        return any(form.rule == "combination" and one.theorem in _COVERS_INPUTS for form, one in pairs)
+        return any(form.rule == "combination" and one.theorem in COVERS_INPUTS for form, one in pairs)
 
 
 def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule]:
