@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CheckpointError
+from dpmerge.records.strict import refuse_duplicates
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
@@ -47,13 +48,9 @@ def file_inside(folder: Path, name: str, where: str) -> Path:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
+    for key, _ in pairs:
         key.encode()  # half a surrogate pair is text that no file can hold again
-        if key in found:
-            raise ValueError(f"the key {key!r} appears twice")
-        found[key] = value
-    return found
+    return refuse_duplicates(pairs)
 
 
 def _no_constant(text: str) -> None:

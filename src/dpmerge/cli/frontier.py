@@ -20,7 +20,7 @@ from dpmerge.cli.options import (
     check_smoothness,
     shuffle_treatment,
 )
-from dpmerge.cli.pictures import ClusterOption, JobsOption, finite_or_null, parse_targets, workers, write_document
+from dpmerge.cli.pictures import ClusterOption, JobsOption, parse_targets, workers, write_document
 from dpmerge.cli.progress import show_progress
 
 
@@ -61,6 +61,7 @@ def frontier(
     """
     from dpmerge.cli.output import print_json
     from dpmerge.errors import UtilityError
+    from dpmerge.figures.writing import finite_or_null
     from dpmerge.records import Portfolio
     from dpmerge.weights import Utilities
     from dpmerge.weights.frontier import frontier as make_frontier

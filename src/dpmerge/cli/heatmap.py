@@ -18,7 +18,7 @@ from dpmerge.cli.options import (
     check_smoothness,
     shuffle_treatment,
 )
-from dpmerge.cli.pictures import ClusterOption, JobsOption, finite_or_null, workers, write_document
+from dpmerge.cli.pictures import ClusterOption, JobsOption, workers, write_document
 
 
 def heatmap(
@@ -39,6 +39,7 @@ def heatmap(
     A run that was killed continues from the finished points in the output folder.
     """
     from dpmerge.cli.output import print_json
+    from dpmerge.figures.writing import finite_or_null
     from dpmerge.records import Portfolio
     from dpmerge.weights.heatmap import heatmap as make_heatmap
     from dpmerge.weights.points import Accounting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,26 +35,14 @@ def workers(folder: Path, title: str, cluster: str | None, jobs: int) -> Iterato
 def write_document(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
     """The document as JSON (infinities as null), then as pictures; each file appears whole."""
     from dpmerge.figures import draw
+    from dpmerge.figures.writing import finite_or_null, write_json
 
     plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".svg", ".html")]
-    temporary = paths[0].with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(paths[0])
+    write_json(plain, paths[0])
     for path in paths[1:]:
         draw(plain, path)
     return paths
-
-
-def finite_or_null(value: Any) -> Any:
-    """Plain data with null for what is not finite: strict JSON has no infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: finite_or_null(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_null(item) for item in value]
-    return value
 
 
 def parse_targets(text: str) -> list[float]:

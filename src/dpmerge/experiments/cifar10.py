@@ -134,9 +134,7 @@ def private_run(task: Task, name: str) -> None:
     for point in trained:
         network.load_state_dict(point.state)
         checkpoints.append(
-            {"epoch": point.steps // per_epoch, "steps": point.steps}
-            | task.score(network)
-            | {"record": json.loads(point.record.model_dump_json(by_alias=True))}
+            {"epoch": point.steps // per_epoch, "steps": point.steps} | task.score(network) | {"record": point.record.as_dict()}
         )
     torch.save({point.steps // per_epoch: point.state for point in trained}, task.states / f"{name}.pt")
     task.write(

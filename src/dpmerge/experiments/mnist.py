@@ -25,7 +25,6 @@ from dpmerge.weights.frontier import frontier
 from dpmerge.weights.heatmap import heatmap
 from dpmerge.weights.points import Accounting, Point
 from dpmerge.weights.simplex import simplex_grid
-from dpmerge.weights.utility import Utilities
 
 DELTA = 1e-5
 _MEAN, _DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, which are public statistics by now
@@ -40,6 +39,17 @@ class Setting:
     norm_bound: float
     normalise: bool
     recipes: dict[str, Recipe]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The accuracies that were measured where the models were trained, as a scorer."""
+
+    known: dict[Point, float]
+    fingerprint: str
+
+    def __call__(self, weights: Point) -> float:
+        return self.known[weights]
 
 
 def papers() -> Setting:
@@ -101,7 +111,6 @@ def _run(name: str, setting: Setting, options: Options, heatmaps: bool = False) 
         points = [tuple(row) for row in grid.tolist()]
         known = dict(zip(points, scores["mean"], strict=True))
         corners = [known[tuple(1.0 if i == j else 0.0 for j in range(3))] for i in range(3)]
-        utility = Utilities(tuple(corners), "after-looking", f"mean test accuracy over {options.seeds} seeds")
         result.numbers = {
             "weights": grid.tolist(),
             "test accuracy of averages": scores,
@@ -112,8 +121,11 @@ def _run(name: str, setting: Setting, options: Options, heatmaps: bool = False) 
         here = partial(run_all, jobs=options.jobs)
         step = 0.25 if options.quick else 0.1
         targets = np.geomspace(0.15, 12, 60).tolist()
-        drawn = frontier(portfolio, accounting=accounting, epsilons=targets, utility=utility, step=step, run=_keyed(here))
-        result.pictures["frontier"] = _with_measured(drawn, portfolio, known)
+        scorer = _Measured(known, name)
+        drawn = frontier(portfolio, accounting=accounting, epsilons=targets, scorer=scorer, step=step, run=_keyed(here))
+        source = f"mean test accuracy over {options.seeds} seeds"
+        labels = {"utility_label": "test accuracy", "utilities_source": source, "warning": _CHOSEN_BY_TEST}
+        result.pictures["frontier"] = {**drawn, **labels}
         if heatmaps:
             for label, assumed in (("proved", None), ("formula", 0.0)):
                 result.pictures[f"heatmap-{label}"] = heatmap(
@@ -177,7 +189,7 @@ def _merges(
     for point in points:
         if point[last] < 0.5 or point[last] == 1:
             continue
-        weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
+        weights = portfolio.weights_in_order(point)
         rows.append(
             {
                 "weights": list(point),
@@ -189,20 +201,3 @@ def _merges(
             }
         )
     return rows
-
-
-def _with_measured(document: dict[str, Any], portfolio: Portfolio, known: dict[Point, float]) -> dict[str, Any]:
-    """The frontier with measured accuracies of averages instead of interpolated ones."""
-    for curve in document["curves"]:
-        if curve["rule"] != "combination":
-            continue
-        best = -math.inf
-        for point in curve["points"]:
-            point["utility"] = known[tuple(point["weights"][name] for name in portfolio.names)]
-            point["utility_kind"] = "measured"
-        curve["points"].sort(key=lambda point: (point["epsilon"], -point["utility"]))
-        for point in curve["points"]:
-            point["on_frontier"] = math.isfinite(point["epsilon"]) and point["utility"] > best
-            best = max(best, point["utility"]) if math.isfinite(point["epsilon"]) else best
-    document |= {"utility_label": "test accuracy", "warning": _CHOSEN_BY_TEST}
-    return document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -107,27 +106,16 @@ def _rows(images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 def write(result: Result, folder: Path) -> list[Path]:
     """The numbers as JSON, and every picture as PNG and SVG."""
     from dpmerge.figures import draw
+    from dpmerge.figures.writing import finite_or_null, write_json
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{result.name}.json"]
-    temporary = paths[0].with_suffix(".json.tmp")
-    temporary.write_text(json.dumps(_plain(result.as_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    temporary.replace(paths[0])
+    write_json(result.as_dict(), paths[0])
     for name, document in result.pictures.items():
         for suffix in (".png", ".svg"):
             paths.append(folder / f"{result.name}-{name}{suffix}")
-            draw(_plain(document), paths[-1])
+            draw(finite_or_null(document), paths[-1])
     return paths
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _software() -> dict[str, str]:

@@ -86,6 +86,10 @@ class Portfolio:
             if name not in self.names:
                 raise error(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, self.names))}")
 
+    def weights_in_order(self, values: Iterable[float]) -> Weights:
+        """Weights given as numbers, one for each model in order."""
+        return self.weights(dict(zip(self.names, values, strict=True)))
+
     def weights(self, given: Mapping[str, float]) -> Weights:
         """Check weights against this portfolio; a model that is not named has weight 0."""
         return Weights.over(self, given)

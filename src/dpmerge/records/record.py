@@ -6,7 +6,7 @@ This is a public format (schema 1). `dpmerge schema` prints it as JSON Schema, a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -157,6 +157,10 @@ class Record(Strict):
     dataset: Annotated[str, Field(min_length=1)]
     adjacency: Adjacency
     mechanism: Mechanism
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as its file has it."""
+        return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
     def load(cls, path: Path) -> Record:

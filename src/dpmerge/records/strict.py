@@ -35,7 +35,7 @@ def load_strict(form: type[Form], path: Path, error: type[DpmergeError], if_miss
 def parse_strict(form: type[Form], text: str, source: str, error: type[DpmergeError]) -> Form:
     """Validate JSON text; `source` names it in errors."""
     try:
-        json.loads(text, object_pairs_hook=_refuse_duplicates)
+        json.loads(text, object_pairs_hook=refuse_duplicates)
         return form.model_validate_json(text)
     except ValidationError as fault:
         raise error(f"{source}: {_first_fault(fault)}") from None
@@ -60,12 +60,14 @@ def named_numbers(text: str, what: str, error: type[DpmergeError]) -> dict[str, 
     return given
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as it is read, in which no field stands twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
             raise ValueError(f"the field {key!r} appears twice")
-    return dict(pairs)
+        found[key] = value
+    return found
 
 
 _KINDS = {"dp-sgd", "gaussian", "dp-ftrl", "approx-dp", "rdp", "non-private"}

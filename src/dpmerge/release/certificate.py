@@ -232,7 +232,7 @@ def published(models: Iterable[Model]) -> dict[str, Record]:
 
 def record_digest(record: Record) -> str:
     """The hash of a record's canonical form: white space and order of fields do not matter."""
-    return sha256(canonical(json.loads(record.model_dump_json(by_alias=True))))
+    return sha256(canonical(record.as_dict()))
 
 
 def draft(content: dict[str, Any]) -> Certificate:

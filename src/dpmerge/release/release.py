@@ -37,9 +37,8 @@ from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
 from dpmerge.rules.releases import Exposure, coupled_outcomes
-from dpmerge.weights.draw import secure_draw
+from dpmerge.weights.draw import DEEPEST, secure_draw
 
-_DEEPEST = -700.0  # e^{−700} is still a normal number; the larger of two monotone functions is monotone
 _DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
 _NO_LEDGER = "no ledger: releases from this data are not being added up"
 
@@ -137,7 +136,7 @@ def draw(choice: Choice) -> str:
         assert choice.form.kappa is not None
         assert choice.scores is not None
         kappa, best = float.fromhex(choice.form.kappa), max(choice.scores)
-        tilts = [math.exp(max(kappa * (score - best), _DEEPEST)) for score in choice.scores]
+        tilts = [math.exp(max(kappa * (score - best), DEEPEST)) for score in choice.scores]
         odds = [odd * Fraction(tilt) for odd, tilt in zip(odds, tilts, strict=True)]
     return choice.weights.portfolio.names[secure_draw(odds)]
 

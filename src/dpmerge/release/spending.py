@@ -14,14 +14,15 @@ from dpmerge.errors import AccountingError, LedgerError
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Model, Portfolio, Record
 from dpmerge.release.canonical import canonical, sha256
+from dpmerge.release.certificate import record_digest
 from dpmerge.release.chain import Entry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules.tempered import DRAWING
 from dpmerge.rules.validation import Validated, Validation
 
 SCHEMA = 1
-_DRAWING = 1e-12  # above the rounding of one noisy choice's odds, as for a single one (rules/validation.py)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Planned:
         return {
             "forms": [form.renamed(names).model_dump(mode="json") for form in self.forms],
             "names": {names[model.name]: model.name for model in models},
-            "records": {names[model.name]: json.loads(model.record.model_dump_json(by_alias=True)) for model in models},
+            "records": {names[model.name]: model.record.as_dict() for model in models},
             "exposure": [[str(p), sorted(names[name] for name in members)] for p, members in exposure.outcomes],
             "as_joint": self.dependent or self._shows_inputs,
         }
@@ -139,7 +140,7 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
         if not one.disjoint:
             rule = Validated(rule, Validation(one.records, False), float.fromhex(one.epsilon))
     if any(one.disjoint for one in paid):
-        costs = math.fsum(float.fromhex(one.epsilon) + _DRAWING for one in paid)
+        costs = math.fsum(float.fromhex(one.epsilon) + DRAWING for one in paid)
         rule = Validated(rule, Validation(max(one.records for one in paid), True), costs)
     return rule
 
@@ -153,8 +154,7 @@ def _identities(portfolio: Portfolio) -> dict[str, str]:
                 f"model {model.name!r}: its record has no run id, so a ledger cannot tell whether two releases are of one run; "
                 "add a run to the record"
             )
-        record = sha256(canonical(json.loads(model.record.model_dump_json(by_alias=True))))
-        identity = f"{model.mechanism.run}@{record[:16]}"
+        identity = f"{model.mechanism.run}@{record_digest(model.record)[:16]}"
         # Two models of one run at one step count once by their run, but need a name each.
         names[model.name] = f"{identity}#{model.name}" if identity in names.values() else identity
     return names

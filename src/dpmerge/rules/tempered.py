@@ -18,7 +18,7 @@ from dpmerge.profiles.solve import smallest_epsilon
 from dpmerge.records import Weights
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, answer
 
-_DRAWING = 1e-12  # above the rounding of the exponentials by which models are drawn
+DRAWING = 1e-12  # above the rounding of the exponentials by which models are drawn
 
 
 class Tempered(Rule):
@@ -32,7 +32,7 @@ class Tempered(Rule):
         self.weights = weights
         self.kappa = kappa
         runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
-        self._parts = [(*_tilt(weight, kappa + _DRAWING), run.profile) for weight, run in runs]
+        self._parts = [(*_tilt(weight, kappa + DRAWING), run.profile) for weight, run in runs]
         self._assumptions, self._conditional = gathered(run for _, run in runs)
 
     def delta(self, epsilon: float) -> float:

@@ -13,10 +13,8 @@ from dpmerge.errors import TargetError
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.records import Adjacency
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target
+from dpmerge.rules.tempered import DRAWING
 from dpmerge.rules.theorems import THEOREMS
-
-# Above the rounding of the exponentials by which a noisy choice is drawn.
-_DRAWING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Validated(Rule):
         self.weights = rule.weights
         self._rule = rule
         self._validation = validation
-        self._epsilon = epsilon + _DRAWING
+        self._epsilon = epsilon + DRAWING
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         own = self._epsilon

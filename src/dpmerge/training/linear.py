@@ -7,7 +7,6 @@ example, so the record can state the loss' smoothness, and whether clipping ever
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import secrets
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.training.randomness import fingerprint, fresh_generator
 
 Loss = Literal["softmax", "logistic"]
 Tensors = dict[str, npt.NDArray[np.float32]]
@@ -124,8 +124,8 @@ def train(
         raise TrainingError(f"checkpoints must lie between 1 and {recipe.steps} steps; asked for {wanted}")
     outputs = _outputs(recipe.loss, classes)
     targets = _targets(labels, classes, outputs, len(features))
-    noise, sampler = _fresh_generator(), _fresh_generator()
-    fingerprints = (_fingerprint(noise), _fingerprint(sampler))
+    noise, sampler = fresh_generator(), fresh_generator()
+    fingerprints = (fingerprint(noise), fingerprint(sampler))
     identity = run or f"linear-{secrets.token_hex(8)}"
     expected = float(len(features)) if recipe.rate is None else recipe.rate * len(features)
     norms = np.linalg.norm(features, axis=1)
@@ -231,11 +231,3 @@ def _record(
     }
     content = {"schema": 1, "dataset": dataset, "adjacency": "add-remove", "mechanism": mechanism}
     return Record.parse(json.dumps(content), source=run)
-
-
-def _fresh_generator() -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(secrets.randbits(256)))
-
-
-def _fingerprint(generator: np.random.Generator) -> str:
-    return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:32]

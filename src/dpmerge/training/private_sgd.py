@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.training.randomness import fingerprint, fresh_generator
 
 State = dict[str, Tensor]
 
@@ -74,8 +75,8 @@ def train(
     first state. A batch larger than `micro_batch` is computed in parts; that changes nothing but the memory needed.
     """
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    noise, sampler = GaussianNoise(examples.device), _fresh_generator()
-    fingerprints = (noise.fingerprint, _fingerprint(sampler))
+    noise, sampler = GaussianNoise(examples.device), fresh_generator()
+    fingerprints = (noise.fingerprint, fingerprint(sampler))
     expected = recipe.rate * len(labels)
     trained = []
     try:
@@ -158,9 +159,9 @@ class GaussianNoise:
     def __init__(self, where: torch.device) -> None:
         self._where = where
         self._torch = torch.Generator(where) if where.type == "cuda" else None
-        self._numpy = _fresh_generator()
+        self._numpy = fresh_generator()
         if self._torch is None:
-            self.fingerprint = _fingerprint(self._numpy)
+            self.fingerprint = fingerprint(self._numpy)
         else:
             self._torch.manual_seed(secrets.randbits(64))
             self.fingerprint = hashlib.sha256(self._torch.get_state().numpy().tobytes()).hexdigest()[:32]
@@ -205,11 +206,3 @@ def _exact_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _fresh_generator() -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(secrets.randbits(256)))
-
-
-def _fingerprint(generator: np.random.Generator) -> str:
-    return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:32]

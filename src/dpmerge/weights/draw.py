@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from dpmerge.errors import UtilityError
 
-_DEEPEST = -700.0  # e^{−700} is still a normal number
+DEEPEST = -700.0  # e^{−700} is still a normal number; the larger of two monotone functions is monotone
 
 
 def secure_draw(weights: Sequence[float | Fraction]) -> int:
@@ -36,7 +36,7 @@ def noisy_choice_weights(right_answers: Sequence[int], epsilon: float, replace_o
         raise UtilityError(f"the validation set's epsilon is {epsilon}; it must be finite and positive")
     rate = epsilon / 2 if replace_one else epsilon
     largest = max(right_answers)
-    return [math.exp(max(rate * (count - largest), _DEEPEST)) for count in right_answers]
+    return [math.exp(max(rate * (count - largest), DEEPEST)) for count in right_answers]
 
 
 def report_noisy_max(right_answers: Sequence[int], epsilon: float, replace_one: bool = False) -> int:

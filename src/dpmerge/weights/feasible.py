@@ -69,7 +69,7 @@ class FeasibleSet:
     def grid(self, step: float) -> Iterator[Weights]:
         """The feasible points of the simplex grid with this step (a divisor of 1)."""
         for point in simplex_grid(len(self.portfolio.names), step).tolist():
-            weights = self.portfolio.weights(dict(zip(self.portfolio.names, point, strict=True)))
+            weights = self.portfolio.weights_in_order(point)
             if self.contains(weights):
                 yield weights
 
@@ -82,7 +82,7 @@ class FeasibleSet:
                 break
             drawn = rng.dirichlet(np.ones(len(self.portfolio.names)))
             drawn[int(np.argmax(drawn))] += 1 - drawn.sum()
-            weights = self.portfolio.weights(dict(zip(self.portfolio.names, drawn.tolist(), strict=True)))
+            weights = self.portfolio.weights_in_order(drawn.tolist())
             if self.contains(weights):
                 found.append(weights)
         return found
@@ -93,4 +93,4 @@ def blend(start: Weights, end: Weights, share: float) -> Weights:
     values = [(1 - share) * a + share * b for a, b in zip(start.values, end.values, strict=True)]
     largest = max(range(len(values)), key=values.__getitem__)
     values[largest] = 1 - sum(value for index, value in enumerate(values) if index != largest)
-    return start.portfolio.weights(dict(zip(start.portfolio.names, values, strict=True)))
+    return start.portfolio.weights_in_order(values)

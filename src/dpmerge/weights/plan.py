@@ -312,7 +312,7 @@ class _Planner:
         return self.portfolio.weights({name: 1.0})
 
     def _named(self, values: Sequence[float]) -> Weights:
-        return self.portfolio.weights(dict(zip(self.portfolio.names, values, strict=True)))
+        return self.portfolio.weights_in_order(values)
 
     def _most_private(self) -> str:
         known = {name: g.epsilon for name, g in self.alone.items() if g is not None}

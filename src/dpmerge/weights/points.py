@@ -81,7 +81,7 @@ def _point(
     point: Point,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"score": None if scorer is None else float(scorer(point))}
-    weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
+    weights = portfolio.weights_in_order(point)
     for account in accounts:
         assumed = 0.0 if account == "formula" else accounting.assume_smoothness
         found = {by: _guarantee(weights, assumed, accounting, by) for by in accountants}
