@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmerge.errors import TrainingError
 from dpmerge.experiments.mnist import mnist_full_batch
-from dpmerge.experiments.results import Options, load_images, mean_and_deviation, write
+from dpmerge.experiments.results import Options, mean_and_deviation, write
 
 
 def test_bounded_features_make_averages_cheap_where_runs_couple(tmp_path: Path) -> None:
@@ -31,23 +30,5 @@ def test_bounded_features_make_averages_cheap_where_runs_couple(tmp_path: Path) 
     assert all(path.stat().st_size > 1000 for path in paths[1:])
 
 
-def test_data_that_are_not_there_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="--data"):
-        load_images(None, "mnist")
-    with pytest.raises(TrainingError, match="no such file"):
-        load_images(tmp_path, "mnist")
-    (tmp_path / "mnist.npz").write_bytes(b"not a zip")
-    with pytest.raises(TrainingError, match="not a data set"):
-        load_images(tmp_path, "mnist")
-    np.savez(tmp_path / "mnist.npz", x_train=np.zeros((2, 4), dtype=np.uint8))
-    with pytest.raises(TrainingError, match="not a data set"):
-        load_images(tmp_path, "mnist")
-
-
-def test_images_are_rows_between_0_and_1(tmp_path: Path) -> None:
-    pixels = np.arange(32, dtype=np.uint8).reshape(2, 4, 4)
-    np.savez(tmp_path / "mnist.npz", x_train=pixels, y_train=np.array([1, 2]), x_test=pixels, y_test=np.array([1, 2]))
-    images = load_images(tmp_path, "mnist")
-    assert images.train.shape == (2, 16)
-    assert images.train[0, 15] == pytest.approx(15 / 255)
+def test_deviations_are_those_of_single_runs() -> None:
     assert mean_and_deviation([[1.0, 2.0], [3.0, 2.0]]) == {"mean": [2.0, 2.0], "std": [pytest.approx(2**0.5), 0.0], "runs": 2}

@@ -12,6 +12,7 @@
     ├── CertificateError   a certificate that cannot be made or read
     ├── LedgerError        a ledger that cannot be used, or was tampered with
     │   └── BudgetExceeded     a release that would pass the declared total
+    ├── DataError          a data set that is missing or malformed
     ├── EvaluationError    a score that cannot be measured
     ├── TrainingError      a private training that cannot be run here, or failed
     ├── JobError           many pieces of work that cannot be run, or their results not kept
@@ -75,6 +76,10 @@ class GridTooLarge(UnsupportedMechanism):
 
 class DependentRuns(AccountingError):
     """Two runs share randomness that a theorem needs to be independent."""
+
+
+class DataError(DpmergeError):
+    """A data set that is missing or malformed."""
 
 
 class EvaluationError(DpmergeError):

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.experiments.results import Images, Options, Result, digits_as_images, load_images, mean_and_deviation, timed
+from dpmerge.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge.jobs import run_all
 from dpmerge.records import Model, Portfolio
 from dpmerge.rules import Combination, Joint, Selection
+from dpmerge.tasks.images import Images, digits_as_images, load_images
 from dpmerge.training.linear import Recipe, accuracy, bounded_features, train
 from dpmerge.weights.frontier import frontier
 from dpmerge.weights.heatmap import heatmap

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import TrainingError
-
 
 @dataclass(frozen=True)
 class Options:
@@ -63,44 +61,6 @@ def mean_and_deviation(values: npt.ArrayLike) -> dict[str, Any]:
     array = np.asarray(values, dtype=np.float64)
     spread = array.std(axis=0, ddof=1) if len(array) > 1 else np.zeros(array.shape[1:])
     return {"mean": array.mean(axis=0).tolist(), "std": spread.tolist(), "runs": len(array)}
-
-
-@dataclass(frozen=True)
-class Images:
-    """A data set of images: rows of pixels in [0, 1], and labels."""
-
-    train: npt.NDArray[np.float32]
-    train_labels: npt.NDArray[np.int64]
-    test: npt.NDArray[np.float32]
-    test_labels: npt.NDArray[np.int64]
-
-
-def load_images(folder: Path | None, name: str) -> Images:
-    """`mnist.npz` or `cifar10.npz` from a folder that the user names: x_train, y_train, x_test, y_test."""
-    if folder is None:
-        raise TrainingError(f"this experiment needs {name}.npz: name its folder with --data, or use --quick for the digits")
-    path = folder / f"{name}.npz"
-    if not path.is_file():
-        raise TrainingError(f"{path}: no such file; --data names a folder that holds {name}.npz")
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            arrays = [held[key] for key in ("x_train", "y_train", "x_test", "y_test")]
-    except (OSError, ValueError, KeyError) as fault:
-        raise TrainingError(f"{path}: not a data set of images with x_train, y_train, x_test, y_test: {fault}") from None
-    x_train, y_train, x_test, y_test = arrays
-    return Images(_rows(x_train), y_train.astype(np.int64), _rows(x_test), y_test.astype(np.int64))
-
-
-def digits_as_images() -> Images:
-    """The digits that ship with scikit-learn, for quick runs."""
-    from dpmerge.tasks import digits
-
-    train, test = digits.load()
-    return Images(train.images.astype(np.float32), train.labels, test.images.astype(np.float32), test.labels)
-
-
-def _rows(images: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    return (images.reshape(len(images), -1) / np.float32(255)).astype(np.float32)
 
 
 def write(result: Result, folder: Path) -> list[Path]:
