@@ -2,38 +2,42 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
 DEMO   := build/demo
 
 .PHONY: demo test check bench clean
 
 # Three private models of scikit-learn's digits; the best average for (2, 1e-4), released, entered in a ledger, and verified.
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	@rm -rf $(DEMO)
 	@mkdir -p $(DEMO)
 	$(BIN)/python -m dpmerge.training.digits $(DEMO)/portfolio
 	$(BIN)/dpmerge plan $(DEMO)/portfolio --epsilon 2 --delta 1e-4
+	$(BIN)/dpmerge frontier $(DEMO)/portfolio --delta 1e-4 --evaluate digits --out $(DEMO)/frontier
 	$(BIN)/dpmerge ledger new $(DEMO)/ledger.db --dataset sklearn-digits-train-1437 --epsilon 8.5 --delta 1e-4
 	$(BIN)/dpmerge merge $(DEMO)/portfolio --rule combination --epsilon 2 --delta 1e-4 --ledger $(DEMO)/ledger.db --out $(DEMO)/released
 	$(BIN)/dpmerge verify $(DEMO)/released --portfolio $(DEMO)/portfolio --ledger $(DEMO)/ledger.db
 
-test: $(STAMP)
+test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n auto
 
-check: $(STAMP)
+check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
+bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
-# pip, not uv: only pip finds the CPU build of torch that constraints.txt pins for the torch extra.
-$(STAMP): pyproject.toml constraints.txt
+# pip, not uv: only pip finds the CPU build of torch that constraints.txt pins. The demo does without torch.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,tasks]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	@touch $(STAMP)
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,251 +1,92 @@
-"""`python -m dpmerge.experiments.cifar10 --data DIR --device cuda --out DIR`: private ResNet-18s on CIFAR-10, and their merges.
+"""Private ResNet-18s on CIFAR-10: from scratch (M1 Fig. 4), fine-tuned (M1 Fig. 5, M2 Fig. 3), checkpoints of one (M1 Fig. 6).
 
-Three experiments of the papers on merging private models. From scratch (M1 Fig. 4): 20 epochs, learning rates and clips swept,
-σ for Rényi ε below 10 or 9. From a pretrained network (M1 Fig. 5, M2 Fig. 3): 100 epochs of plain SGD on one half of the data,
-then 3 private epochs on the other. Checkpoints of one run (M1 Fig. 6): after 12, 16 and 20 epochs.
-
-DIR holds `cifar10.npz`. Every finished run and merge is one JSON file in the output folder, and is not done again; tensors
-stay in the folder of `--states`. Noise and batches are fresh for every run; only the first parameters and the split into
-halves come from a seed (the papers' 42), which is public.
+From scratch: 20 epochs in batches of 256, learning rates and clips swept, σ for Rényi ε below 10 or 9. Fine-tuned: 100 epochs
+of plain SGD on one half of the data, then 3 private epochs on the other. Every setting is trained once. What the folder of
+results holds already is not trained again, so numbers and pictures can be made again without a GPU.
 """
-
-# torch is not installed where the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
-import math
-import platform
-import secrets
-import sys
-import time
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.util import find_spec
+import tempfile
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and not (find_spec("torch") and find_spec("opacus")):
-    sys.exit("error: private training of networks needs torch and Opacus; install dpmerge[torch]")
-
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from dpmerge.errors import DpmergeError, TrainingError
-from dpmerge.experiments.cifar10_settings import MERGES, PRETRAINING, QUICK, RUNS, Size, grid, wanted
-from dpmerge.training.networks import NETWORKS, from_seed
-from dpmerge.training.private_sgd import Recipe, State, device, train
-
-SEED = 42
-CHANNEL_MEANS, CHANNEL_DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+from dpmerge.errors import TrainingError
+from dpmerge.experiments.cifar10_settings import MERGES, PRETRAINING, QUICK, RUNS, Size, wanted
+from dpmerge.experiments.merges import DELTA, alone, measured_frontier, side_by_side
+from dpmerge.experiments.results import Options, Result, timed
+from dpmerge.records import Model, Portfolio, Record
 
 
-@dataclass(frozen=True)
-class Task:
-    """The data on the device, the networks' first point, and where results go."""
-
-    size: Size
-    train: tuple[Tensor, Tensor]
-    halves: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-    test: tuple[Tensor, Tensor]
-    where: torch.device
-    out: Path
-    states: Path
-
-    @classmethod
-    def load(cls, data: Path, where: torch.device, size: Size, out: Path, states: Path) -> Task:
-        """Read `cifar10.npz`: images with their channels normalised, no augmentation."""
-        try:
-            with np.load(data / "cifar10.npz") as raw:
-                arrays = {name: raw[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-        except (OSError, ValueError, KeyError) as fault:
-            raise TrainingError(f"{data / 'cifar10.npz'}: cannot be read: {fault}") from None
-        parts = []
-        for part, count in (("train", size.examples), ("test", size.tested)):
-            images = torch.from_numpy(arrays[f"x_{part}"][:count]).to(where).float().div_(255)
-            images = (images - torch.tensor(CHANNEL_MEANS, device=where)) / torch.tensor(CHANNEL_DEVIATIONS, device=where)
-            labels = torch.from_numpy(arrays[f"y_{part}"][:count].astype(np.int64)).to(where)
-            # Contiguous: Opacus' gradients of convolutions are wrong for images stored channels last.
-            parts.append((images.permute(0, 3, 1, 2).contiguous(), labels))
-        order = torch.randperm(len(parts[0][1]), generator=torch.Generator().manual_seed(SEED)).to(where)
-        half = len(order) // 2
-        public, private = ((parts[0][0][chosen], parts[0][1][chosen]) for chosen in (order[:half], order[half:]))
-        for folder in (out, states):
-            folder.mkdir(parents=True, exist_ok=True)
-        return cls(size, parts[0], (public, private), parts[1], where, out, states)
-
-    def network(self) -> nn.Module:
-        """The network at the point from which every run from scratch starts."""
-        return from_seed(NETWORKS[self.size.network], SEED).to(self.where)
-
-    def score(self, network: nn.Module) -> dict[str, float]:
-        """Accuracy and mean loss on the test images."""
-        images, labels = self.test
-        network.eval()
-        with torch.no_grad():
-            scores = torch.cat([network(part) for part in images.split(2500)]).float()
-        network.train()
-        loss = torch.nn.functional.cross_entropy(scores, labels)
-        return {"accuracy": float((scores.argmax(1) == labels).float().mean()), "loss": float(loss)}
-
-    def write(self, name: str, content: dict[str, Any]) -> None:
-        """One JSON file, whole or not at all."""
-        path = self.out / f"{name}.json"
-        everything = {**content, "size": dataclasses.asdict(self.size), "software": software(self.where)}
-        path.with_suffix(".part").write_text(json.dumps(everything, indent=1) + "\n")
-        path.with_suffix(".part").replace(path)
-
-    def is_done(self, name: str) -> bool:
-        """Whether its results are there."""
-        return (self.out / f"{name}.json").exists()
-
-    def state(self, model: str) -> State:
-        """The tensors of a model: the name of a run, with `@epoch` for an earlier checkpoint."""
-        run, _, epoch = model.partition("@")
-        path = self.states / f"{run}.pt"
-        if not path.exists():
-            raise TrainingError(f"{path} is missing; remove {self.out / f'{run}.json'} to train {run} again")
-        kept: dict[int, State] = torch.load(path, weights_only=True, map_location=self.where)
-        # Quick runs are shorter: their checkpoints are counted from the last.
-        index = Size().keep.index(int(epoch)) if epoch else -1
-        return list(kept.values())[index]
+def cifar10(options: Options) -> Result:
+    """Three models from scratch, twice."""
+    return _experiment("cifar10", ("scratch-a", "scratch-b"), options)
 
 
-def private_run(task: Task, name: str) -> None:
-    """Train one private model, score it at every checkpoint, keep its records."""
-    setting, size = RUNS[name], task.size
-    examples, labels = task.halves[1] if setting.pretrained else task.train
-    dataset = f"cifar10-train-{size.examples}" + ("-private-half-seed42" if setting.pretrained else "")
-    per_epoch = math.ceil(len(labels) / size.batch)
-    epochs = size.fine_tuning_epochs if setting.pretrained else size.epochs
-    keep = [] if setting.pretrained else [epoch * per_epoch for epoch in size.keep]
-    recipe = Recipe(epochs * per_epoch, size.batch / len(labels), setting.learning_rate, setting.clip, setting.noise_multiplier)
-    network = task.network()
-    if setting.pretrained:
-        network.load_state_dict(task.state(PRETRAINING))
-    started, clock = datetime.now(UTC), time.perf_counter()
-    trained = train(network, examples, labels, recipe, dataset, f"{name}-{secrets.token_hex(4)}", keep)
-    seconds = time.perf_counter() - clock
-    checkpoints = []
-    for point in trained:
-        network.load_state_dict(point.state)
-        checkpoints.append(
-            {"epoch": point.steps // per_epoch, "steps": point.steps} | task.score(network) | {"record": point.record.as_dict()}
-        )
-    torch.save({point.steps // per_epoch: point.state for point in trained}, task.states / f"{name}.pt")
-    task.write(
-        name,
-        {
-            "setting": dataclasses.asdict(setting),
-            "recipe": dataclasses.asdict(recipe),
-            "starts_from": PRETRAINING if setting.pretrained else f"seed {SEED}",
-            "started": started.isoformat(timespec="seconds"),
-            "training_seconds": round(seconds, 1),
-            "examples_per_second": round(recipe.steps * size.batch / seconds),
-            "checkpoints": checkpoints,
-        },
-    )
+def cifar10_pretrained(options: Options) -> Result:
+    """Four models fine-tuned from one public network."""
+    return _experiment("cifar10-pretrained", ("pretrained",), options)
 
 
-def pretrain(task: Task, learning_rate: float = 0.1) -> None:
-    """Plain SGD without privacy on the public half; the last, incomplete batch of an epoch is left out."""
-    images, labels = task.halves[0]
-    network = task.network()
-    network.to(memory_format=torch.channels_last)
-    batch_size = task.size.pretraining_batch
-    step = network
-    if (
-        task.where.type == "cuda"
-    ):  # hundreds of small kernels a step: replayed as two graphs, they need not be launched one by one
-        sample = images[:batch_size].contiguous(memory_format=torch.channels_last)
-        step = torch.cuda.make_graphed_callables(network, (sample,))
-    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
-    started, clock, history = datetime.now(UTC), time.perf_counter(), []
-    for epoch in range(1, task.size.pretraining_epochs + 1):
-        order = torch.randperm(len(labels), device=task.where)
-        for batch in order[: len(order) // batch_size * batch_size].split(batch_size):
-            optimizer.zero_grad(set_to_none=True)
-            x = images[batch].contiguous(memory_format=torch.channels_last)
-            torch.nn.functional.cross_entropy(step(x), labels[batch]).backward()
-            optimizer.step()
-        if epoch % 10 == 0 or epoch == task.size.pretraining_epochs:
-            history.append({"epoch": epoch, **task.score(network)})
-            print(f"{PRETRAINING}: epoch {epoch}, accuracy {history[-1]['accuracy']:.4f}", flush=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    torch.save({task.size.pretraining_epochs: state}, task.states / f"{PRETRAINING}.pt")
-    seconds = time.perf_counter() - clock
-    task.write(
-        PRETRAINING,
-        {
-            "optimizer": {"kind": "sgd", "learning_rate": learning_rate, "momentum": 0, "weight_decay": 0},
-            "dataset": f"cifar10-train-{task.size.examples}-public-half-seed42",
-            "started": started.isoformat(timespec="seconds"),
-            "training_seconds": round(seconds, 1),
-            "history": history,
-        },
-    )
+def cifar10_checkpoints(options: Options) -> Result:
+    """One run after 12, 16 and 20 epochs."""
+    return _experiment("cifar10-checkpoints", ("checkpoints",), options)
 
 
-def merge(task: Task, name: str) -> None:
-    """Score the linear combinations of one group of models over a grid of weights; the corners are the models alone."""
-    models = MERGES[name]
-    states = [task.state(model) for model in models]
-    network = task.network()
-    clock, points = time.perf_counter(), []
-    for weights in grid(len(models), task.size.grid):
-        merged = {
-            key: sum((w * state[key] for w, state in zip(weights, states, strict=True)), torch.zeros_like(states[0][key]))
-            for key in states[0]
+def _experiment(name: str, groups: tuple[str, ...], options: Options) -> Result:
+    size = QUICK if options.quick else Size()
+    with tempfile.TemporaryDirectory() as scratch, timed(Result(name, {"delta": DELTA, "seeds": 1})) as result:
+        folder = options.folder if options.folder is not None else Path(scratch)
+        needed = wanted(",".join(groups))
+        missing = [piece for piece in needed if not (folder / f"{piece}.json").exists()]
+        if missing:
+            from dpmerge.experiments.cifar10_training import make
+
+            make(needed, options.data, options.device, size, folder)
+        runs = {piece: _read(folder / f"{piece}.json") for piece in needed}
+        result.configuration |= {
+            "runs": {piece: _configuration(content) for piece, content in runs.items() if piece in RUNS or piece == PRETRAINING}
         }
-        network.load_state_dict(merged)
-        points.append({"weights": weights, **task.score(network)})
-    seconds = time.perf_counter() - clock
-    task.write(name, {"models": list(models), "seconds": round(seconds, 1), "points": points})
+        for group in groups:
+            _account(group, runs, options, result)
+    return result
 
 
-def software(where: torch.device) -> dict[str, str]:
-    """What the numbers depend on besides the code."""
-    import opacus
-
-    found = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-    found |= {"opacus": opacus.__version__, "precision": f"float32, products {torch.get_float32_matmul_precision()}"}
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.machine()
-    return found | {"device": name, "cuda": str(torch.version.cuda)}
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Do what is asked for and not done yet."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpmerge.experiments.cifar10", description="Private ResNet-18s on CIFAR-10."
-    )
-    parser.add_argument("--data", type=Path, required=True, help="a folder with cifar10.npz")
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
-    parser.add_argument("--states", type=Path, help="where tensors are kept (default: OUT/states)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--only", help="names of runs and merges, with commas between (default: every merge)")
-    parser.add_argument("--quick", action="store_true", help="a small network and a few hundred examples: does it run?")
-    given = parser.parse_args(arguments)
-    names, where = wanted(given.only), device(given.device)
-    torch.set_float32_matmul_precision("high")  # TF32 in convolutions and their gradients, not in sums of clipped gradients
-    task = Task.load(given.data, where, QUICK if given.quick else Size(), given.out, given.states or given.out / "states")
-    for name in names:
-        if task.is_done(name):
-            continue
-        if name == PRETRAINING:
-            pretrain(task)
-        elif name in RUNS:
-            private_run(task, name)
-        else:
-            merge(task, name)
-        print(f"{name}: done", flush=True)
+def _account(group: str, runs: dict[str, Any], options: Options, result: Result) -> None:
+    """The models of one group as a portfolio, with every average that was measured."""
+    models = []
+    for model in MERGES[group]:
+        run, _, epoch = model.partition("@")
+        points = runs[run]["checkpoints"]
+        # Quick runs are shorter: their checkpoints are counted as the papers' are.
+        point = points[Size().keep.index(int(epoch)) if epoch else -1]
+        models.append(Model(model.replace("@", " after "), Record.parse(json.dumps(point["record"]), source=model)))
+    portfolio = Portfolio(tuple(models))
+    known = {tuple(point["weights"]): point["accuracy"] for point in runs[group]["points"]}
+    single = alone(portfolio, known)
+    result.numbers[group] = {
+        "models": list(portfolio.names),
+        "alone": single,
+        "averages": side_by_side(portfolio, known, options.jobs),
+        "training_seconds": sum(runs[model.partition("@")[0]]["training_seconds"] for model in MERGES[group]),
+    }
+    least = min(one["pld"] for one in single.values())
+    targets = np.geomspace(least / 2, 2 * max(one["rdp"] for one in single.values()), 60)
+    source = "test accuracy, each model trained once"
+    result.pictures[group] = measured_frontier(portfolio, known, targets.tolist(), source, options)
 
 
-if __name__ == "__main__":
+def _configuration(content: dict[str, Any]) -> dict[str, Any]:
+    left_out = {"checkpoints", "history", "points"}
+    return {key: value for key, value in content.items() if key not in left_out}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        main()
-    except DpmergeError as fault:
-        sys.exit(f"error: {fault}")
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as fault:
+        raise TrainingError(f"{path}: cannot be read: {fault}; remove it to make it again") from None
+    return content

@@ -14,8 +14,9 @@ NOISE_FOR_EPSILON = {10: 0.584, 9: 0.604}
 
 @dataclass(frozen=True)
 class Size:
-    """How large the experiments are: the papers', or quick."""
+    """How large the experiments are: the papers', or quick on the digits."""
 
+    data: str = "cifar10"
     network: str = "resnet18"
     examples: int = 50_000
     tested: int = 10_000
@@ -28,7 +29,7 @@ class Size:
     grid: float = 0.1
 
 
-QUICK = Size("small-cnn", 400, 100, 40, 4, (2, 3, 4), 2, 20, 1, 0.5)
+QUICK = Size("digits", "small-cnn", 400, 100, 40, 4, (2, 3, 4), 2, 20, 1, 0.5)
 
 
 @dataclass(frozen=True)

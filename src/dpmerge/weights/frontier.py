@@ -1,8 +1,8 @@
 """What every target would give: the best utility against ε at one δ, for every rule and accountant.
 
 Random selection is solved exactly at every target. Linear combinations are points: weights along the edges from the most
-private model to each other one (or on a grid of the simplex), each with its own ε; the frontier is what no other point
-beats. Where a scorer is given, every point is really merged and measured; otherwise its utility is interpolated.
+private model to each other one (or on a grid of the simplex, or as given), each with its own ε; the frontier is what no other
+point beats. Where a scorer is given, every point is really merged and measured; otherwise its utility is interpolated.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def frontier(
     scored: Literal["private", "stand-ins"] = "private",
     edge_points: int = 25,
     step: float | None = None,
+    points: Sequence[Point] | None = None,
     run: Mapper = run_all,
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
@@ -66,10 +67,12 @@ def frontier(
     accounts: tuple[Account, ...] = ("proved",) if accounting.assume_smoothness == 0 else ("proved", "formula")
     progress("")
     judge = partial(combination_points, portfolio, accounting=accounting, run=run, accounts=accounts, scorer=scorer)
-    results = _on_grid(portfolio, step, judge) if step is not None else _on_edges(portfolio, models, edge_points, judge)
-    points, found = list(results), list(results.values())
+    if points is None and step is not None:
+        points = list(map(tuple, simplex_grid(len(portfolio.names), step).tolist()))
+    results = _at(portfolio, points, judge) if points is not None else _on_edges(portfolio, models, edge_points, judge)
+    tried, found = list(results), list(results.values())
     if scorer is not None:
-        scores = dict(zip(points, (result["score"] for result in found), strict=True))
+        scores = dict(zip(tried, (result["score"] for result in found), strict=True))
         values = tuple(scores[_vertex(portfolio, name)] for name in portfolio.names)
         looked = scored == "private"
         whose = "the private models" if looked else "stand-ins"
@@ -80,7 +83,7 @@ def frontier(
     progress("random selection")
     curves = [_selection(portfolio, utility, targets, accounting, by) for by in ACCOUNTANTS]
     for account in accounts:
-        curves += [_combination(portfolio, utility, points, found, account, by, accounting) for by in ACCOUNTANTS]
+        curves += [_combination(portfolio, utility, tried, found, account, by, accounting) for by in ACCOUNTANTS]
     for model, value in zip(models, utility.values, strict=True):
         model["utility"] = value
     joint = _joint(portfolio, utility, accounting)
@@ -126,10 +129,10 @@ def _smallest(epsilon: dict[str, float]) -> float:
     return min(epsilon.values())
 
 
-def _on_grid(portfolio: Portfolio, step: float, judge: Judge) -> dict[Point, dict[str, Any]]:
+def _at(portfolio: Portfolio, points: Sequence[Point], judge: Judge) -> dict[Point, dict[str, Any]]:
     vertices = [_vertex(portfolio, name) for name in portfolio.names]
-    points = list(dict.fromkeys([*vertices, *map(tuple, simplex_grid(len(vertices), step).tolist())]))
-    return dict(zip(points, judge(points), strict=True))
+    every = list(dict.fromkeys([*vertices, *points]))
+    return dict(zip(every, judge(every), strict=True))
 
 
 def _on_edges(portfolio: Portfolio, models: list[dict[str, Any]], count: int, judge: Judge) -> dict[Point, dict[str, Any]]:
