@@ -28,6 +28,7 @@ FLOORS = [
     "tasks",
     "evaluation",
     "release",
+    "aggregate",
     "training",
     "experiments",
     "_api",
