@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "render"]
 
 _LIBRARIES = {".png": "matplotlib", ".svg": "matplotlib", ".html": "plotly"}
+_KINDS = ("frontier", "heatmap", "lines")
 
 _SETTINGS: Any = {
     "figure.dpi": 140,
@@ -37,11 +38,12 @@ _SETTINGS: Any = {
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
-    """Draw a frontier or a heatmap; the suffix chooses the format: .png, .svg or .html.
+    """Draw a frontier, a heatmap or lines; the suffix chooses the format: .png, .svg or .html."""
+    write_whole(render(document, path.suffix.lower()), path)
 
-    The file appears complete or not at all.
-    """
-    content = render(document, path.suffix.lower())
+
+def write_whole(content: bytes, path: Path) -> None:
+    """The file appears complete or not at all."""
     temporary = path.with_name(f".dpmerge-{secrets.token_hex(6)}.part")
     try:
         temporary.write_bytes(content)
@@ -55,21 +57,27 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
 def render(document: Mapping[str, Any], suffix: str) -> bytes:
     """The file's content; `suffix` is .png, .svg or .html."""
-    library = _LIBRARIES.get(suffix)
-    if library is None:
+    if suffix not in _LIBRARIES:
         raise FigureError(f"no picture format has the suffix {suffix!r}; use {', '.join(_LIBRARIES)}")
     kind = document.get("kind")
-    if kind not in ("frontier", "heatmap"):
-        raise FigureError(f"cannot draw a document of kind {kind!r}; known are 'frontier' and 'heatmap'")
-    try:
-        importlib.import_module(library)
-    except ImportError:
-        raise FigureError(f"pictures as {suffix} need {library}: install dpmerge[plots]") from None
+    if kind not in _KINDS:
+        raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
+    library = require_library(suffix)
     module = importlib.import_module(f"dpmerge.figures.{kind}")
     if library == "plotly":
         page: Callable[[Mapping[str, Any]], str] = module.page
         return page(document).encode()
     return _image(module.figure, document, suffix)
+
+
+def require_library(suffix: str) -> str:
+    """The library that draws this format, loaded; for who wants to know that it is there before the work begins."""
+    library = _LIBRARIES[suffix]
+    try:
+        importlib.import_module(library)
+    except ImportError:
+        raise FigureError(f"pictures as {suffix} need {library}: install dpmerge[plots]") from None
+    return library
 
 
 def _image(figure: Callable[[Mapping[str, Any]], Figure], document: Mapping[str, Any], suffix: str) -> bytes:

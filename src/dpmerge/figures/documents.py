@@ -132,6 +132,96 @@ class Heatmap(Form):
         return self
 
 
+class Line(Form):
+    """One method: y against x, with a gap where y is None, and perhaps a band around it.
+
+    What is proved or conditional is a guarantee; what is measured is not; a reference is there to compare with.
+    """
+
+    label: Text
+    x: Annotated[list[Finite], Field(min_length=1)]
+    y: list[Utility]
+    low: list[Utility] | None = None
+    high: list[Utility] | None = None
+    standing: Standing | Literal["measured", "reference"] = "proved"
+    rule: str | None = None
+    by: str | None = None
+    markers: bool = False
+
+    @model_validator(mode="after")
+    def _one_y_for_every_x(self) -> Line:
+        for name, values in (("y", self.y), ("low", self.low), ("high", self.high)):
+            if values is not None and len(values) != len(self.x):
+                raise ValueError(f"line {self.label!r} has {len(values)} values of {name} for {len(self.x)} of x")
+        if (self.low is None) != (self.high is None):
+            raise ValueError(f"line {self.label!r} has only one side of its band; give low and high")
+        return self
+
+    def heights(self) -> list[float]:
+        """Every y that is drawn, the band's included."""
+        return [y for values in (self.y, self.low, self.high) for y in values or () if y is not None]
+
+
+class NamedPoint(Form):
+    """A single mark with its name beside it."""
+
+    name: Text
+    x: Finite
+    y: Finite
+    mark: Literal["model", "joint"] = "model"
+
+
+Scale = Literal["linear", "log"]
+
+
+class ChartPanel(Form):
+    """One pair of axes."""
+
+    title: Text = ""
+    x_label: Text
+    y_label: Text
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
+    lines: list[Line]
+    points: list[NamedPoint] = []
+
+    @model_validator(mode="after")
+    def _drawable(self) -> ChartPanel:
+        for axis, scale, values in (("x", self.x_scale, self.widths()), ("y", self.y_scale, self.heights())):
+            if not values:
+                raise ValueError(f"panel {self.title!r} has no point that could be drawn")
+            if scale == "log" and min(values) <= 0:
+                raise ValueError(f"panel {self.title!r} has {axis} = {min(values):g}, which a logarithmic axis cannot show")
+        return self
+
+    def widths(self) -> list[float]:
+        """Every x that has a y."""
+        drawn = [x for line in self.lines for x, y in zip(line.x, line.y, strict=True) if y is not None]
+        return drawn + [point.x for point in self.points]
+
+    def heights(self) -> list[float]:
+        """Every y."""
+        return [y for line in self.lines for y in line.heights()] + [point.y for point in self.points]
+
+
+class Chart(Form):
+    """Lines in one or several panels; a single panel may be given by its fields."""
+
+    kind: Literal["lines"]
+    title: Text
+    subtitle: Text = ""
+    caption: Text = ""
+    warning: Text | None = None
+    panels: Annotated[list[ChartPanel], Field(min_length=1, max_length=8)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _panel_of_its_own(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "panels" in given:
+            return given
+        return {**given, "panels": [{key: value for key, value in given.items() if key != "title"}]}
+
+
 AnyForm = TypeVar("AnyForm", bound=Form)
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dpmerge.figures import ink, style, summary, web
 from dpmerge.figures import page as pages
-from dpmerge.figures import style, summary
 from dpmerge.figures.documents import Frontier, read
-from dpmerge.figures.labels import LETTER
 from dpmerge.figures.scene import Scene, Spot, Stroke, arrange
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-
-_WIDTH, _HEIGHT = 10.0, 900 / 140  # inches: 1400 × 900 pixels
-_LEFT = 0.25 / _WIDTH
 
 
 def figure(document: Mapping[str, Any]) -> Figure:
@@ -30,60 +25,20 @@ def figure(document: Mapping[str, Any]) -> Figure:
 
     frontier = read(Frontier, document)
     scene = arrange(frontier)
-    drawn = Figure(figsize=(_WIDTH, _HEIGHT))
+    drawn = Figure(figsize=(ink.WIDTH, ink.HEIGHT))
     FigureCanvasAgg(drawn)
-    top = _write_headings(drawn, frontier)
-    bottom = _write_legend_and_notes(drawn, frontier, scene)
-    axes = drawn.add_axes((0.85 / _WIDTH, bottom, 1 - 1.1 / _WIDTH, top - bottom))
+    top = ink.write_headings(drawn, summary.title(frontier), summary.subtitle(frontier), frontier.warning)
+    bottom = ink.write_legend_and_notes(drawn, _legend_columns(scene), summary.notes(frontier))
+    axes = drawn.add_axes((0.85 / ink.WIDTH, bottom, 1 - 1.1 / ink.WIDTH, top - bottom))
     _prepare(axes, frontier, scene)
     for stroke in scene.strokes:
         _draw_stroke(axes, stroke)
-    axes.plot(*_columns(scene.models), **_mark_style(style.MODEL), zorder=6)
-    axes.plot(*_columns([scene.joint] if scene.joint else []), **_mark_style(style.JOINT), zorder=7)
+    axes.plot(*_columns(scene.models), **ink.mark_style(style.MODEL), zorder=6)
+    axes.plot(*_columns([scene.joint] if scene.joint else []), **ink.mark_style(style.JOINT), zorder=7)
     if scene.empty:
         axes.text(0.5, 0.5, summary.NOTHING, transform=axes.transAxes, ha="center", va="center", color=style.QUIET)
     _write_names(axes, scene)
     return drawn
-
-
-def _write_headings(drawn: Figure, frontier: Frontier) -> float:
-    """Title, subtitle and warning; returns where the axes may end, as a share of the height."""
-    y = _HEIGHT - 0.38
-    drawn.text(_LEFT, y / _HEIGHT, summary.title(frontier), fontsize=14, fontweight="bold", color=style.INK)
-    y -= 0.25
-    drawn.text(_LEFT, y / _HEIGHT, style.short(summary.subtitle(frontier), 140), fontsize=9.5, color=style.QUIET)
-    for line in textwrap.wrap(frontier.warning or "", 125, max_lines=4, placeholder=" …"):
-        y -= 0.22
-        drawn.text(_LEFT, y / _HEIGHT, line, fontsize=9.5, fontweight="bold", color=style.ALARM)
-    return (y - 0.2) / _HEIGHT
-
-
-def _write_legend_and_notes(drawn: Figure, frontier: Frontier, scene: Scene) -> float:
-    """What is below the axes, from the bottom up; returns where the axes may begin, as a share of the height."""
-    y = 0.15
-    for line in reversed(textwrap.wrap(" ".join(summary.notes(frontier)), 150, max_lines=3, placeholder=" …")):
-        drawn.text(_LEFT, y / _HEIGHT, line, fontsize=8, color=style.QUIET)
-        y += 0.17
-    columns = _legend_columns(scene)
-    length = max(len(column) for column in columns)
-    aligned = [handle for column in columns for handle in [*column, *[_blank()] * (length - len(column))]]
-    packed = [handle for column in columns for handle in column]
-    for count, handles in ((len(columns), aligned), (2, packed), (1, packed)):
-        legend = drawn.legend(
-            handles=handles,
-            loc="lower center",
-            bbox_to_anchor=(0.5, y / _HEIGHT),
-            ncols=count,
-            fontsize=9,
-            frameon=False,
-            handlelength=4,
-            columnspacing=2,
-        )
-        box = legend.get_window_extent()
-        if box.width <= drawn.bbox.width or count == 1:
-            break
-        legend.remove()  # too wide: fewer columns
-    return float(box.y1 / drawn.bbox.height) + 0.5 / _HEIGHT
 
 
 def _legend_columns(scene: Scene) -> list[list[Line2D]]:
@@ -92,19 +47,13 @@ def _legend_columns(scene: Scene) -> list[list[Line2D]]:
 
     groups: dict[str, list[Line2D]] = {}
     for stroke in scene.strokes:
-        handle = Line2D([], [], label=stroke.label, **_line_style(stroke.look), **_marker_style(stroke.look, 6))
+        handle = Line2D([], [], label=stroke.label, **ink.line_style(stroke.look), **ink.marker_style(stroke.look, 6))
         groups.setdefault(stroke.look.colour, []).append(handle)
     columns = list(groups.values()) or [[]]
     marks = [style.MODEL] * bool(scene.models) + [style.JOINT] * (scene.joint is not None)
     for index, mark in enumerate(marks):
-        columns[index % len(columns)].append(Line2D([], [], label=mark.label, **_mark_style(mark)))
+        columns[index % len(columns)].append(Line2D([], [], label=mark.label, **ink.mark_style(mark)))
     return columns
-
-
-def _blank() -> Line2D:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], linestyle="none", label=" ")
 
 
 def _prepare(axes: Axes, frontier: Frontier, scene: Scene) -> None:
@@ -127,54 +76,22 @@ def _draw_stroke(axes: Axes, stroke: Stroke) -> None:
     if stroke.exact:
         every = max(1, len(stroke.line) // 10)  # enough markers to tell the curve by, not one per target
         first = every // 2 if look.dashes else 0  # where curves coincide, their markers alternate
-        axes.plot(*line, **_line_style(look), **_marker_style(look, 5), markevery=(first, every), zorder=layer)
+        axes.plot(*line, **ink.line_style(look), **ink.marker_style(look, 5), markevery=(first, every), zorder=layer)
         return
-    axes.plot(*line, **_line_style(look), zorder=layer)
+    axes.plot(*line, **ink.line_style(look), zorder=layer)
     for on_frontier, size, alpha in ((False, 2.7, 0.45), (True, 4.0, 1.0)):
         spots = [spot for spot in stroke.spots if spot.on_frontier is on_frontier]
-        axes.plot(*_columns(spots), linestyle="none", alpha=alpha, **_marker_style(look, size), zorder=layer)
+        axes.plot(*_columns(spots), linestyle="none", alpha=alpha, **ink.marker_style(look, size), zorder=layer)
 
 
 def _write_names(axes: Axes, scene: Scene) -> None:
     frame = axes.get_position()
-    labels = scene.labels(frame.width * _WIDTH * 72, frame.height * _HEIGHT * 72)
-    for spot, label in labels:
-        if label is not None:
-            axes.annotate(
-                label.text,
-                (spot.x, spot.y),
-                xytext=(label.right * label.distance, label.up * label.distance),
-                textcoords="offset points",
-                ha=label.choose(0, "left", "center", "right"),
-                va=label.choose(1, "bottom", "center", "top"),
-                fontsize=LETTER,
-                fontweight="bold",
-                color=style.INK,
-                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
-                arrowprops={"arrowstyle": "-", "linewidth": 0.7, "shrinkA": 0, "shrinkB": 5} if label.far else None,
-                zorder=8,
-            )
-    lost = sum(label is None for _, label in labels)
-    if lost:
-        axes.set_title(f"{lost} input models are not named, for lack of room", loc="right", fontsize=8, color=style.QUIET)
+    labels = scene.labels(frame.width * ink.WIDTH * 72, frame.height * ink.HEIGHT * 72)
+    ink.write_names(axes, [((spot.x, spot.y), label) for spot, label in labels])
 
 
 def _columns(spots: Sequence[Spot]) -> tuple[list[float], list[float]]:
     return [spot.x for spot in spots], [spot.y for spot in spots]
-
-
-def _line_style(look: style.Look) -> dict[str, Any]:
-    return {"color": look.colour, "linewidth": 1.8, "linestyle": (0, look.dashes) if look.dashes else "solid"}
-
-
-def _marker_style(look: style.Look, size: float) -> dict[str, Any]:
-    face = "white" if look.hollow else look.colour
-    return {"marker": look.marker, "markersize": size, "markerfacecolor": face, "markeredgecolor": look.colour}
-
-
-def _mark_style(mark: style.Mark) -> dict[str, Any]:
-    shape = {"marker": mark.marker, "markersize": mark.size}
-    return {"linestyle": "none", "color": mark.colour, "markeredgecolor": style.INK, "markeredgewidth": 0.8, **shape}
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -248,37 +165,15 @@ def _stroke_traces(scene: Scene, stroke: Stroke) -> list[dict[str, Any]]:
 
 
 def _mark_trace(mark: style.Mark, spots: list[Spot]) -> dict[str, Any]:
-    marker = {"color": mark.colour, "symbol": mark.symbol, "size": mark.size + 1, "line": {"color": style.INK, "width": 1}}
-    return {"type": "scatter", "name": mark.label, "mode": "markers", "marker": marker, **_hover(spots)}
+    return web.mark_trace(mark, *_columns(spots), [spot.text for spot in spots])
 
 
 def _name_notes(scene: Scene) -> list[dict[str, Any]]:
     """The models' names, where there is room on a screen of usual width; hovering tells the others."""
-    scale = 12 / LETTER
-    notes = []
-    for spot, label in scene.labels(1050 / scale, 480 / scale):
-        if label is None:
-            continue
-        right, up = label.right * label.distance * scale, label.up * label.distance * scale
-        shift = {"ax": right, "ay": -up, "arrowwidth": 1, "standoff": 6} if label.far else {"xshift": right, "yshift": up}
-        notes.append(
-            {
-                "x": math.log10(spot.x),
-                "y": spot.y,
-                "text": f"<b>{style.plotly_text(label.text)}</b>",
-                "font": {"size": 12},
-                "bgcolor": "rgba(255,255,255,0.75)",
-                "showarrow": label.far,
-                "arrowhead": 0,
-                "xanchor": label.choose(0, "left", "center", "right"),
-                "yanchor": label.choose(1, "bottom", "middle", "top"),
-                **shift,
-            }
-        )
-    return notes
+    placed = scene.labels(1050 / web.SCALE, 480 / web.SCALE)
+    return [web.name_note(label, math.log10(spot.x), spot.y) for spot, label in placed if label is not None]
 
 
 def _hover(spots: Sequence[Spot]) -> dict[str, Any]:
     xs, ys = _columns(spots)
-    texts = [style.hover_text(spot.text) for spot in spots]
-    return {"x": xs, "y": ys, "customdata": texts, "hovertemplate": "%{customdata}<extra></extra>"}
+    return {"x": xs, "y": ys, **web.hover(spot.text for spot in spots)}
