@@ -139,7 +139,7 @@ def test_compare_is_one_table() -> None:
 
 def test_schema_is_json_schema_of_the_record() -> None:
     schema = ok("schema")
-    assert {"schema", "dataset", "adjacency", "mechanism"} == set(schema["properties"])
+    assert {"schema", "dataset", "adjacency", "source", "mechanism"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
     assert ok("schema", "--json") == schema
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpmerge.errors import RecordError
 from dpmerge.records.strict import Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
+Source = Literal["recorded", "stated-by-user"]
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -151,12 +152,21 @@ Mechanism = Annotated[DpSgd | Gaussian | DpFtrl | ApproxDp | Rdp | NonPrivate, F
 
 
 class Record(Strict):
-    """The whole of one `record.json`."""
+    """The whole of one `record.json`. `source` says who wrote it: the training itself, or someone after it."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     dataset: Annotated[str, Field(min_length=1)]
     adjacency: Adjacency
+    source: Source | None = None
     mechanism: Mechanism
+
+    @model_serializer(mode="wrap")
+    def _without_an_unknown_source(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A record that does not state its source has no such field: its hash is that of records before there was one."""
+        written: dict[str, Any] = plain(self)
+        if self.source is None:
+            written.pop("source", None)
+        return written
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as its file has it."""

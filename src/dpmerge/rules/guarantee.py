@@ -263,11 +263,19 @@ class Rule(ABC):
             delta=answer.delta,
             adjacency=self.weights.portfolio.adjacency,
             theorem=theorem,
-            assumptions=(*THEOREMS[theorem].assumptions, *assumptions),
+            assumptions=(*THEOREMS[theorem].assumptions, *self._stated_by_user(), *assumptions),
             standing="conditional" if conditional else "proved",
             by=answer.by,
             rule=self.name,
             weights=self.weights.as_dict(),
             conversion=conversion if answer.by == "rdp" else None,
             details=details or {},
+        )
+
+    def _stated_by_user(self) -> tuple[str, ...]:
+        """RECORD (theory.md §0) rests on someone's word where the training did not write the record itself."""
+        return tuple(
+            f"the record of model {model.name!r} was stated by its user, not recorded by the training"
+            for model, _ in self.weights.used
+            if model.record.source == "stated-by-user"
         )

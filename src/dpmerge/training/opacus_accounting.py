@@ -1,0 +1,206 @@
+"""Between records and Opacus' accountants: a record's history for them, and records of checkpoints that Opacus saved.
+
+`PrivacyEngine.save_checkpoint` keeps the model and the accountant's history: σ, rate and steps. All else that a record says
+must be stated by whoever ran it, and the record is marked as stated by its user. What the file contradicts is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from dpmerge.checkpoints import pytorch
+from dpmerge.checkpoints.folder import require_absent
+from dpmerge.errors import CheckpointError, RecordError, TrainingError
+from dpmerge.records import DpSgd, Phase, Record, Sampling
+from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
+
+History = list[tuple[float, float, int]]
+Spans = list[tuple[float, int]]
+_HISTORY = "privacy_accountant_state_dict"
+_SGD_STATE = {"lr", "initial_lr", "params", "foreach", "differentiable", "fused", "param_names"}
+_NOT_PLAIN = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
+
+
+def opacus_history(record: Record) -> History:
+    """A record's (σ, rate, steps), as Opacus' accountants keep them in `history`: there they give the ε that Opacus gives."""
+    mechanism = record.mechanism
+    if not isinstance(mechanism, DpSgd):
+        raise TrainingError(f"a {mechanism.kind} record is not a run of DP-SGD: Opacus' accountants have no history of it")
+    rows = []
+    for phase in mechanism.settings():
+        assert phase.sampling is not None
+        assert phase.noise_multiplier is not None
+        if phase.sampling.scheme in ("shuffle", "fixed-size"):
+            raise TrainingError(
+                f"run {mechanism.run}: Opacus' accountants are about Poisson batches, not {phase.sampling.scheme}"
+            )
+        rows.append((phase.noise_multiplier, 1.0 if phase.sampling.rate is None else phase.sampling.rate, phase.steps))
+    return [(*setting, sum(steps for *_, steps in same)) for setting, same in groupby(rows, key=lambda row: row[:2])]
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a checkpoint of Opacus does not say; None is not stated.
+
+    `learning_rate` and `clip` are one number for every step, or `value*steps,value*steps,…`. `expected_batch` is the divisor
+    of the updates; or give `examples`, the size of the dataset, from which Opacus computes it.
+    """
+
+    dataset: str | None = None
+    sampling: Literal["poisson", "shuffle", "full-batch"] | None = None
+    clip: str | None = None
+    clipping: Literal["flat", "per-layer", "adaptive"] | None = None
+    learning_rate: str | None = None
+    optimizer: str | None = None
+    expected_batch: float | None = None
+    examples: int | None = None
+    run: str | None = None
+    smoothness: float | None = None
+    convex: Literal["glm", "unclipped"] | None = None
+
+    def missing(self) -> list[str]:
+        """The flags that are needed and were not given."""
+        needed = ("dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer")
+        flags = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
+        if self.expected_batch is None and self.examples is None:
+            flags.append("--expected-batch (or --examples)")
+        return flags
+
+
+def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> Record:
+    """Write the model of a file of `PrivacyEngine.save_checkpoint`, and its record, into a new folder; return the record."""
+    path, out = Path(checkpoint), Path(folder)
+    where = f"file {path.name}"
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; name what PrivacyEngine.save_checkpoint wrote")
+    if stated.missing():
+        raise RecordError(f"{path.name} does not say everything that a record does; state {', '.join(stated.missing())}")
+    if stated.expected_batch is not None and stated.examples is not None:
+        raise RecordError("--expected-batch and --examples both state the divisor of the updates; give one")
+    if out.parent.is_dir():
+        require_absent(out)
+    held = pytorch._load(path, where)
+    if not isinstance(held, dict) or _HISTORY not in held:
+        raise CheckpointError(f"{where}: not a checkpoint of Opacus: it has no {_HISTORY}")
+    history = _history(held[_HISTORY], where)
+    steps = sum(count for *_, count in history)
+    clips, rates = _spans(stated.clip, steps, "--clip"), _spans(stated.learning_rate, steps, "--learning-rate")
+    if "grad_clip_scheduler_state_dict" in held and "*" not in str(stated.clip):
+        raise RecordError(f"{where} has a scheduler of the clip; state the clip of every step, as --clip 1.0*{steps}")
+    _check_optimizer(held.get("optimizer_state_dict"), stated, steps, where)
+    mechanism = {
+        "run": f"opacus-{secrets.token_hex(8)}" if stated.run is None else stated.run,
+        "noise_fingerprint": None,
+        "sampler_fingerprint": None,
+        "optimizer": stated.optimizer,
+        "clipping": stated.clipping,
+        "smoothness": stated.smoothness,
+        "convex": stated.convex,
+    }
+    assert stated.dataset is not None
+    record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
+    tensors, _ = pytorch._state(held, where)
+    save_folder(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
+    return record
+
+
+def _history(state: Any, where: str) -> History:
+    """The accountant's history, of any of Opacus' three accountants."""
+    rows = state.get("history") if isinstance(state, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise CheckpointError(f"{where}: its accountant has counted no step; save a checkpoint after training")
+    found = []
+    for row in rows:
+        try:
+            sigma, rate, steps = float(row[0]), float(row[1]), int(row[2])
+        except (TypeError, ValueError, LookupError):
+            raise CheckpointError(f"{where}: {row!r:.80} in its accountant's history is not σ, rate and steps") from None
+        if not (0 <= sigma < math.inf and 0 < rate <= 1 and steps >= 1):
+            raise CheckpointError(f"{where}: σ = {sigma}, rate = {rate}, steps = {steps} in its history are no private steps")
+        found.append((sigma, rate, steps))
+    return found
+
+
+def _spans(text: str | None, steps: int, flag: str) -> Spans:
+    """`0.1`, or `0.1*500,0.05*205`: values with the number of steps each was in force; together all steps."""
+    spans: Spans = []
+    for part in str(text).split(","):
+        value, times, count = part.partition("*")
+        try:
+            spans.append((float(value), int(count) if times else steps))
+        except ValueError:
+            raise RecordError(f"{flag} {part!r} is not a number, or value*steps, separated by commas") from None
+        if not (0 < spans[-1][0] < math.inf or (spans[-1][0] == 0 and flag == "--learning-rate")) or spans[-1][1] < 1:
+            raise RecordError(f"{flag} {part!r}: needs a positive, finite value and at least one step")
+    total = sum(count for _, count in spans)
+    if total != steps:
+        raise RecordError(f"{flag} {text} is about {total} steps; the accountant has counted {steps}")
+    return spans
+
+
+def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> list[Phase]:
+    """Cut the run wherever anything changes."""
+    ends = [list(accumulate(count for *_, count in spans)) for spans in (history, clips, rates)]
+    phases, start = [], 0
+    for end in sorted({point for one in ends for point in one}):
+        at = [next(i for i, point in enumerate(one) if point >= end) for one in ends]
+        sigma, rate, _ = history[at[0]]
+        phases.append(
+            Phase(
+                steps=end - start,
+                learning_rate=rates[at[2]][0],
+                noise_multiplier=sigma,
+                clip=clips[at[1]][0],
+                sampling=_sampling(stated, rate),
+                expected_batch=_expected_batch(stated, rate),
+            )
+        )
+        start = end
+    return phases
+
+
+def _expected_batch(stated: Stated, rate: float) -> float:
+    # With the examples, as Opacus computes it: times the accountant's rate, rounded down.
+    value = float(int(stated.examples * rate)) if stated.examples is not None else stated.expected_batch
+    if value is None or not 0 < value < math.inf:
+        raise RecordError(
+            f"updates divided by {value}: the expected batch must be positive; check --expected-batch or --examples"
+        )
+    return value
+
+
+def _sampling(stated: Stated, rate: float) -> Sampling:
+    if stated.sampling == "poisson":
+        return Sampling(scheme="poisson", rate=rate)
+    if stated.sampling == "full-batch" and rate < 1:
+        raise RecordError(f"--sampling full-batch, but the accountant has counted steps with rate {rate:g}")
+    assert stated.sampling is not None
+    return Sampling(scheme=stated.sampling)
+
+
+def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None:
+    """What the saved optimizer shows of itself: whether it is plain SGD, and the learning rate it had at the end."""
+    if not isinstance(state, dict) or not isinstance(state.get("param_groups"), list):
+        return
+    groups = [group for group in state["param_groups"] if isinstance(group, dict)]
+    if stated.optimizer == "sgd":
+        odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
+        odd += sorted({str(key) for group in groups for key in group} - _SGD_STATE - set(_NOT_PLAIN))
+        if len({float(group["lr"]) for group in groups if "lr" in group}) > 1:
+            odd.append("groups with different learning rates")
+        if odd:
+            raise RecordError(
+                f"{where}: its optimizer is not plain SGD ({', '.join(odd[:3])}); --optimizer sgd means no momentum, weight "
+                "decay or projection: state what it was"
+            )
+    last = {float(group["lr"]) for group in groups if "lr" in group}
+    if last and "*" not in str(stated.learning_rate) and float(str(stated.learning_rate)) not in last:
+        raise RecordError(
+            f"{where}: its optimizer has learning rate {', '.join(map(str, sorted(last)))}, not {stated.learning_rate}; if it "
+            f"changed, state that of every step, as --learning-rate {stated.learning_rate}*{steps}"
+        )

@@ -1,0 +1,234 @@
+"""`dpmerge.training.record`: follows a private training with Opacus, and writes what really happened as a record.
+
+    module, optimizer, loader = engine.make_private(...)
+    recorder = dpmerge.training.record(engine, module, optimizer, loader, dataset="mnist-train-60000")
+    ...                         # train as always
+    recorder.save("runs/a")     # model.safetensors and record.json, at the end or at any checkpoint
+
+Every step is read when it is made: noise, clip, learning rate, sampling rate, divisor. Virtual steps (BatchMemoryManager) are
+not steps; steps on empty batches are. Steps and Opacus' accountant are counted against each other.
+"""
+
+# torch and Opacus are not installed everywhere the types are checked, so what comes from them is Any there.
+# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+
+from dpmerge.errors import TrainingError
+from dpmerge.records import DpSgd, Phase, Record
+from dpmerge.training.recorder_batches import Batches
+from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
+from dpmerge.training.recorder_randomness import continued, noise_fingerprint, sampler_fingerprint
+from dpmerge.training.recorder_steps import StepReader, tensors_of
+
+Convex = Literal["glm", "unclipped"]
+
+
+@dataclass
+class _Said:
+    """What the record says of the run as a whole."""
+
+    dataset: str
+    run: str
+    noise_fingerprint: str | None
+    sampler_fingerprint: str | None
+    smoothness: float | None
+    convex: str | None
+    optimizer: str | None = None  # of the part before the run was resumed
+    clipping: str | None = None
+
+
+def record(
+    engine: Any,
+    module: Any,
+    optimizer: Any,
+    loader: Any,
+    *,
+    dataset: str,
+    run: str | None = None,
+    smoothness: float | None = None,
+    convex: Convex | None = None,
+    resume: str | Path | None = None,
+) -> Recorder:
+    """Start to record: `engine` is the PrivacyEngine, the others are what its `make_private` returned, before the first step.
+
+    `dataset` identifies the private data. `smoothness` and `convex` are the user's knowledge of the loss (docs/records.md).
+    `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
+    """
+    batches, steps = Batches(loader), StepReader(module, optimizer)
+    noise = noise_fingerprint(engine, optimizer)
+    sampler = None if batches.sampling().scheme == "full-batch" else sampler_fingerprint(engine, batches.generator)
+    counted = _counted(engine)
+    if resume is None:
+        if counted:
+            raise TrainingError(
+                f"the engine's accountant has counted {counted} steps already; record from the first step on, with a new "
+                "PrivacyEngine for every run, or resume from a folder that was saved"
+            )
+        said = _Said(dataset, f"opacus-{secrets.token_hex(8)}" if run is None else run, noise, sampler, smoothness, convex)
+        return Recorder(engine, module, optimizer, batches, steps, said, [])
+    folder = Path(resume)
+    before = _resumable(folder, dataset, run, smoothness, convex)
+    if counted not in (0, before.steps):
+        raise TrainingError(
+            f"the engine's accountant has counted {counted} steps, the record in {folder} {before.steps}; load the checkpoint "
+            "that was saved at the same step"
+        )
+    _require_same_tensors(folder, tensors_of(module))
+    said = _Said(
+        dataset,
+        before.run,
+        continued(before.noise_fingerprint, before.steps, noise, "noise"),
+        None
+        if before.sampler_fingerprint is None
+        else continued(before.sampler_fingerprint, before.steps, sampler, "sampling"),
+        before.smoothness,
+        before.convex,
+        before.optimizer,
+        before.clipping,
+    )
+    return Recorder(engine, module, optimizer, batches, steps, said, before.settings())
+
+
+class Recorder:
+    """Follows one run; made by `record`."""
+
+    def __init__(
+        self, engine: Any, module: Any, optimizer: Any, batches: Batches, steps: StepReader, said: _Said, phases: list[Phase]
+    ) -> None:
+        self._engine, self._module = engine, module
+        self._batches, self._steps, self._said = batches, steps, said
+        self._phases = phases
+        self._taken = _counted(engine)
+        self._build([self._phase()])  # what the record could not hold is refused now, not after the training
+        self._follow(optimizer)
+
+    @property
+    def steps(self) -> int:
+        """How many there have been, those before the run was resumed included."""
+        return sum(phase.steps for phase in self._phases)
+
+    def switch_loader(self, loader: Any) -> None:
+        """Go on with another loader over the same data: another batch size, say."""
+        batches = Batches(loader)
+        if batches.examples != self._batches.examples:
+            raise TrainingError(
+                f"the new loader has {batches.examples} examples, the one before {self._batches.examples}: a record is about "
+                "one dataset"
+            )
+        self._batches = batches
+
+    def record(self) -> Record:
+        """What was run up to now."""
+        if not self._phases:
+            raise TrainingError("no step has been made yet, so there is nothing to record")
+        self._batches.require_every_batch()
+        return self._build(self._phases)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole."""
+        path = Path(folder)
+        save_folder(path, tensors_of(self._module), self.record())
+        return path
+
+    def _follow(self, optimizer: Any) -> None:
+        """Read every step before it is made. The accountant's hook stays where it is."""
+        original = optimizer.pre_step
+
+        def pre_step(closure: Any = None) -> Any:
+            self._steps.part()
+            phase = self._phase()
+            made = original(closure)
+            if made:
+                self._made(phase)
+            return made
+
+        optimizer.pre_step = pre_step
+
+    def _phase(self) -> Phase:
+        now, sampling = self._steps.now(), self._batches.sampling()
+        divisor, rate = now.divisor, now.learning_rate
+        # The theorems about averages take expected_batch for the mean batch size, rounded down unless it is the whole dataset
+        # (theory.md §3.3). Where Opacus divides by less (loss_reduction="sum"), the same update is written with that size,
+        # and a learning rate to match.
+        size = self._batches.mean_size(sampling)
+        if divisor < (size if sampling.scheme == "full-batch" else size - 1):
+            divisor, rate = size, rate * size / divisor
+        return Phase(
+            steps=1,
+            learning_rate=rate,
+            noise_multiplier=now.noise_multiplier,
+            clip=now.clip,
+            sampling=sampling,
+            expected_batch=divisor,
+        )
+
+    def _made(self, phase: Phase) -> None:
+        self._steps.made()
+        self._batches.step(self.steps + 1)
+        self._taken += 1
+        counted = _counted(self._engine)
+        if counted != self._taken:
+            raise TrainingError(
+                f"the engine's accountant has counted {counted} steps, the recorder {self._taken}: the optimizer is another "
+                "engine's, or its hook was displaced (attach_step_hook)"
+            )
+        last = self._phases[-1] if self._phases else None
+        if last is not None and last.model_copy(update={"steps": 1}) == phase:
+            self._phases[-1] = last.model_copy(update={"steps": last.steps + 1})
+        else:
+            self._phases.append(phase)
+
+    def _build(self, phases: list[Phase]) -> Record:
+        said, clipping, optimizer = self._said, self._steps.clipping, self._steps.kind
+        if said.clipping not in (None, clipping):
+            raise TrainingError(f"run {said.run}: its clipping was {said.clipping}, now it is {clipping}; start a new run")
+        mechanism = {
+            "run": said.run,
+            "noise_fingerprint": said.noise_fingerprint,
+            "sampler_fingerprint": said.sampler_fingerprint,
+            "optimizer": optimizer if said.optimizer in (None, optimizer) else f"{said.optimizer}, then {optimizer}",
+            "clipping": clipping,
+            "smoothness": said.smoothness,
+            "convex": said.convex,
+        }
+        return dp_sgd_record(said.dataset, mechanism, phases, "recorded")
+
+
+def _counted(engine: Any) -> int:
+    return sum(steps for _, _, steps in engine.accountant.history)
+
+
+def _resumable(folder: Path, dataset: str, run: str | None, smoothness: float | None, convex: str | None) -> DpSgd:
+    """The mechanism in a saved folder, if it is the beginning of this run."""
+    held = Record.load(folder / "record.json")
+    before = held.mechanism
+    if not isinstance(before, DpSgd) or held.source != "recorded":
+        raise TrainingError(f"{folder}: only a record that was made by the recorder can be continued")
+    stated = {"dataset": dataset, "run": run, "smoothness": smoothness, "convex": convex}
+    known = {"dataset": held.dataset, "run": before.run, "smoothness": before.smoothness, "convex": before.convex}
+    for name, value in stated.items():
+        if value is not None and value != known[name]:
+            raise TrainingError(f"{folder}: its {name} is {known[name]!r}, not {value!r}; a run has one")
+    return before
+
+
+def _require_same_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    path = folder / "model.safetensors"
+    try:
+        held = load_file(path)
+    except Exception as fault:  # the library raises its own, and whatever the file system does
+        raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None
+    for name in sorted(held.keys() | tensors.keys()):
+        if name not in held or name not in tensors or not torch.equal(held[name], tensors[name]):
+            raise TrainingError(
+                f"{path}: tensor {name!r} is not what the module holds; load the checkpoint into the module before resuming"
+            )

@@ -1,0 +1,83 @@
+"""Fingerprints of torch's generators, by which runs with the same randomness are recognised, and what became of them.
+
+Torch keeps 32 bits of a seed on the CPU, 64 on a GPU. Whoever has the hash of a state could try all seeds, and with the
+seed take the noise off the model; so the hash is scrypt's, 32 megabytes and a tenth of a second each, and certificates do
+not publish it.
+"""
+
+# torch is not installed everywhere the types are checked, so what comes from it is Any there.
+# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from typing import Any
+
+import torch
+
+from dpmerge.errors import TrainingError
+
+_SALT = b"dpmerge: the state of a generator"
+_COST = 2**15
+
+
+def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
+    """Of the generator of the noise in the state it is in; nothing if that cannot be read."""
+    if optimizer.generator is not None:
+        return _of_generator(engine, optimizer.generator)
+    states = []
+    for device in sorted({parameter.device for parameter in optimizer.params}, key=str):
+        if device.type == "cpu":
+            states.append(_stream(torch.default_generator))
+        elif device.type == "cuda":
+            states.append(_stream(torch.cuda.default_generators[device.index]))
+        else:
+            return None
+    return _hash(b"".join(states))
+
+
+def sampler_fingerprint(engine: Any, generator: Any) -> str | None:
+    """Of the generator of the sampling coins; without one of its own, a sampler uses torch's on the CPU."""
+    if generator is not None:
+        return _of_generator(engine, generator)
+    return _hash(_stream(torch.default_generator))
+
+
+def continued(recorded: str | None, steps: int, now: str | None, word: str) -> str:
+    """The fingerprint of a run that goes on after `steps` with a generator in the state `now`: `recorded+now@steps`.
+
+    A beginning alone would not tell two continuations of one checkpoint apart: both would pass for the same run, and be
+    counted once. A state that the run has started from before would repeat its randomness.
+    """
+    if recorded is None or now is None:
+        raise TrainingError(
+            f"the state of the {word} generator cannot be read, so two continuations of this run could not be told apart; "
+            "start a new run"
+        )
+    if now in re.split(r"\+|@\d+", recorded):
+        raise TrainingError(
+            f"the {word} generator is in a state from which this run has started before: its {word} would be repeated, and no "
+            "guarantee would hold; seed it freshly before resuming"
+        )
+    return f"{recorded}+{now}@{steps}"
+
+
+def _of_generator(engine: Any, generator: Any) -> str | None:
+    if engine.secure_mode and generator is engine.secure_rng:
+        return f"system-{secrets.token_hex(16)}"  # the system's entropy: there is no state that two runs could share
+    try:
+        return _hash(_stream(generator))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _stream(generator: Any) -> bytes:
+    """What decides the numbers to come. On the CPU a state begins with its 64-bit seed, of which only 32 bits were used."""
+    state = bytes(generator.get_state().cpu().numpy())
+    return state[8:] if generator.device.type == "cpu" else state
+
+
+def _hash(state: bytes) -> str:
+    return hashlib.scrypt(state, salt=_SALT, n=_COST, r=8, p=1, maxmem=2**26, dklen=16).hex()

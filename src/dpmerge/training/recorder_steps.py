@@ -1,0 +1,190 @@
+"""What an Opacus optimizer does in one step: clip, noise, learning rate, divisor, and whether it is plain SGD.
+
+Read from what the step really uses. The noise is scaled by the optimizer's `max_grad_norm`, but in ghost mode gradients are
+clipped by the module's, and with per-layer clipping by a list; Opacus' schedulers change the first alone.
+"""
+
+# torch and Opacus are not installed everywhere the types are checked, so what comes from them is Any there.
+# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from opacus.grad_sample import (
+    GradSampleHooks,
+    GradSampleHooksFastGradientClipping,
+    GradSampleModule,
+    GradSampleModuleExpandedWeights,
+    GradSampleModuleFastGradientClipping,
+)
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+
+from dpmerge.errors import TrainingError
+
+Clipping = Literal["flat", "per-layer", "adaptive"]
+_PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
+_WHOLE = (GradSampleModule, GradSampleHooks, GradSampleModuleExpandedWeights)
+_GHOST = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
+_MODULES = {
+    DPOptimizer: _WHOLE,
+    AdaClipDPOptimizer: _WHOLE,
+    DPPerLayerOptimizer: _WHOLE,
+    DPOptimizerFastGradientClipping: _GHOST,
+}
+_ROUNDING = 1e-6  # Opacus computes the norm of a list of clips in single precision
+
+
+@dataclass(frozen=True)
+class Step:
+    """The settings of one step: θ ← θ − learning_rate/divisor · (sum of clipped gradients + noise of σ·clip)."""
+
+    noise_multiplier: float
+    clip: float
+    learning_rate: float
+    divisor: float
+
+
+class StepReader:
+    """Reads a private optimizer's settings as they are now, and keeps what kind of optimizer it has been."""
+
+    def __init__(self, module: Any, optimizer: Any) -> None:
+        if type(module) not in _MODULES.get(type(optimizer), ()):
+            raise TrainingError(
+                f"{type(optimizer).__name__} with {type(module).__name__} cannot be recorded: pass what make_private returned, "
+                "in one of the modes hooks, functorch, ew and ghost, not distributed"
+            )
+        if not optimizer.params:
+            raise TrainingError("the optimizer has no parameter that requires a gradient: nothing is trained")
+        self._module, self._optimizer = module, optimizer
+        self._options: dict[str, set[str]] = {}
+        self._clips: list[float] = []
+        self._norms_read = 0
+        self._warned: set[str] = set()
+        if self._is_ghost:
+            self._watch_norms()
+
+    @property
+    def _is_ghost(self) -> bool:
+        return type(self._optimizer) is DPOptimizerFastGradientClipping
+
+    @property
+    def clipping(self) -> Clipping:
+        """How gradients are clipped, in the record's words."""
+        if type(self._optimizer) is DPPerLayerOptimizer:
+            return "per-layer"
+        # The second: ghost mode with Opacus' adaptive loss, which leaves this mark at the first backward pass.
+        if type(self._optimizer) is AdaClipDPOptimizer or hasattr(self._optimizer, "_adjusted_noise_multiplier"):
+            return "adaptive"
+        return "flat"
+
+    @property
+    def kind(self) -> str:
+        """The optimizer in the record's words: "sgd" for plain SGD alone."""
+        inner = type(self._optimizer.original_optimizer)
+        known = inner.__module__.startswith("torch.optim.")
+        name = inner.__name__.lower() if known else f"{inner.__module__}.{inner.__qualname__}"
+        options = [f"{key}={next(iter(seen)) if len(seen) == 1 else 'varying'}" for key, seen in self._options.items()]
+        return f"{name}({', '.join(options)})" if options else name
+
+    def part(self) -> None:
+        """A batch, or one part of it, is about to be clipped and added up."""
+        if self._is_ghost and not self._norms_read:
+            raise TrainingError(
+                "gradients were not clipped: in ghost mode the loss must come from the criterion that make_private returned"
+            )
+        self._norms_read = 0
+        self._clips.append(self._clip())
+        if self._is_ghost and self.clipping == "adaptive" and len(self._clips) > 1:
+            raise TrainingError(
+                "adaptive clipping in ghost mode changes the clip with every part of a batch and pays for the last alone; "
+                "do not split batches (BatchMemoryManager) there"
+            )
+
+    def now(self) -> Step:
+        """What the step that is about to be made does."""
+        optimizer = self._optimizer
+        groups = [group for group in optimizer.param_groups if any(p.requires_grad for p in group["params"])]
+        rates = {float(group["lr"]) for group in groups}
+        self._note_options(groups, rates)
+        # Parts of one batch clipped differently: a record moves the sum by the largest clip.
+        clip = max(self._clips, default=self._clip())
+        sigma, calibrated = float(optimizer.noise_multiplier), float(optimizer.max_grad_norm)
+        if not (0 < clip < math.inf and 0 <= sigma < math.inf and 0 < calibrated < math.inf):
+            raise TrainingError(f"clip {clip}, noise multiplier {sigma}: a private step needs a positive clip, both finite")
+        if math.isclose(clip, calibrated, rel_tol=_ROUNDING):
+            clip = calibrated
+        else:
+            real = math.nextafter(sigma * calibrated / clip, 0.0)
+            self._warn(
+                "noise",
+                f"gradients were clipped to {clip:g}, but the noise is scaled by {calibrated:g}: the noise multiplier was "
+                f"{real:g}, and is recorded so; Opacus' accountant counts {sigma:g}",
+            )
+            sigma = real
+        if self.clipping == "adaptive":
+            self._warn(
+                "adaptive",
+                "Opacus' adaptive clipping divides by the size of each batch, which is private, and does not pay for it: a "
+                "guarantee from this record assumes that the noise multiplier covers it",
+            )
+        mean = optimizer.loss_reduction == "mean"
+        return Step(sigma, clip, max(rates), float(optimizer.expected_batch_size) if mean else 1.0)
+
+    def made(self) -> None:
+        """The step was made: the next part is of another batch."""
+        self._clips = []
+        if self._optimizer.accumulated_iterations != 1:
+            raise TrainingError(
+                f"a step was made from {self._optimizer.accumulated_iterations} batches: a record may be in each of them, "
+                "which no theorem here covers; use Opacus' BatchMemoryManager to split large batches instead"
+            )
+
+    def _clip(self) -> float:
+        if self._is_ghost:
+            return float(self._module.max_grad_norm)
+        if type(self._optimizer) is DPPerLayerOptimizer:
+            return math.hypot(*map(float, self._optimizer.max_grad_norms))
+        return float(self._optimizer.max_grad_norm)
+
+    def _note_options(self, groups: list[Mapping[str, Any]], rates: set[float]) -> None:
+        for group in groups:
+            for key, plain in _PLAIN.items():
+                if group.get(key, plain) != plain or key in self._options:
+                    self._options.setdefault(key, set()).add(f"{group.get(key, plain)}")
+        if len(rates) > 1:
+            self._options["learning_rates"] = {"different"}
+        inner = self._optimizer.original_optimizer
+        if inner._optimizer_step_pre_hooks or inner._optimizer_step_post_hooks:
+            self._options["step_hooks"] = {"yes"}
+
+    def _watch_norms(self) -> None:
+        """Opacus' loss asks for the examples' norms to clip by; a plain loss does not, and its gradients stay as they are."""
+        original = self._module.get_norm_sample
+
+        def read() -> Any:
+            self._norms_read += 1
+            return original()
+
+        self._module.get_norm_sample = read
+
+    def _warn(self, subject: str, text: str) -> None:
+        """Once on each subject, to whoever called the optimizer's step."""
+        if subject not in self._warned:
+            warnings.warn(text, UserWarning, stacklevel=5)
+        self._warned.add(subject)
+
+
+def tensors_of(module: Any) -> dict[str, torch.Tensor]:
+    """The trained module's own state, under its own names, each tensor with memory of its own on the CPU."""
+    found = {}
+    for name, value in module._module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise TrainingError(f"the module's state {name!r} is a {type(value).__name__}, not a tensor; it cannot be saved")
+        found[name] = value.detach().to("cpu", copy=True).contiguous()
+    return found
