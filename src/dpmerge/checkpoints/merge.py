@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from dpmerge.checkpoints.writing import MergeReport, copy_files, write_plan
 from dpmerge.errors import CheckpointError
 
 ExtraFiles = Callable[[Path, MergeReport], None]
+_MANY, _MOST_FILES = 64, 1 << 16
 
 
 def merge_models(
@@ -69,10 +71,20 @@ def open_plan(
         raise CheckpointError("a base model belongs to a method such as ties; a weighted sum needs none")
     if base is not None and "base" in used:
         raise CheckpointError("a model is named 'base', like the base model beside it; give it another name")
+    if len(used) > _MANY:
+        _allow_open_files()
     checkpoints = [stack.enter_context(open_model(Path(models[name]), name)) for name in used]
     origin = stack.enter_context(open_model(Path(base), "base")) if base is not None else None
     values = list(used.values())
     return checkpoints, plan_merge(checkpoints, values, lora=lora, take_from=take_from, method=method, base=origin)
+
+
+def _allow_open_files() -> None:
+    """Every model is open while they are merged, and the usual limit of 1024 files is less than a run's checkpoints may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def copy_model(

@@ -39,7 +39,7 @@ def model_card(certificate: Certificate) -> str:
     lines = [
         "# Privacy of this model",
         "",
-        f"This model is {_WORDS[rule.rule]}, all trained on the private dataset {_code(certificate.dataset)}.",
+        f"This model is {_what(certificate)} trained on the private dataset {_code(certificate.dataset)}.",
         *_sentences(certificate, how),
         "",
         *(f"- {_escaped(text)}" for text in guarantee.assumptions),
@@ -54,6 +54,13 @@ def model_card(certificate: Certificate) -> str:
         lines += [f"The model drawn was {_code(certificate.drawn)}.", ""]
     lines += ["`certificate.json` binds this statement to the files here; `dpmerge verify` rechecks it.", ""]
     return "\n".join(lines)
+
+
+def _what(certificate: Certificate) -> str:
+    average = certificate.merge.average
+    if average is None:
+        return f"{_WORDS[certificate.rule.rule]}, all"
+    return f"an average of checkpoints of one private run ({average}),"
 
 
 def _sentences(certificate: Certificate, how: str) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.renyi import Conversion
@@ -20,6 +20,7 @@ from dpmerge.release.forms import RuleForm
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.guarantee import Accountant, By, Standing
+from dpmerge.weights.averaging import Averaging
 
 NAME = "certificate.json"
 CARD = "README.md"
@@ -97,12 +98,21 @@ class SignatureForm(Strict):
 
 
 class MergeForm(Strict):
-    """How the tensors were made, besides the weights."""
+    """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights."""
 
     method: str | None = None
     lora: Literal["factors", "exact"] | None = None
     take_from: str | None = None
     base: dict[str, Digest] | None = None
+    average: Averaging | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_an_average(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Other merges have no such field: their hash is that of certificates before there was one."""
+        written: dict[str, Any] = plain(self)
+        if self.average is None:
+            written.pop("average", None)
+        return written
 
 
 class Certificate(Strict):
@@ -151,6 +161,7 @@ class Certificate(Strict):
             "inputs of other models than were merged": set(self.inputs) != self.merged,
             "a drawn model that was merged": rule.draws and merge != MergeForm(),
             "a merge that only joint release covers": rule.rule != "joint" and not merges_linearly(merge),
+            "an average of checkpoints with other weights than its rule gives": not averages_as_stated(rule, merge, records),
             "kappa without tempered selection, or the reverse": (rule.rule == "tempered") != (rule.kappa is not None),
             "models looked at under a rule that covers none": rule.rule != "joint" and bool(rule.looked_at),
             "models looked at out of order": rule.looked_at != sorted(set(rule.looked_at)),
@@ -201,7 +212,15 @@ def merges_linearly(merge: MergeForm) -> bool:
 
     Integers taken from one model are that model's own, and the exact sum of LoRA updates is bilinear in what was trained.
     """
-    return merge.method is None and merge.take_from is None and merge.base is None and merge.lora != "exact"
+    return merge == MergeForm(lora=merge.lora) and merge.lora != "exact"
+
+
+def averages_as_stated(rule: RuleForm, merge: MergeForm, records: Mapping[str, Record]) -> bool:
+    """Whether the weights are those that the stated average gives to checkpoints of one run; also if none is stated."""
+    if merge.average is None:
+        return True
+    linear = merges_linearly(merge.model_copy(update={"take_from": None, "average": None}))
+    return linear and merge.average.gives(rule.values, {name: record.mechanism for name, record in records.items()})
 
 
 def covers_looking(rule: RuleForm, provenance: Provenance) -> bool:

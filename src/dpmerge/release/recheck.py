@@ -65,6 +65,9 @@ class Recheck:
         ]
         if self.certificate.rule.looked_at and set(self.certificate.rule.looked_at) != set(known):
             faults.append("the portfolio has other models than those certified as looked at")
+        average, mechanisms = self.certificate.merge.average, {name: model.mechanism for name, model in known.items()}
+        if average is not None and not average.gives(self.certificate.rule.values, mechanisms):
+            faults.append("the models averaged are not checkpoints that follow each other in the portfolio")
         return self.verdict.note(faults, "the records are those of the portfolio")
 
     # --- what went in -----------------------------------------------------------------------------------------------------

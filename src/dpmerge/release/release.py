@@ -37,6 +37,7 @@ from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
 from dpmerge.rules.releases import Exposure, coupled_outcomes
+from dpmerge.weights.averaging import Averaging
 from dpmerge.weights.draw import DEEPEST, secure_draw
 
 _DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
@@ -45,12 +46,13 @@ _NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 @dataclass(frozen=True)
 class Merge:
-    """How the tensors are made, besides the weights."""
+    """How the tensors are made, besides the weights. `average` is the rule that gave checkpoints of one run their weights."""
 
     method: str | None = None
     base: Path | None = None
     lora: LoraForm = "factors"
     take_from: str | None = None
+    average: Averaging | None = None
 
 
 _AVERAGE = Merge()
@@ -175,9 +177,13 @@ def _check_choice(portfolio: Portfolio, choice: Choice, merge: Merge, dependent:
         raise CertificateError(
             "weights that depend on earlier releases are covered by the total of the ledger that holds those: give --ledger"
         )
+    known = {model.name: model.mechanism for model in portfolio.models}
+    if merge.average is not None and not merge.average.gives(choice.form.values, known):
+        raise CertificateError(f"these are not the weights of {merge.average}: take those that it gives")
     if choice.form.rule == "joint":
         return
-    for what, given in (("--method", merge.method), ("--base", merge.base), ("--take-from", merge.take_from)):
+    stated = {"--method": merge.method, "--base": merge.base, "--take-from": merge.take_from, "an average": merge.average}
+    for what, given in stated.items():
         if given is not None:
             raise CertificateError(
                 f"the guarantee of {choice.form.rule} is about models as they are or their weighted average: {what} needs "
@@ -275,8 +281,10 @@ class _Making:
         }
 
     def _merge_form(self, report: MergeReport) -> dict[str, Any]:
-        base = None if self.merge.base is None else dict(report.inputs["base"])
-        return {"method": self.merge.method, "lora": self.merge.lora, "take_from": self.merge.take_from, "base": base}
+        merge = self.merge
+        base = None if merge.base is None else dict(report.inputs["base"])
+        average = None if merge.average is None else merge.average.model_dump(mode="json")
+        return {"method": merge.method, "lora": merge.lora, "take_from": merge.take_from, "base": base, "average": average}
 
     def _ledger_form(self) -> dict[str, Any] | None:
         """Where it was entered, and what everything released guarantees together after it."""

@@ -1,0 +1,121 @@
+"""`dpmerge predict`: predictions of several checkpoints of one private run together."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dpmerge.cli.aggregate import DeltaOption, GapsOption, LastOption, LookedName, LookedOption, RunArgument, UntilOption
+from dpmerge.cli.options import ByName, ByOption, JsonOption, ShuffleOption, ShuffleRateOption, shuffle_treatment
+
+
+class OutputName(StrEnum):
+    """How predictions are combined."""
+
+    opa = "opa"
+    omv = "omv"
+
+
+class TaskName(StrEnum):
+    """Bundled tasks."""
+
+    digits = "digits"
+    mnist = "mnist"
+    cifar10 = "cifar10"
+
+
+def predict(
+    run: RunArgument,
+    rule: Annotated[
+        OutputName, typer.Option("--rule", help="Mean of the probabilities, or majority of the labels.", show_default=False)
+    ],
+    delta: DeltaOption,
+    out: Annotated[Path, typer.Option("--out", help="A new file: .json, .csv or .npz.", show_default=False)],
+    task: Annotated[
+        TaskName | None, typer.Option("--task", help="Predict the public test part of this data.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="The folder of mnist.npz or cifar10.npz; without --task, an .npz with inputs.", show_default=False
+        ),
+    ] = None,
+    predictor: Annotated[
+        str | None,
+        typer.Option(
+            "--predict", help="module:function, from a folder and inputs to scores; else a linear model.", show_default=False
+        ),
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="The predictor's rows are probabilities, not scores for a softmax.")
+    ] = False,
+    norm_bound: Annotated[
+        float | None, typer.Option("--norm-bound", help="The one that a linear model was trained with.", show_default=False)
+    ] = None,
+    last: LastOption = None,
+    until: UntilOption = None,
+    allow_gaps: GapsOption = False,
+    provenance: LookedOption = LookedName.after_looking,
+    by: ByOption = ByName.best,
+    treat_shuffle_as_poisson: ShuffleOption = False,
+    shuffle_rate: ShuffleRateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict with several checkpoints of one private run: opa averages their probabilities, omv counts their votes.
+
+    It costs what the run costs up to the latest checkpoint used, for inputs that are public.
+    """
+    from dpmerge.aggregate.outputs import predictions, predictions_guarantee
+    from dpmerge.aggregate.prediction_files import require_writable, write_predictions
+    from dpmerge.aggregate.predictor import find_predictor, load_inputs
+    from dpmerge.aggregate.run import Run, steps
+    from dpmerge.cli.output import print_guarantee, print_json
+    from dpmerge.jobs import ProgressBar
+    from dpmerge.release import Settings
+
+    require_writable(out)
+    loaded = Run.load(run)
+    used = loaded.last(last, until=until, allow_gaps=allow_gaps)
+    settings = Settings(by.value, shuffle=shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate))
+    guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance.value, settings=settings)
+    inputs = load_inputs(None if task is None else task.value, data, norm_bound)
+    bar = ProgressBar()
+    bar.start(len(used), "checkpoints asked")
+    try:
+        found = predictions(
+            loaded,
+            rule.value,
+            find_predictor(predictor),
+            inputs.values,
+            last=last,
+            until=until,
+            allow_gaps=allow_gaps,
+            probabilities=probabilities,
+            on_checkpoint=bar.advance,
+        )
+    finally:
+        bar.finish()
+    about: dict[str, Any] = {
+        "rule": rule.value,
+        "inputs": inputs.source,
+        "checkpoints": {model.name: steps(model) for model in used},
+        "number_of_ties": int(found.ties.sum()),
+        "ties_broken_by": "the smallest label",
+        "accuracy": None if inputs.labels is None else found.accuracy(inputs.labels),
+        "guarantee": guarantee.as_dict(),
+        "notes": ["no ledger: what is published of these is not being added up", *loaded.notes(used, provenance.value)],
+    }
+    write_predictions(found, about, inputs.labels, out)
+    if json:
+        print_json({"file": str(out), **about})
+        return
+    typer.echo(str(out))
+    share = "" if about["accuracy"] is None else f", accuracy {about['accuracy']:.4f}"
+    typer.echo(f"{rule.value.upper()} of {len(used)} checkpoints, steps {steps(used[0])} to {steps(used[-1])}")
+    typer.echo(f"  {inputs.source}{share}, {about['number_of_ties']} ties, broken by the smallest label")
+    print_guarantee(guarantee)
+    for text in about["notes"]:
+        typer.echo(f"note: {text}")
