@@ -1,0 +1,160 @@
+"""`dpmerge uncertainty`: how far private training's randomness moves predictions, from checkpoints or from runs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmerge.cli.aggregate import DeltaOption, GapsOption
+from dpmerge.cli.options import (
+    ByName,
+    ByOption,
+    ConversionName,
+    ConversionOption,
+    JsonOption,
+    ShuffleOption,
+    ShuffleRateOption,
+    shuffle_treatment,
+)
+from dpmerge.cli.predict import TaskName
+from dpmerge.errors import TargetError
+
+if TYPE_CHECKING:
+    from dpmerge.aggregate.spread import Spread
+
+
+class OfName(StrEnum):
+    """Whose score the interval is of."""
+
+    mean = "mean"
+    last = "last"
+
+
+def uncertainty(
+    delta: DeltaOption,
+    out: Annotated[Path, typer.Option("--out", help="A new folder for table, summary and pictures.", show_default=False)],
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A folder; each sub-folder is a checkpoint of one run with a record.json.", show_default=False),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option("--runs", help="Instead of RUN, a folder of independent runs of one recipe.", show_default=False),
+    ] = None,
+    last: Annotated[int | None, typer.Option("--last", help="How many checkpoints; else all.", show_default=False)] = None,
+    burn_in: Annotated[
+        int | None, typer.Option("--burn-in", help="No checkpoint before this step.", show_default=False)
+    ] = None,
+    separation: Annotated[
+        int | None, typer.Option("--separation", help="Checkpoints so many steps apart.", show_default=False)
+    ] = None,
+    allow_gaps: GapsOption = False,
+    task: Annotated[
+        TaskName | None, typer.Option("--task", help="Predict the public test part of this data.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="The folder of mnist.npz or cifar10.npz; without --task, an .npz with inputs.", show_default=False
+        ),
+    ] = None,
+    predictor: Annotated[
+        str | None,
+        typer.Option(
+            "--predict", help="module:function, from a folder and inputs to scores; else a linear model.", show_default=False
+        ),
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="The predictor's rows are probabilities, not scores for a softmax.")
+    ] = False,
+    norm_bound: Annotated[
+        float | None, typer.Option("--norm-bound", help="The one that a linear model was trained with.", show_default=False)
+    ] = None,
+    of: Annotated[
+        OfName, typer.Option("--of", help="Interval of the models' mean score, or of the last model's.")
+    ] = OfName.mean,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of the intervals.")] = 0.95,
+    by: ByOption = ByName.best,
+    conversion: ConversionOption = ConversionName.tight,
+    treat_shuffle_as_poisson: ShuffleOption = False,
+    shuffle_rate: ShuffleRateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Width of a confidence interval for the score of every predicted label, and what abstaining where it is wide brings.
+
+    From the last checkpoints of one run it costs what the run costs; from independent runs, what all of them cost together.
+    An estimate, not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/uncertainty.md).
+    """
+    from dpmerge.aggregate.predictor import find_predictor, load_inputs
+    from dpmerge.aggregate.uncertainty import uncertainty as measure
+    from dpmerge.aggregate.uncertainty_files import SUFFIXES, summary, write
+    from dpmerge.checkpoints.folder import require_absent
+    from dpmerge.cli.output import print_guarantee, print_json
+    from dpmerge.cli.progress import show_progress
+    from dpmerge.figures import require_library
+    from dpmerge.jobs import ProgressBar
+
+    require_absent(out)
+    for suffix in SUFFIXES:
+        require_library(suffix)
+    spread = _spread(run, runs, last, burn_in, separation, allow_gaps)
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    guarantee = spread.guarantee(delta, by.value, conversion.value, shuffle)
+    inputs = load_inputs(None if task is None else task.value, data, norm_bound)
+    ask = find_predictor(predictor)
+    count = len(spread.models)
+    bar = ProgressBar()
+    bar.start(count, "models asked")
+    try:
+        said = spread.scores(ask, inputs, probabilities, bar.advance)
+        found = measure(said, None if of is OfName.mean else [0.0] * (count - 1) + [1.0], confidence)
+    finally:
+        bar.finish()
+    about = {"interval_of": f"the {of.value} score", **summary(found, spread, inputs, guarantee)}
+    show_progress("pictures")
+    written = write(found, inputs, about, out)
+    show_progress("")
+    if json:
+        print_json({"files": [str(path) for path in written], **about})
+        return
+    _print(about, written)
+    print_guarantee(guarantee)
+
+
+def _spread(
+    run: Path | None, runs: Path | None, last: int | None, burn_in: int | None, separation: int | None, allow_gaps: bool
+) -> Spread:
+    from dpmerge.aggregate.spread import Spread
+
+    if (run is None) == (runs is None):
+        raise TargetError("give either RUN, a folder of checkpoints of one run, or --runs, a folder of independent runs")
+    if run is not None:
+        return Spread.over_checkpoints(run, last=last, burn_in=burn_in, separation=separation, allow_gaps=allow_gaps)
+    for name, value in (("--last", last), ("--burn-in", burn_in), ("--separation", separation), ("--allow-gaps", allow_gaps)):
+        if value:
+            raise TargetError(f"{name} is about checkpoints of one run; --runs takes the last model of every run")
+    assert runs is not None
+    return Spread.over_runs(runs)
+
+
+def _print(about: dict[str, Any], written: list[Path]) -> None:
+    from dpmerge.cli.output import table
+
+    for path in written:
+        typer.echo(str(path))
+    median = about["quantiles_of_widths"]["50 %"]
+    typer.echo(f"{about['standing']}, not a guarantee: {about['from']}; {about['inputs']}")
+    typer.echo(
+        f"  {100 * about['confidence']:g} % intervals of {about['interval_of']} of the predicted label: "
+        f"mean width {about['mean_width']:.4f}, median {median:.4f}"
+    )
+    for text in about["notes"]:
+        typer.echo(f"  - {text}")
+    answered = about["accuracy_where_answered"]
+    if answered is not None:
+        shares = [point["coverage"] for point in next(iter(answered.values()))]
+        rows = [[name, *(f"{point['accuracy']:.4f}" for point in points)] for name, points in answered.items()]
+        table("accuracy where answered", ["abstaining", *(f"{100 * share:g} % answered" for share in shares)], rows)
