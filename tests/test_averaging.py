@@ -10,40 +10,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpmerge.errors import TrainingError
-from dpmerge.training.averaging import MovingAverage, TailMean, TrainingOn, new_weight
+from dpmerge.training.averaging import MovingAverage, TailMean, TrainingOn
+from dpmerge.weights.averaging import Averaging
 
 ITERATES = st.lists(st.floats(-100, 100), min_size=1, max_size=12)
 
 
 @given(ITERATES, st.integers(1, 15))
 def test_tail_means_are_the_mean_of_the_last(values: list[float], last: int) -> None:
-    mean = TailMean(last)
+    update = TailMean(last).begin()
     for t in range(len(values)):
-        said = mean.update(np.array([values[t]]))
+        said = update(np.array([values[t]]))
         assert said == pytest.approx(np.mean(values[max(0, t - last + 1) : t + 1]), abs=1e-9)
 
 
 @given(ITERATES, st.floats(0.01, 1))
 def test_both_conventions_of_a_moving_average_are_each_others_mirror(values: list[float], weight: float) -> None:
-    new, old = MovingAverage(weight, "new"), MovingAverage(1 - weight, "old")
+    new, old = MovingAverage(new_weight=weight).begin(), MovingAverage(decay=1 - weight).begin()
     for value in values:
-        assert new.update(value) == pytest.approx(old.update(value), abs=1e-6)
+        assert new(value) == pytest.approx(old(value), abs=1e-6)
 
 
 def test_moving_averages_step_by_step() -> None:
-    average = MovingAverage(0.25, "new")
-    assert [average.update(value) for value in (0.0, 1.0, 1.0)] == [0.0, 0.25, 0.4375]
-    warmed = MovingAverage(0.99, "old", warmup=True)
-    assert warmed.update(4.0) == 4.0
-    assert warmed.update(0.0) == pytest.approx(4.0 * 2 / 11)  # t = 1: a decay of 2/11
-    assert new_weight(0.1, "old", 1) == pytest.approx(0.9)  # grown already
+    average = MovingAverage(new_weight=0.25).begin()
+    assert [average(value) for value in (0.0, 1.0, 1.0)] == [0.0, 0.25, 0.4375]
+    warmed = MovingAverage(decay=0.99, warm_up=True).begin()
+    assert warmed(4.0) == 4.0
+    assert warmed(0.0) == pytest.approx(4.0 * 2 / 11)  # t = 1: a decay of 2/11
+    grown = MovingAverage(decay=0.1, warm_up=True).begin()  # less than 2/11 from the start
+    assert [grown(value) for value in (0.0, 1.0)] == [0.0, 0.9]
+
+
+@given(ITERATES, st.floats(0.01, 0.99), st.booleans(), st.booleans())
+def test_moving_averages_have_the_weights_of_averages_of_checkpoints(
+    values: list[float], stated: float, new: bool, warm_up: bool
+) -> None:
+    chosen = {"new_weight": stated} if new else {"decay": stated}
+    running = MovingAverage(**chosen, warm_up=warm_up).begin()
+    for value in values:
+        said = running(value)
+    weights = Averaging(rule="ema", checkpoints=len(values), warm_up=warm_up, **chosen).weights()
+    assert said == pytest.approx(np.dot(weights, values), abs=1e-9)
 
 
 def test_training_starts_from_the_aggregate_after_its_step() -> None:
     training = TrainingOn(TailMean(2), start=2)
-    starts = [training.next_start(step, float(iterate)) for step, iterate in enumerate((0, 2, 4, 10))]
-    assert starts == [0.0, 2.0, 3.0, 7.0]
-    assert training.current == 7.0
+    run = training.begin(0.0)
+    assert [run.next_start(iterate) for iterate in (2.0, 4.0, 10.0)] == [2.0, 3.0, 7.0]
+    assert run.current == 7.0
+    assert training.begin(1.0).current == 1.0  # another run knows nothing of the first
     assert training.optimizer == "sgd from the mean of the last 2 iterates after step 2"
 
 
@@ -51,8 +66,10 @@ def test_training_starts_from_the_aggregate_after_its_step() -> None:
     "wrong",
     [
         lambda: TailMean(0),
-        lambda: MovingAverage(0.0, "new"),
-        lambda: MovingAverage(1.5, "old"),
+        lambda: MovingAverage(new_weight=0.0),
+        lambda: MovingAverage(decay=1.0),
+        lambda: MovingAverage(decay=0.5, new_weight=0.5),
+        lambda: MovingAverage(),
         lambda: TrainingOn(TailMean(1), -1),
     ],
 )
@@ -79,14 +96,13 @@ def test_a_torch_loop_takes_the_same_path_as_the_recursion(start: int) -> None:
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    by_hand = TrainingOn(MovingAverage(0.6, "new"), start)
-    expected = by_hand.next_start(0, flat())
-    loop = AggregatedTraining(optimizer, TrainingOn(MovingAverage(0.6, "new"), start))
+    training = TrainingOn(MovingAverage(new_weight=0.6), start)
+    by_hand, loop = training.begin(flat()), AggregatedTraining(optimizer, training)
     assert getattr(optimizer, MARK).start == start
-    for step in range(1, 7):
+    for _ in range(6):
         gradient()
         moved = flat() - 0.1 * torch.cat([p.grad.flatten() for p in model.parameters()])
-        expected = by_hand.next_start(step, moved)
+        expected = by_hand.next_start(moved)
         optimizer.step()
         assert torch.allclose(flat(), expected, atol=1e-6)
     before = flat()
@@ -109,14 +125,14 @@ def test_opacus_steps_that_only_accumulate_are_no_steps() -> None:
     model = GradSampleModule(torch.nn.Linear(3, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=4)
-    training = TrainingOn(TailMean(2), 0)
-    AggregatedTraining(optimizer, training)
+    loop = AggregatedTraining(optimizer, TrainingOn(TailMean(2), 0))
     seen = []
     for skipped in (True, False, True, False):
         optimizer.signal_skip_step(do_skip=skipped)
         optimizer.zero_grad()
         (model(torch.randn(4, 3)) ** 2).mean().backward()
         optimizer.step()
-        seen.append(training.current.clone())
-    assert torch.equal(seen[0] * 0 + seen[1], seen[2])
+        with loop.at_aggregate():
+            seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(seen[1], seen[2])
     assert not torch.equal(seen[2], seen[3])

@@ -53,19 +53,8 @@ class Task:
     @classmethod
     def of(cls, images: Images, where: torch.device, size: Size, out: Path) -> Task:
         """Images as tensors on the device, no augmentation; those of CIFAR-10 with their channels normalised."""
-        parts = []
-        deviations = torch.tensor(CHANNEL_DEVIATIONS, device=where)
-        for rows, known, count in (
-            (images.train, images.train_labels, size.examples),
-            (images.test, images.test_labels, size.tested),
-        ):
-            pixels = torch.from_numpy(rows[:count].reshape(-1, *images.shape)).to(where)
-            if images.shape[0] == len(CHANNEL_MEANS):
-                means, deviations = (
-                    torch.tensor(of, device=where)[:, None, None] for of in (CHANNEL_MEANS, CHANNEL_DEVIATIONS)
-                )
-                pixels = (pixels - means) / deviations
-            parts.append((pixels.contiguous(), torch.from_numpy(known[:count]).to(where)))
+        train, labels, test, answers = as_tensors(images, where)
+        parts = [(train[: size.examples], labels[: size.examples]), (test[: size.tested], answers[: size.tested])]
         order = torch.randperm(len(parts[0][1]), generator=torch.Generator().manual_seed(SEED)).to(where)
         half = len(order) // 2
         public, private = ((parts[0][0][chosen], parts[0][1][chosen]) for chosen in (order[:half], order[half:]))
@@ -114,6 +103,18 @@ class Task:
         # Quick runs are shorter: their checkpoints are counted from the last.
         index = Size().keep.index(int(epoch)) if epoch else -1
         return list(kept.values())[index]
+
+
+def as_tensors(images: Images, where: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels to train on and to test on; images of three channels are normalised by those of CIFAR-10."""
+    found = []
+    for rows, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
+        pixels = torch.from_numpy(rows.reshape(-1, *images.shape)).to(where)
+        if images.shape[0] == len(CHANNEL_MEANS):
+            means, deviations = (torch.tensor(values, device=where) for values in (CHANNEL_MEANS, CHANNEL_DEVIATIONS))
+            pixels = (pixels - means[:, None, None]) / deviations[:, None, None]
+        found += [pixels.contiguous(), torch.from_numpy(labels).to(where)]
+    return found[0], found[1], found[2], found[3]
 
 
 def private_run(task: Task, name: str) -> None:

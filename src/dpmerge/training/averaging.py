@@ -3,95 +3,104 @@
 Every iterate is paid for already, and an aggregate is a function of iterates: nothing is added to the guarantee of the run
 alone. But such a run is no plain SGD, so its records say so, and averages with other runs are accounted by joint release.
 
-An aggregate is kept by an object with `update(iterate) → aggregate`, called with every iterate from θ₀ on: the two below, or
-any other. Iterates are numpy arrays or torch tensors, and are not changed.
+What is aggregated and from when on is data (`TrainingOn`); what a run keeps for it is made anew for every run. Iterates are
+numpy arrays or torch tensors, and are not changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from dpmerge.errors import TrainingError
 
+Update = Callable[[Any], Any]  # the next iterate, from θ₀ on → the aggregate of all so far
+
 
 class Aggregate(Protocol):
-    """What Alg. 2 calls f_AGG, fed one iterate at a time. Its text goes into the record."""
+    """What Alg. 2 calls f_AGG: one of those below, or any other. Its text goes into the record."""
 
-    def update(self, iterate: Any) -> Any:
-        """Take the next iterate; the aggregate of all so far."""
+    def begin(self) -> Update:
+        """For one run."""
 
     def __str__(self) -> str:
         """What it is, with its parameters."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TailMean:
     """UTA: the mean of the last k iterates, of fewer at the beginning."""
 
     last: int
-    _held: deque[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.last < 1:
             raise TrainingError(f"the mean of the last {self.last} iterates is of none; give at least 1")
-        self._held = deque(maxlen=self.last)
 
-    def update(self, iterate: Any) -> Any:
-        """Take the next iterate."""
-        self._held.append(iterate)
-        return sum(self._held) / len(self._held)
+    def begin(self) -> Update:
+        """For one run."""
+        held: deque[Any] = deque(maxlen=self.last)
+
+        def update(iterate: Any) -> Any:
+            held.append(iterate)
+            return sum(held) / len(held)
+
+        return update
 
     def __str__(self) -> str:
         return f"the mean of the last {self.last} iterates"
 
 
-@dataclass
+@dataclass(frozen=True)
 class MovingAverage:
-    """EMA: θ̄ₜ = (1 − β)·θ̄ₜ₋₁ + β·θₜ, begun at θ̄₀ = θ₀. The weight is of what `weight_of` says.
+    """EMA: θ̄ₜ = (1 − b)·θ̄ₜ₋₁ + b·θₜ, begun at θ̄₀ = θ₀; b is `new_weight`, as RSc Eq. (3) writes it, or 1 − `decay`.
 
-    RSc Eq. (3) gives β to the new iterate ("new"); most libraries, and the values of its tables near 1, give it to the old
-    average ("old", a decay). With `warmup`, whichever it is grows as min(β, (1 + t)/(10 + t)).
+    With `warm_up`, whichever is stated is at most (1 + t)/(10 + t), as in averages of checkpoints (weights/averaging.py).
     """
 
-    weight: float
-    weight_of: Literal["new", "old"]
-    warmup: bool = False
-    _average: Any = field(default=None, init=False, repr=False)
-    _seen: int = field(default=0, init=False, repr=False)
+    new_weight: float | None = None
+    decay: float | None = None
+    warm_up: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight <= 1 or (self.weight == 0 and self.weight_of == "new"):
-            raise TrainingError(f"the weight of a moving average is {self.weight}; it must lie in (0, 1]")
+        if (self.new_weight is None) == (self.decay is None):
+            raise TrainingError("a moving average needs either a decay or a new_weight, not both")
+        if not 0 < self._weight_of_new(10**9) <= 1:
+            raise TrainingError(f"a moving average needs 0 ≤ decay < 1 or 0 < new_weight ≤ 1: {self}")
 
-    def update(self, iterate: Any) -> Any:
-        """Take the next iterate."""
-        if self._seen == 0:
-            self._average = iterate
-        else:
-            new = new_weight(self.weight, self.weight_of, self._seen if self.warmup else None)
-            self._average = (1 - new) * self._average + new * iterate
-        self._seen += 1
-        return self._average
+    def _weight_of_new(self, t: int) -> float:
+        stated = self.decay if self.new_weight is None else self.new_weight
+        assert stated is not None
+        grown = min(stated, (1 + t) / (10 + t)) if self.warm_up else stated
+        return 1 - grown if self.new_weight is None else grown
+
+    def begin(self) -> Update:
+        """For one run."""
+        average: Any = None
+        t = -1
+
+        def update(iterate: Any) -> Any:
+            nonlocal average, t
+            t += 1
+            new = self._weight_of_new(t)
+            average = iterate if t == 0 else (1 - new) * average + new * iterate
+            return average
+
+        return update
 
     def __str__(self) -> str:
-        return f"a moving average ({self.weight_of} weight {self.weight:g}{', warmed up' if self.warmup else ''})"
+        which = f"decay {self.decay:g}" if self.new_weight is None else f"new weight {self.new_weight:g}"
+        return f"a moving average with {which}{', warmed up' if self.warm_up else ''}"
 
 
-def new_weight(weight: float, weight_of: Literal["new", "old"], warmup_step: int | None) -> float:
-    """The weight of the new iterate θₜ, t ≥ 1; `warmup_step` is t where the weight is still growing, else nothing."""
-    grown = weight if warmup_step is None else min(weight, (1 + warmup_step) / (10 + warmup_step))
-    return grown if weight_of == "new" else 1 - grown
-
-
-@dataclass
+@dataclass(frozen=True)
 class TrainingOn:
-    """Alg. 2 for one run: an aggregate, and the step τ from which on every step starts at it."""
+    """An aggregate, and the step τ from which on every step starts at it."""
 
     aggregate: Aggregate
     start: int
-    current: Any = field(default=None, init=False, repr=False)  # what Alg. 2 returns after the last step
 
     def __post_init__(self) -> None:
         if self.start < 0:
@@ -99,10 +108,23 @@ class TrainingOn:
 
     @property
     def optimizer(self) -> str:
-        """For the record's optimizer field."""
+        """For the record's optimizer field: anything but "sgd"."""
         return f"sgd from {self.aggregate} after step {self.start}"
 
-    def next_start(self, steps_done: int, iterate: Any) -> Any:
-        """Where the next step starts, after so many steps (0: before the first) of which this is the last iterate."""
-        self.current = self.aggregate.update(iterate)
-        return self.current if steps_done >= self.start else iterate
+    def begin(self, first: Any) -> AggregatedRun:
+        """A run whose first iterate this is."""
+        return AggregatedRun(self, first)
+
+
+class AggregatedRun:
+    """Alg. 2 for one run. `current` is the aggregate of all iterates so far: what it returns after the last step."""
+
+    def __init__(self, training_on: TrainingOn, first: Any) -> None:
+        self._start, self._update, self._done = training_on.start, training_on.aggregate.begin(), 0
+        self.current = self._update(first)
+
+    def next_start(self, iterate: Any) -> Any:
+        """Where the next step starts, this being the iterate that the last one made."""
+        self._done += 1
+        self.current = self._update(iterate)
+        return self.current if self._done >= self._start else iterate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,32 +24,28 @@ class AggregatedTraining:
     def __init__(self, optimizer: Any, training_on: TrainingOn) -> None:
         inner = getattr(optimizer, "original_optimizer", optimizer)
         self._parameters = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
-        self._training_on, self._steps = training_on, 0
-        self._advance()
-        inner.register_step_post_hook(lambda *_: self._after_step())
+        self._run = training_on.begin(flat(self._parameters))
+        inner.register_step_post_hook(lambda *_: load(self._parameters, self._run.next_start(flat(self._parameters))))
         setattr(inner, MARK, training_on)
-
-    def _after_step(self) -> None:
-        self._steps += 1
-        self._advance()
-
-    def _advance(self) -> None:
-        self._load(self._training_on.next_start(self._steps, self._vector()))
-
-    def _vector(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in self._parameters])
-
-    def _load(self, vector: Tensor) -> None:
-        with torch.no_grad():
-            for parameter, part in zip(self._parameters, vector.split([p.numel() for p in self._parameters]), strict=True):
-                parameter.copy_(part.view_as(parameter))
 
     @contextmanager
     def at_aggregate(self) -> Iterator[None]:
         """The model has the aggregate as its parameters here: what Alg. 2 returns. After it, training goes on where it was."""
-        before = self._vector()
-        self._load(self._training_on.current)
+        before = flat(self._parameters)
+        load(self._parameters, self._run.current)
         try:
             yield
         finally:
-            self._load(before)
+            load(self._parameters, before)
+
+
+def flat(parameters: Sequence[Tensor]) -> Tensor:
+    """A copy of them all as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
+def load(parameters: Sequence[Tensor], vector: Tensor) -> None:
+    """Give the parameters the values of such a vector."""
+    with torch.no_grad():
+        for parameter, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
