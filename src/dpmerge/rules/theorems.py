@@ -23,6 +23,13 @@ _TRANSPORT = (
     "initialisation and learning rates do not depend on the data",
 )
 
+_BEST_OF_K = (
+    "the number of runs is drawn from the stated distribution with fresh, secure randomness and is not published, nor is "
+    "anything of the runs but the best one",
+    "every run draws its hyper-parameters anew from one distribution that does not depend on the data, and its own noise",
+    "the score of a run is a function of what that run releases, of public data and of fresh randomness",
+)
+
 THEOREMS: dict[str, Theorem] = {
     "selection-pld": Theorem(
         "random selection, privacy loss distributions",
@@ -82,6 +89,10 @@ THEOREMS: dict[str, Theorem] = {
         "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _TRANSPORT
     ),
     "mean-estimation-combination": Theorem("linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT),
+    "tuning-profile": Theorem("best of a random number of runs, by the curve of one run", "theory.md §7", _BEST_OF_K),
+    "tuning-rdp": Theorem(
+        "best of a random number of runs, Rényi divergences", "Papernot and Steinke 2022, Thm 2 and 6", _BEST_OF_K
+    ),
     "papers-formula": Theorem(
         "linear combination by the papers' formula", "M1 Thm 6.2 and 6.4, M2 Thm 6.2 and 6.3", _TRANSPORT
     ),
