@@ -366,6 +366,22 @@ def test_tree_aggregation_agrees_with_dp_accounting() -> None:
         run_profile(builders.model("t", {"kind": "dp-ftrl", "noise_multiplier": 5.0, "steps": 4, "restarts": 0}))
 
 
+def test_a_checkpoint_inside_a_tree_is_charged_for_the_worst_trees_it_may_have() -> None:
+    def nodes(steps: int, restarts: int) -> float:
+        mechanism = {"kind": "dp-ftrl", "noise_multiplier": 1.0, "steps": steps, "restarts": restarts}
+        renyi = run_profile(builders.model("t", mechanism, "zero-out")).profile.renyi(np.array([2.0]))
+        return float(renyi[0])  # α·μ²/2 at α = 2
+
+    assert nodes(25, 3) == pytest.approx(13)  # trees of 8, 8, 8 and 1
+    for steps in range(2, 60):
+        for restarts in range(1, steps):
+            if steps % (restarts + 1):
+                lengths = [length for length in range(1, steps) if restarts * length < steps <= (restarts + 1) * length]
+                for length in lengths:
+                    there = restarts * length.bit_length() + (steps - restarts * length).bit_length()
+                    assert nodes(steps, restarts) >= there - 1e-9
+
+
 # --- baselines ---------------------------------------------------------------------------------------------------------------
 
 

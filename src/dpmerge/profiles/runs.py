@@ -126,7 +126,7 @@ def _shuffle_assumption(name: str, shuffle: ShuffleAsPoisson) -> str:
 
 
 def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfile:
-    """Tree aggregation: a record is in at most ⌈log2(n+1)⌉ nodes of a tree over n steps (Kairouz et al. 2021, App. D)."""
+    """Tree aggregation (docs/theory.md §1): a record is in at most ⌈log2(n+1)⌉ nodes of a tree over n steps."""
     if adjacency == "add-remove":
         raise UnsupportedMechanism(
             f"model {model.name!r}: tree aggregation is analysed for a record that keeps its place in the stream; state the "
@@ -138,10 +138,23 @@ def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfil
     )
     if mechanism.noise_multiplier == 0:
         return RunProfile(Profile.of([(NonPrivateLaw(), 1)]), (assumption,))
-    trees = mechanism.restarts + 1
-    height = math.ceil(math.log2(math.ceil(mechanism.steps / trees) + 1))
-    mu = record_effect(adjacency) * math.sqrt(height) / mechanism.noise_multiplier
-    return RunProfile(Profile.of([(GaussianLaw(mu), trees)]), (assumption,))
+    nodes = tree_nodes(mechanism.steps, mechanism.restarts)
+    mu = record_effect(adjacency) * math.sqrt(nodes) / mechanism.noise_multiplier
+    return RunProfile(Profile.of([(GaussianLaw(mu), 1)]), (assumption,))
+
+
+def tree_nodes(steps: int, restarts: int) -> int:
+    """The most nodes that one record can be in: of equally long trees, or in a checkpoint inside a tree of any length.
+
+    Inside, the full trees have a length L that the record does not state, and the last is shorter. For one height of the full
+    trees the last is longest if L is the least such: so L is a power of 2, or the least of all.
+    """
+    least, rest = -(-steps // (restarts + 1)), steps % (restarts + 1)
+    counts = [(restarts + 1) * least.bit_length()]
+    if rest:
+        lengths = [1 << bits for bits in range(least.bit_length(), steps.bit_length()) if restarts << bits < steps]
+        counts += [restarts * length.bit_length() + (steps - restarts * length).bit_length() for length in lengths]
+    return max(counts)
 
 
 _FIXED_SIZE_ORDERS = (1.5, 2.0, 2.5, *map(float, range(3, 33)), 40.0, 48.0, 56.0, 64.0, 96.0, 128.0, 192.0, 256.0)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
+from dpmerge.profiles.runs import tree_nodes
 from dpmerge.records import Record
 
 Users = npt.NDArray[np.int64]
@@ -92,13 +93,15 @@ class FtrlRecipe:
         return wanted
 
     def record_covers(self, rounds: int) -> bool:
-        """Whether trees that are equally long, which a record speaks of, cost at least as much as those there are.
+        """Whether the trees that a record is taken to speak of cost at least as much as those there are.
 
-        A node costs the same in every tree, so their numbers are compared. The end of a tree is always covered, and so is
-        every round where the trees have 2^k − 1: the mean of such trees has 2^(k−1) rounds or more, and k nodes above a leaf.
+        A node costs the same in every tree, so their numbers are compared. Where the rounds so far can be shared out equally, a
+        record speaks of equally long trees, which may be too few nodes; otherwise of the worst ones. The end of a tree is
+        always covered, and so is every round where the trees have 2^k − 1: the mean of such trees has 2^(k−1) rounds or more,
+        and k nodes above a leaf.
         """
         trees = self.trees(rounds)
-        return len(trees) * nodes_above(-(-rounds // len(trees))) >= sum(map(nodes_above, trees))
+        return tree_nodes(rounds, len(trees) - 1) >= sum(map(nodes_above, trees))
 
     def draw_users(self, generator: np.random.Generator, users: int) -> list[Users]:
         """Who takes part in each round: in every tree all users in a fresh random order, as far as they are needed."""
