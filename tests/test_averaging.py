@@ -81,7 +81,7 @@ def test_refusals(wrong: Any) -> None:
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_torch_loop_takes_the_same_path_as_the_recursion(start: int) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from dpmerge.training.averaging_torch import MARK, AggregatedTraining
+    from dpmerge.training.averaging_torch import AggregatedTraining
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
@@ -98,7 +98,6 @@ def test_a_torch_loop_takes_the_same_path_as_the_recursion(start: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = TrainingOn(MovingAverage(new_weight=0.6), start)
     by_hand, loop = training.begin(flat()), AggregatedTraining(optimizer, training)
-    assert getattr(optimizer, MARK).start == start
     for _ in range(6):
         gradient()
         moved = flat() - 0.1 * torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -136,3 +135,19 @@ def test_opacus_steps_that_only_accumulate_are_no_steps() -> None:
             seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(seen[1], seen[2])
     assert not torch.equal(seen[2], seen[3])
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:Secure RNG turned off")
+def test_the_recorder_sees_that_training_on_aggregates_is_no_plain_sgd() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge.training import record
+    from dpmerge.training.averaging_torch import AggregatedTraining
+    from tests.opacus_builders import private
+
+    made = private()
+    recorder = record(*made.parts, dataset="d")
+    AggregatedTraining(made.optimizer, TrainingOn(TailMean(2), 0))
+    made.train()
+    mechanism = recorder.record().mechanism
+    assert mechanism.kind == "dp-sgd" and mechanism.optimizer == "sgd(step_hooks=yes)"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpmerge import example_portfolio
-from dpmerge.errors import PortfolioError, RecordError, WeightsError
-from dpmerge.records import DpSgd, Model, Portfolio, Record, Weights
+from dpmerge.errors import DependentRuns, PortfolioError, RecordError, WeightsError
+from dpmerge.records import DpSgd, Model, Portfolio, Record, Weights, require_independent
 from tests import builders
 
 RECORD: dict[str, Any] = {
@@ -271,3 +271,35 @@ def test_only_distributions_pass(values: list[float]) -> None:
     else:
         with pytest.raises(WeightsError):
             PAIR.weights(given_weights)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "steps", "accepted"),
+    [
+        ("a", "a", 10, True),
+        ("a", "a+b@10", 10, True),
+        ("a", "a+b@10+c@20", 9, True),
+        ("a+b@10", "a+b@10+c@20", 20, True),
+        ("a", "a+b@10", 11, False),  # the first was kept after the point from which the second went on
+        ("a+b@5", "a+c@5", 10, False),  # two ways on from one checkpoint
+        ("a", "b", 10, False),
+        ("a", "ab+c@10", 10, False),
+    ],
+)
+def test_a_run_that_was_continued_is_one_run(earlier: str, later: str, steps: int, accepted: bool) -> None:
+    first = builders.dp_sgd("first", sigma=1.0, steps=steps, run="r", noise_fingerprint=earlier, sampler_fingerprint="s")
+    second = builders.dp_sgd("second", sigma=1.0, steps=30, run="r", noise_fingerprint=later, sampler_fingerprint="s")
+    if accepted:
+        assert Portfolio((first, second)).names == ("first", "second")
+    else:
+        with pytest.raises(PortfolioError, match="not the beginning"):
+            Portfolio((first, second))
+
+
+def test_runs_that_share_a_generator_after_a_crash_are_dependent() -> None:
+    models = [
+        builders.dp_sgd("x", sigma=1.0, noise_fingerprint="a+b@10"),
+        builders.dp_sgd("y", sigma=1.0, noise_fingerprint="c+b@5"),
+    ]
+    with pytest.raises(DependentRuns, match="same noise_fingerprint 'b'"):
+        require_independent(tuple(models))

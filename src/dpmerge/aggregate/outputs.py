@@ -63,7 +63,7 @@ def predictions(
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
-    said = (_asked(predictor, model, inputs, probabilities) for model in used)
+    said = (asked(predictor, model, inputs, probabilities) for model in used)
     return combined(rule, said, tuple(model.name for model in used), on_checkpoint)
 
 
@@ -106,7 +106,7 @@ def probabilities_of(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def _asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool) -> npt.NDArray[np.float64]:
+def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool) -> npt.NDArray[np.float64]:
     """One checkpoint's probabilities; a predictor is someone else's code, and nothing it gives is taken for right."""
     if model.folder is None:
         raise EvaluationError(f"checkpoint {model.name!r} has no folder: load the run from disk")

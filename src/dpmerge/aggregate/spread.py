@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from dpmerge.aggregate.outputs import _asked as asked
+from dpmerge.aggregate.outputs import asked
 from dpmerge.aggregate.predictor import Inputs, Predictor
 from dpmerge.aggregate.run import Run, steps
 from dpmerge.aggregate.uncertainty import Floats, chosen_steps

@@ -51,7 +51,7 @@ class ArraySource:
 def open_state_dict(path: Path, folder: Path, model: str) -> Checkpoint:
     """Read a `.pt` or `.pth` file. Merged models are written as safetensors."""
     where = f"model {model!r}, file {path.name}"
-    state, notes = _state(_load(path, where), where)
+    state, notes = state_of(load(path, where), where)
     tensors, places = [], {}
     for name, value in state.items():
         format_ = _FORMATS.get(str(value.dtype).removeprefix("torch."))
@@ -80,7 +80,8 @@ def _torch() -> Any:
         raise CheckpointError("PyTorch files need torch: install dpmerge[torch], or convert the model to safetensors") from None
 
 
-def _load(path: Path, where: str) -> Any:
+def load(path: Path, where: str) -> Any:
+    """What a file of torch holds, read without running anything in it."""
     torch = _torch()
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < _SAFE_SINCE:
@@ -95,7 +96,7 @@ def _load(path: Path, where: str) -> Any:
         ) from None
 
 
-def _state(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
+def state_of(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
     """The named tensors of a state dict, without Opacus' wrapping."""
     notes = []
     if isinstance(loaded, dict) and _OPACUS in loaded:

@@ -111,7 +111,7 @@ def _dp_sgd(model: Model, mechanism: DpSgd, shuffle: ShuffleAsPoisson | None) ->
     if mechanism.clipping == "adaptive":
         assumptions.append(
             f"model {model.name!r}: the recorded noise multiplier is the effective one, with the private estimates of the "
-            "adaptive clipping norm already paid from it"
+            "adaptive clipping norm, and all they rest on (as the size of a batch), already paid from it"
         )
     return RunProfile(Profile.of(factors), tuple(assumptions), shuffled)
 

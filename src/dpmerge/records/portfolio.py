@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -157,16 +158,14 @@ def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
     for stated, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
         seen: dict[str, Model] = {}
         for model in models:
-            fingerprint = getattr(model.mechanism, stated)
-            if fingerprint is None:
-                continue
-            if fingerprint in seen:
-                raise DependentRuns(
-                    f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
-                    f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
-                    "retrain one with fresh randomness, or use random selection, which needs no independence"
-                )
-            seen[fingerprint] = model
+            for fingerprint in _generators(getattr(model.mechanism, stated)):
+                if fingerprint in seen:
+                    raise DependentRuns(
+                        f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
+                        f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
+                        "retrain one with fresh randomness, or use random selection, which needs no independence"
+                    )
+            seen |= dict.fromkeys(_generators(getattr(model.mechanism, stated)), model)
     unstated = [m.name for m in models if _unstated(m.mechanism)]
     if not unstated:
         return ()
@@ -174,6 +173,25 @@ def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
         "the runs are independent in their noise and sampling coins: on the user's word, since no fingerprint was "
         f"recorded for {', '.join(unstated)}",
     )
+
+
+_CONTINUED = re.compile(r"\+([^+@]+)@(\d+)")  # the generator with which a run went on, and after how many steps
+
+
+def _generators(fingerprint: str | None) -> list[str]:
+    """One for each generator that a run has had: a run that was continued has a fingerprint first+next@steps."""
+    if fingerprint is None:
+        return []
+    first = _CONTINUED.sub("", fingerprint)
+    return [first, *(part for part, _ in _CONTINUED.findall(fingerprint))] if first else [fingerprint]
+
+
+def _goes_on(earlier: str | None, later: str | None, steps: int) -> bool:
+    """Whether a run with the first fingerprint after `steps` may have the second one later."""
+    if earlier is None or later is None or earlier == later:
+        return earlier == later
+    following = _CONTINUED.match(later, len(earlier))
+    return later.startswith(earlier) and following is not None and steps <= int(following[2])
 
 
 def _unstated(mechanism: Mechanism) -> bool:
@@ -206,7 +224,10 @@ def _check_checkpoints(models: tuple[Model, ...]) -> None:
 
 def _begins(earlier: Mechanism, later: Mechanism) -> bool:
     if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
-        same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch"}
+        same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
+        for stated in ("noise_fingerprint", "sampler_fingerprint"):
+            if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
+                return False
         if earlier.model_dump(exclude=same) != later.model_dump(exclude=same):
             return False
         return _is_prefix(_merged(earlier.settings()), _merged(later.settings()))

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from dpmerge.training.averaging import TrainingOn
 
-MARK = "dpmerge_training_on"  # by which the recorder sees that this optimizer is no plain SGD
-
 
 class AggregatedTraining:
     """Attached to an optimizer (torch's, or Opacus' around it), before its first step. Alg. 2 of Recycling Scraps.
 
     Steps that Opacus only accumulates are no steps. Buffers are left as they are: where training is private, none may depend
     on data. Like torch's `AveragedModel`, which keeps an average beside the model for inference; here training goes on from it.
+    The recorder sees that steps have a hook, and records no plain SGD.
     """
 
     def __init__(self, optimizer: Any, training_on: TrainingOn) -> None:
@@ -26,7 +25,6 @@ class AggregatedTraining:
         self._parameters = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
         self._run = training_on.begin(flat(self._parameters))
         inner.register_step_post_hook(lambda *_: load(self._parameters, self._run.next_start(flat(self._parameters))))
-        setattr(inner, MARK, training_on)
 
     @contextmanager
     def at_aggregate(self) -> Iterator[None]:

@@ -84,7 +84,7 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         raise RecordError("--expected-batch and --examples both state the divisor of the updates; give one")
     if out.parent.is_dir():
         require_absent(out)
-    held = pytorch._load(path, where)
+    held = pytorch.load(path, where)
     if not isinstance(held, dict) or _HISTORY not in held:
         raise CheckpointError(f"{where}: not a checkpoint of Opacus: it has no {_HISTORY}")
     history = _history(held[_HISTORY], where)
@@ -104,7 +104,7 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
     }
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
-    tensors, _ = pytorch._state(held, where)
+    tensors, _ = pytorch.state_of(held, where)
     save_folder(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
     return record
 
