@@ -40,6 +40,14 @@ EXPERIMENTS = {
     "checkpoints": Experiment("random selection over checkpoints of one run", "checkpoints:checkpoints", ("mnist",)),
     "cifar10-checkpoints": Experiment("the same of a ResNet-18", "cifar10:cifar10_checkpoints", ("cifar10",), torch=True),
     "composition": Experiment("joint release against composition of (ε, δ) pairs", "composition:composition"),
+    "tuning-cost": Experiment("the price of tuning hyper-parameters privately", "tuning_cost:tuning_cost_figure"),
+    "aggregation-cifar10": Experiment(
+        "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
+    ),
+    "quadratic": Experiment("the variance of a quadratic's last iterate, from checkpoints", "quadratic:quadratic"),
+    "uncertainty-mnist": Experiment(
+        "confidence intervals from checkpoints and from runs", "uncertainty_mnist:uncertainty_mnist", ("mnist",)
+    ),
 }
 
 
