@@ -30,6 +30,7 @@ FLOORS = [
     "release",
     "aggregate",
     "training",
+    "audit",
     "experiments",
     "_api",
     "cli",
