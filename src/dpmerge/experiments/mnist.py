@@ -1,204 +1,158 @@
-"""M1 App. H.1 (Fig. 2 and 3), M2's full-batch setting, and its Poisson twin: softmax regressions, merged and measured.
+"""M1 App. H.1 (Fig. 2 and 3), M2's full-batch setting, and its Poisson twins: linear models on MNIST, merged and measured.
 
-`mnist` is the paper's: images normalised by mean and deviation, clipping binds, so the proved bound on averages is near joint
-release. The other two bound the features, so that smoothness is small and clipping provably never binds: there the transport
-theorem pays.
+`mnist` is the papers' own: clipping binds and steps are long, so the proved bound on averages is near joint release.
+`mnist-full-batch` bounds the features, so that smoothness is known and clipping provably never binds: there the transport
+theorem pays. How much depends on the schedule: with a learning rate that decays to nothing, on Σηβ, the length of training;
+with a constant one, on nothing but ηβ ≤ 2 and the number of steps (docs/theory.md §3.3).
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from dpmerge.experiments.portfolio_pictures import (
+    AVERAGE,
+    DRAW,
+    MERELY_SMOOTH,
+    against_length,
+    against_weights,
+    frontier_numbers,
+    frontier_panel,
+    frontier_picture,
+)
+from dpmerge.experiments.portfolios import (
+    DELTA,
+    Measured,
+    Setting,
+    alone,
+    data_name,
+    grid,
+    grid_step,
+    guarantees,
+    measure,
+)
 from dpmerge.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge.jobs import run_all
-from dpmerge.records import Model, Portfolio
-from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.tasks.images import Images, digits_as_images, load_images
-from dpmerge.training.linear import Recipe, accuracy, bounded_features, train
-from dpmerge.weights.frontier import frontier
+from dpmerge.records import Model, Portfolio, Record
+from dpmerge.rules import Combination
+from dpmerge.training.linear import Recipe
 from dpmerge.weights.heatmap import heatmap
 from dpmerge.weights.points import Accounting, Point
-from dpmerge.weights.simplex import simplex_grid
 
-DELTA = 1e-5
-_MEAN, _DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, which are public statistics by now
-_CHOSEN_BY_TEST = "weights in this picture are chosen by test accuracy of the private models: only joint release covers that"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One portfolio: how images become features, and the runs."""
-
-    dataset: str
-    norm_bound: float
-    normalise: bool
-    recipes: dict[str, Recipe]
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """The accuracies that were measured where the models were trained, as a scorer."""
-
-    known: dict[Point, float]
-    fingerprint: str
-
-    def __call__(self, weights: Point) -> float:
-        return self.known[weights]
+EPOCH, RATE = 235, 256 / 60000
+_NORM = math.sqrt(10)  # of centred images stretched to norm 3, and the bias
+_CLIP = 4.48  # above √2 times that: gradients of softmax regression are shorter
+_SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5, 0.7, 0.9)
+_LONGEST = 78.0  # Σηβ of forty steps with ηβ just below 2
 
 
 def papers() -> Setting:
     """M1 App. H.1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2), learning rate 0.1, batches of 256, three epochs."""
-    rate = 256 / 60000
     named = {"C=1 σ=0.5": (1.0, 0.5), "C=2 σ=0.5": (2.0, 0.5), "C=1 σ=2": (1.0, 2.0)}
-    recipes = {name: Recipe(705, 0.1, clip, sigma, rate) for name, (clip, sigma) in named.items()}
-    return Setting("mnist-train-60000", 80.0, True, recipes)
+    recipes = {name: Recipe(3 * EPOCH, 0.1, clip, sigma, RATE) for name, (clip, sigma) in named.items()}
+    return Setting(recipes, norm_bound=50.0, as_the_papers=True)
 
 
-def full_batch() -> Setting:
-    """Full batches, warm-up and decay; images of norm at most 1, so smoothness 1 and gradients of norm at most 2."""
-    common = {"steps": 100, "learning_rate": 1.0, "clip": 2.001, "warmup": 10, "decay": True}
-    recipes = {f"σ={sigma:g}": Recipe(noise_multiplier=sigma, **common) for sigma in (8.0, 15.0, 60.0)}  # type: ignore[arg-type]
-    return Setting("mnist-train-60000", math.sqrt(2), False, recipes)
+def full_batch(total: float, decay: bool) -> Setting:
+    """Forty full batches with Σηβ = `total`; with decay, the rate climbs for four steps and falls for 36."""
+    shape = Recipe(40, 1.0, _CLIP, 1.0, warmup=4 if decay else 0, decay=decay)
+    peak = total / (sum(shape.learning_rates()) * _NORM**2 / 2)
+    return _with_noise(replace(shape, learning_rate=peak), 50.0, 1000.0)
 
 
 def poisson_twin() -> Setting:
-    """Poisson batches of 256 with the noise of M1's portfolio, on the same bounded images: the coupled-run law applies."""
-    common = {"steps": 705, "learning_rate": 1.2, "clip": 2.001, "rate": 256 / 60000}
-    recipes = {f"σ={sigma:g}": Recipe(noise_multiplier=sigma, **common) for sigma in (0.5, 0.8, 2.0)}  # type: ignore[arg-type]
-    return Setting("mnist-train-60000", math.sqrt(2), False, recipes)
+    """Batches, epochs and noise of M1's portfolio: ηβ = 1.2, so no batch up to 1.6 times the expected makes a step expand."""
+    return _with_noise(Recipe(3 * EPOCH, 0.24, _CLIP, 1.0, RATE), 0.5, 2.0)
+
+
+def logistic_twin() -> Setting:
+    """The same for even against odd: one slope to clip, so clipping may bind and steps still do not expand."""
+    return _with_noise(Recipe(3 * EPOCH, 0.48, 1.5, 1.0, RATE, loss="logistic"), 0.5, 2.0)
+
+
+def _with_noise(recipe: Recipe, *sigmas: float) -> Setting:
+    return Setting({f"σ={sigma:g}": replace(recipe, noise_multiplier=sigma) for sigma in sigmas}, _NORM)
 
 
 def mnist(options: Options) -> Result:
     """Heatmaps and frontiers of M1's three softmax regressions."""
-    return _run("mnist", papers(), options, heatmaps=True)
+    setting = papers().sized(options)
+    with timed(Result("mnist", setting.configuration(options))) as result:
+        measured = measure(setting, grid(options), options, "training")
+        panel = frontier_panel(measured, options)
+        title = f"{data_name(options)}: three softmax regressions, merged"
+        result.pictures["frontier"] = frontier_picture(title, [panel], options)
+        averages = _averages(measured, grid(options), options)
+        result.numbers = {"alone": alone(measured), "averages": averages, "frontier": frontier_numbers(panel)}
+        for label, assumed in (("proved", None), ("formula", 0.0)):
+            step = grid_step(options) / 2
+            run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {label}"))
+            accounting = Accounting(DELTA, assumed)
+            result.pictures[f"heatmap-{label}"] = heatmap(measured.portfolio, accounting=accounting, step=step, run=run)
+    return result
 
 
 def mnist_full_batch(options: Options) -> Result:
-    """M2's setting where the transport theorem pays, and its Poisson twin."""
-    result = _run("mnist-full-batch", full_batch(), options)
-    twin = _run("twin", poisson_twin(), options)
-    result.numbers["poisson twin"] = {**twin.numbers, "configuration": twin.configuration}
-    result.pictures |= {f"poisson-{name}": picture for name, picture in twin.pictures.items()}
-    result.seconds += twin.seconds
+    """M2's setting where the transport theorem pays, what that depends on, and its Poisson twins: two models each."""
+    settings = {
+        "warm-up and decay": full_batch(1.0, decay=True),
+        "constant rate": full_batch(_LONGEST, decay=False),
+        "Poisson twin": poisson_twin(),
+        "logistic twin": logistic_twin(),
+    }
+    settings = {name: setting.sized(options) for name, setting in settings.items()}
+    configuration = {name: setting.configuration(options) for name, setting in settings.items()}
+    with timed(Result("mnist-full-batch", configuration)) as result:
+        for name, setting in settings.items():
+            points = [(share, 1 - share) for share in ((0.02, 0.1, 0.5) if options.quick else _SHARES)]
+            measured = measure(setting, points, options, f"{name}: training")
+            rows, models = _averages(measured, points, options), alone(measured)
+            result.numbers[name] = {"alone": models, "averages": rows}
+            title = f"{data_name(options)}, {name}: averages of {' and '.join(setting.names)}"
+            result.pictures[name.lower().replace(" ", "-")] = against_weights(title, setting, models, rows)
+        lengths = {"warm-up and decay": _lengths(True, options), "constant rate": _lengths(False, options)}
+        result.numbers["length of training"] = lengths
+        result.pictures["length-of-training"] = against_length(f"{data_name(options)}, full batches", lengths)
     return result
 
 
-def _run(name: str, setting: Setting, options: Options, heatmaps: bool = False) -> Result:
-    images = digits_as_images() if options.quick else load_images(options.data, "mnist")
-    if options.quick:
-        setting = _quick(setting)
-    configuration = {
-        "recipes": {key: vars(recipe) for key, recipe in setting.recipes.items()},
-        "norm_bound": setting.norm_bound,
-        "smoothness": setting.norm_bound**2 / 2,
-        "delta": DELTA,
-        "seeds": options.seeds,
-        "data": "digits" if options.quick else "mnist",
-    }
-    with timed(Result(name, configuration)) as result:
-        grid = simplex_grid(3, 0.25 if options.quick else 0.1)
-        measured = run_all(partial(_one_seed, images, setting, grid.tolist()), list(range(options.seeds)), jobs=options.jobs)
-        portfolio = Portfolio(
-            tuple(Model(key, record) for key, record in zip(setting.recipes, measured[0]["records"], strict=True))
-        )
-        scores = mean_and_deviation([one["scores"] for one in measured])
-        points = [tuple(row) for row in grid.tolist()]
-        known = dict(zip(points, scores["mean"], strict=True))
-        corners = [known[tuple(1.0 if i == j else 0.0 for j in range(3))] for i in range(3)]
-        result.numbers = {
-            "weights": grid.tolist(),
-            "test accuracy of averages": scores,
-            "alone": _alone(portfolio, corners),
-            "merges": _merges(portfolio, points, known),
+def _averages(measured: Measured, points: Iterable[Point], options: Options) -> list[dict[str, Any]]:
+    """Every average with what it scores, beside a draw with the same weights, and all guarantees."""
+    points = [point for point in points if max(point) < 1]
+    account = partial(guarantees, measured.portfolio)
+    found = run_all(account, points, jobs=options.jobs, progress=options.bar("averages"))
+    return [
+        {
+            "weights": dict(zip(measured.portfolio.names, point, strict=True)),
+            AVERAGE: mean_and_deviation(measured.of(point)),
+            DRAW: mean_and_deviation(measured.drawn(point)),
+            **known,
         }
-        accounting = Accounting(DELTA)
-        here = partial(run_all, jobs=options.jobs)
-        step = 0.25 if options.quick else 0.1
-        targets = np.geomspace(0.15, 12, 60).tolist()
-        scorer = _Measured(known, name)
-        drawn = frontier(portfolio, accounting=accounting, epsilons=targets, scorer=scorer, step=step, run=_keyed(here))
-        source = f"mean test accuracy over {options.seeds} seeds"
-        labels = {"utility_label": "test accuracy", "utilities_source": source, "warning": _CHOSEN_BY_TEST}
-        result.pictures["frontier"] = {**drawn, **labels}
-        if heatmaps:
-            for label, assumed in (("proved", None), ("formula", 0.0)):
-                result.pictures[f"heatmap-{label}"] = heatmap(
-                    portfolio, accounting=Accounting(DELTA, assumed), step=0.25 if options.quick else 0.05, run=_keyed(here)
-                )
-    return result
-
-
-def _keyed(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    return lambda function, items, *, keys: run(function, items)
-
-
-def _quick(setting: Setting) -> Setting:
-    """The same with fewer steps and larger batches, for 1,437 digits."""
-    recipes = {
-        key: Recipe(30, r.learning_rate, r.clip, r.noise_multiplier, None if r.rate is None else 0.1, r.warmup // 4, r.decay)
-        for key, r in setting.recipes.items()
-    }
-    return Setting("sklearn-digits-train-1437", setting.norm_bound, False, recipes)
-
-
-def _one_seed(images: Images, setting: Setting, grid: Sequence[Sequence[float]], seed: int) -> dict[str, Any]:
-    """Three runs with fresh noise (a seed here is only a number), and the test accuracy of every average."""
-    shown, hidden = (
-        bounded_features((part - _MEAN) / _DEVIATION if setting.normalise else _within_one(part), setting.norm_bound)
-        for part in (images.train, images.test)
-    )
-    models = [
-        train(shown, images.train_labels, 10, recipe, norm_bound=setting.norm_bound, dataset=setting.dataset)[-1]
-        for recipe in setting.recipes.values()
+        for point, known in zip(points, found, strict=True)
     ]
-    scores = []
-    for weights in grid:
-        merged = {
-            key: np.sum([w * model.tensors[key].astype(np.float64) for w, model in zip(weights, models, strict=True)], axis=0)
-            for key in ("weight", "bias")
-        }
-        scores.append(accuracy({key: value.astype(np.float32) for key, value in merged.items()}, hidden, images.test_labels))
-    return {"scores": scores, "records": [model.record for model in models]}
 
 
-def _within_one(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.maximum(norms, 1e-12))
-
-
-def _alone(portfolio: Portfolio, scores: Sequence[float]) -> dict[str, Any]:
-    found = {}
-    for name, score in zip(portfolio.names, scores, strict=True):
-        rule = Joint(portfolio.weights({name: 1.0}))
-        found[name] = {by: rule.guarantee(delta=DELTA, by=by).epsilon for by in ("pld", "rdp")} | {"test accuracy": score}
-    return found
-
-
-def _merges(
-    portfolio: Portfolio, points: Sequence[tuple[float, ...]], known: dict[tuple[float, ...], float]
-) -> list[dict[str, Any]]:
-    """A few averages side by side: proved, formula, random selection with the same weights, joint release."""
+def _lengths(decay: bool, options: Options) -> list[dict[str, Any]]:
+    """What longer training brings and costs: averages with weight 0.1 on the less private model."""
     rows = []
-    last = len(portfolio.names) - 1
-    for point in points:
-        if point[last] < 0.5 or point[last] == 1:
-            continue
-        weights = portfolio.weights_in_order(point)
-        rows.append(
-            {
-                "weights": list(point),
-                "test accuracy": known[point],
-                "linear combination, proved": Combination(weights).guarantee(delta=DELTA).epsilon,
-                "linear combination, papers' formula": Combination(weights, 0.0).guarantee(delta=DELTA).epsilon,
-                "random selection": Selection(weights).guarantee(delta=DELTA).epsilon,
-                "joint release": Joint(weights).guarantee(delta=DELTA).epsilon,
-            }
-        )
+    for total in (1.0, 40.0) if options.quick else (0.25, 1.0, 4.0, 16.0, 40.0 if decay else _LONGEST):
+        measured = measure(full_batch(total, decay), [(0.1, 0.9)], options, f"Σηβ = {total:g}: training")
+        row = _averages(measured, [(0.1, 0.9)], options)[0]
+        smooth = Combination(_merely_smooth(measured.portfolio).weights_in_order((0.1, 0.9))).guarantee(delta=DELTA)
+        rows.append({"Σηβ": total, **row, MERELY_SMOOTH: smooth.epsilon, "alone": alone(measured)})
     return rows
+
+
+def _merely_smooth(portfolio: Portfolio) -> Portfolio:
+    """The same runs, if it were not known that clipping never binds."""
+    models = []
+    for model in portfolio.models:
+        content = json.loads(model.record.model_dump_json(by_alias=True))
+        content["mechanism"]["convex"] = None
+        models.append(Model(model.name, Record.parse(json.dumps(content), source=model.name)))
+    return Portfolio(tuple(models))
