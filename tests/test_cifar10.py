@@ -61,7 +61,7 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path) -> None
     records = [Record.parse(json.dumps(point["record"])) for point in run["checkpoints"]]
     assert [record.mechanism.steps for record in records] == [20, 30, 40]  # type: ignore[union-attr]
     found = result.numbers["checkpoints"]
-    assert found["alone"]["eps10-lr0.04-c1 after 16"]["test accuracy"] == run["checkpoints"][1]["accuracy"]
+    assert found["alone"]["eps10-lr0.04-c1 after 16"]["test accuracy"]["mean"] == run["checkpoints"][1]["accuracy"]
     for row in found["averages"]:
         assert row["random selection"] <= row["joint release"] * (1 + 1e-6)
         assert row["linear combination, proved"] <= row["joint release"] * (1 + 1e-6)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ import numpy as np
 
 from dpmerge.errors import TrainingError
 from dpmerge.experiments.cifar10_settings import MERGES, PRETRAINING, QUICK, RUNS, Size, wanted
-from dpmerge.experiments.merges import DELTA, alone, measured_frontier, side_by_side
+from dpmerge.experiments.portfolio_pictures import targets
+from dpmerge.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees
 from dpmerge.experiments.results import Options, Result, timed
+from dpmerge.jobs import run_all
 from dpmerge.records import Model, Portfolio, Record
+from dpmerge.weights.frontier import frontier
+from dpmerge.weights.points import Accounting, Point
 
 
 def cifar10(options: Options) -> Result:
@@ -64,19 +70,39 @@ def _account(group: str, runs: dict[str, Any], options: Options, result: Result)
         # Quick runs are shorter: their checkpoints are counted as the papers' are.
         point = points[Size().keep.index(int(epoch)) if epoch else -1]
         models.append(Model(model.replace("@", " after "), Record.parse(json.dumps(point["record"]), source=model)))
-    portfolio = Portfolio(tuple(models))
-    known = {tuple(point["weights"]): point["accuracy"] for point in runs[group]["points"]}
-    single = alone(portfolio, known)
+    points = tuple(tuple(point["weights"]) for point in runs[group]["points"])
+    scores = np.array([[point["accuracy"] for point in runs[group]["points"]]])
+    measured = Measured(Portfolio(tuple(models)), points, scores)
+    inside = [point for point in points if max(point) < 1]
     result.numbers[group] = {
-        "models": list(portfolio.names),
-        "alone": single,
-        "averages": side_by_side(portfolio, known, options.jobs),
-        "training_seconds": sum(runs[model.partition("@")[0]]["training_seconds"] for model in MERGES[group]),
+        "alone": alone(measured),
+        "averages": run_all(partial(_average, measured), inside, jobs=options.jobs, progress=options.bar(f"{group}: averages")),
+        "training_seconds": sum(runs[run]["training_seconds"] for run in {model.partition("@")[0] for model in MERGES[group]}),
     }
-    least = min(one["pld"] for one in single.values())
-    targets = np.geomspace(least / 2, 2 * max(one["rdp"] for one in single.values()), 60)
+    result.pictures[group] = _frontier(measured, options, group)
+
+
+def _average(measured: Measured, point: Point) -> dict[str, Any]:
+    accuracies = {"test accuracy": measured(point), "expected test accuracy of a draw": float(measured.drawn(point).mean())}
+    return {"weights": list(point), **accuracies, **guarantees(measured.portfolio, point)}
+
+
+def _frontier(measured: Measured, options: Options, group: str) -> dict[str, Any]:
+    """Through the averages that were measured, labelled with who chose."""
+
+    def run(function: Any, items: Sequence[Any], *, keys: Sequence[str]) -> list[Any]:
+        return run_all(function, items, jobs=options.jobs, progress=options.bar(f"{group}: frontier"))
+
+    drawn = frontier(
+        measured.portfolio,
+        accounting=Accounting(DELTA),
+        epsilons=targets(measured.portfolio, 60),
+        scorer=measured,
+        points=measured.points,
+        run=run,
+    )
     source = "test accuracy, each model trained once"
-    result.pictures[group] = measured_frontier(portfolio, known, targets.tolist(), source, options)
+    return {**drawn, "utility_label": "test accuracy", "utilities_source": source, "warning": CHOSEN_BY_TEST}
 
 
 def _configuration(content: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def frontier_panel(measured: Measured, options: Options, title: str = "") -> dic
     drawn = frontier(
         portfolio,
         accounting=Accounting(DELTA),
-        epsilons=_targets(portfolio, 12 if options.quick else 60),
+        epsilons=targets(portfolio, 12 if options.quick else 60),
         scorer=measured,
         step=grid_step(options),
         run=partial(run_all, jobs=options.jobs, progress=options.bar("frontier")),
@@ -144,7 +144,7 @@ def against_length(title: str, schedules: Mapping[str, Sequence[Row]]) -> dict[s
     }
 
 
-def _targets(portfolio: Portfolio, count: int) -> list[float]:
+def targets(portfolio: Portfolio, count: int) -> list[float]:
     """Target ε from a little below the most private model's own to a little above joint release."""
     own = [Joint(portfolio.weights({name: 1.0})).guarantee(delta=DELTA).epsilon for name in portfolio.names]
     everyone = portfolio.weights_in_order((1 / len(own),) * len(own))

@@ -200,6 +200,6 @@ def guarantees(portfolio: Portfolio, point: Point) -> dict[str, Any]:
         "random selection": Selection(weights).guarantee(delta=DELTA).epsilon,
         "joint release": Joint(weights).guarantee(delta=DELTA).epsilon,
         "theorem": proved.theorem,
-        "window": proved.details["window"],
-        "coupled": proved.details["coupled"],
+        "window": proved.details.get("window"),
+        "coupled": proved.details.get("coupled"),
     }
