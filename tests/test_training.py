@@ -15,8 +15,10 @@ from dpmerge.profiles.runs import run_profile
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.rules import Combination
 from dpmerge.tasks import digits
+from dpmerge.training import linear
 from dpmerge.training.digits import RECIPES, main
 from dpmerge.training.linear import Loss, Recipe, accuracy, bounded_features, train
+from dpmerge.training.randomness import chained, fresh_generator, poisson_batch
 
 BOUND = math.sqrt(2)
 Floats = npt.NDArray[np.float32]
@@ -102,6 +104,28 @@ def test_batches_are_poisson() -> None:
     assert np.var(sizes) == pytest.approx(42, rel=0.5)
 
 
+@pytest.mark.parametrize("rate", [1e-300, 0.002, 0.05, 0.6, 1.0])
+def test_batches_are_independent_coins(rate: float) -> None:
+    """Sizes, every example's share, and pairs of neighbours: within five deviations of independent coins."""
+    count, draws = 300, 2000
+    generator = fresh_generator()
+    chosen = np.zeros((draws, count))
+    for row in chosen:
+        batch = poisson_batch(generator, count, rate)
+        assert np.all(np.diff(batch) > 0)
+        assert batch.size == 0 or (batch[0] >= 0 and batch[-1] < count)
+        row[batch] = 1
+    spread = math.sqrt(rate * (1 - rate))
+    sizes = chosen.sum(axis=1)
+    assert abs(sizes.mean() - count * rate) <= 5 * spread * math.sqrt(count / draws)
+    assert sizes.var() == pytest.approx(
+        count * spread**2, rel=5 * math.sqrt(2 / draws) + 5 / math.sqrt(1 + count * draws * rate)
+    )
+    assert np.all(np.abs(chosen.mean(axis=0) - rate) <= 6 * spread / math.sqrt(draws) + 6 / draws)
+    together = (chosen[:, 1:] * chosen[:, :-1]).mean()
+    assert abs(together - rate**2) <= 6 * rate * math.sqrt(4 / (count * draws)) + 6 / (count * draws)
+
+
 def test_features_stay_within_their_bound() -> None:
     rows = np.random.default_rng(0).standard_normal((50, 7)) * np.geomspace(1e-3, 1e3, 50)[:, None]
     features = bounded_features(rows, 3.0)
@@ -143,8 +167,35 @@ def test_full_batches_have_no_sampler() -> None:
     (model,) = train(features, labels, 10, Recipe(2, 0.1, 1.0, 1.0), norm_bound=BOUND, dataset="d", run="mine")
     mechanism = model.record.mechanism
     assert isinstance(mechanism, DpSgd)
+    assert model.record.source == "recorded"
     assert (mechanism.run, mechanism.sampling.scheme, mechanism.sampler_fingerprint) == ("mine", "full-batch", None)
     assert mechanism.expected_batch == 40.0
+
+
+def test_fingerprints_of_a_continued_run_tell_continuations_apart() -> None:
+    assert chained(["a"]) == "a"
+    assert len({chained(["a"]), chained(["a", "b"]), chained(["a", "c"]), chained(["a", "b", "c"])}) == 4
+
+
+@pytest.mark.parametrize("loss", ["softmax", "logistic"])
+def test_smoothness_and_convexity_are_facts(loss: Any) -> None:
+    """Clipped gradients at random pairs of points: β-Lipschitz, and monotone wherever the record says they are convex."""
+    rng = np.random.default_rng(3)
+    features, labels, classes = data(loss=loss)
+    outputs = 1 if loss == "logistic" else classes
+    norms = np.linalg.norm(features, axis=1).astype(np.float32)
+    for clip in (0.2, 1.0, 2.001):
+        recipe = Recipe(1, 1.0, clip, 0.0, loss=loss)
+        smoothness, convex = linear._facts(recipe, BOUND)
+        for _ in range(100):
+            one = rng.standard_normal((outputs, features.shape[1])).astype(np.float32) * rng.choice([1, 10])
+            other = one + rng.standard_normal(one.shape).astype(np.float32) * rng.choice([0.1, 1, 10])
+            index = rng.integers(len(labels))
+            row = slice(index, index + 1)
+            g, h = (linear._clipped_sum(features[row], labels[row], norms[row], w, recipe) for w in (one, other))
+            assert np.linalg.norm(g - h) <= smoothness * np.linalg.norm(one - other) * (1 + 1e-5) + 1e-5
+            if convex:
+                assert np.sum((g - h) * (one - other)) >= -1e-5
 
 
 @pytest.mark.parametrize(
@@ -152,6 +203,8 @@ def test_full_batches_have_no_sampler() -> None:
     [
         {"steps": 0},
         {"learning_rate": 0.0},
+        {"learning_rate": math.inf},
+        {"clip": math.nan},
         {"clip": 0.0},
         {"noise_multiplier": -1.0},
         {"rate": 0.0},
@@ -183,6 +236,9 @@ def test_impossible_data_are_refused() -> None:
         ({"labels": labels[:3]}, "40 inputs but 3 labels"),
         ({"labels": labels + 8}, "between 0 and 9"),
         ({"recipe": Recipe(1, 0.1, 1.0, 1.0, loss="logistic")}, "two classes"),
+        ({"norm_bound": 1.4}, "an input has norm 1.4142.*bounded_features"),
+        ({"recipe": Recipe(3, 1e300, 1.0, 1.0)}, "no longer finite; use a smaller learning rate"),
+        ({"recipe": Recipe(3, 1e42, 1.0, 1.0)}, "no longer finite; use a smaller learning rate"),
         ({"checkpoints": [2]}, "between 1 and 1"),
     ):
         with pytest.raises(TrainingError, match=complaint):

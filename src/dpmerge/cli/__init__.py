@@ -7,7 +7,27 @@ import sys
 
 import typer
 
-from dpmerge.cli import account, cache, compare, frontier, heatmap, keys, ledger, merge, plan, profile, schema, verify
+from dpmerge.cli import (
+    account,
+    aggregate,
+    cache,
+    compare,
+    frontier,
+    heatmap,
+    keys,
+    ledger,
+    merge,
+    plan,
+    predict,
+    profile,
+    record,
+    reproduce,
+    schema,
+    train,
+    tuning_cost,
+    uncertainty,
+    verify,
+)
 from dpmerge.errors import DpmergeError
 
 app = typer.Typer(
@@ -25,9 +45,16 @@ app.command("plan")(plan.plan)
 app.command("frontier")(frontier.frontier)
 app.command("heatmap")(heatmap.heatmap)
 app.command("merge")(merge.merge)
+app.command("aggregate")(aggregate.aggregate)
+app.command("predict")(predict.predict)
+app.command("uncertainty")(uncertainty.uncertainty)
+app.command("tuning-cost")(tuning_cost.tuning_cost)
 app.command("verify")(verify.verify)
+app.add_typer(record.app, name="record")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
+app.command("train")(train.train)
+app.command("reproduce")(reproduce.reproduce)
 app.command("cache")(cache.cache)
 app.command("schema")(schema.schema)
 

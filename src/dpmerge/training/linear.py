@@ -7,12 +7,10 @@ example, so the record can state the loss' smoothness, and whether clipping ever
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,21 +19,20 @@ import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.training.averaging import TrainingOn
 from dpmerge.training.randomness import fingerprint, fresh_generator
+from dpmerge.training.recipe import CLIP_MARGIN, DpSgdRecipe
+from dpmerge.training.saving import save_model
+from dpmerge.training.shift import PeriodicShift
 
 Loss = Literal["softmax", "logistic"]
 Tensors = dict[str, npt.NDArray[np.float32]]
-_ROWS = 8192  # of the full batch at a time: their scores stay in cache
-# Norms and products are rounded to 24 bits; clipping by this much more keeps every contribution within the clip.
-_MARGIN = 1 - 1e-5
+_ROWS = 512  # of the full batch at a time: they are read twice, the second time from the cache
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a run is made: Poisson batches with `rate`, or full ones without; noise of σ·clip on the sum of gradients.
-
-    The learning rate climbs linearly to its peak over `warmup` steps, and with `decay` falls linearly towards 0 after.
-    """
+class Recipe(DpSgdRecipe):
+    """How a linear model is trained."""
 
     steps: int
     learning_rate: float
@@ -45,31 +42,8 @@ class Recipe:
     warmup: int = 0
     decay: bool = False
     loss: Loss = "softmax"
-
-    def __post_init__(self) -> None:
-        faults = [
-            (self.steps < 1, "steps must be at least 1"),
-            (not self.learning_rate > 0, "learning_rate must be positive"),
-            (not self.clip > 0, "clip must be positive"),
-            (not self.noise_multiplier >= 0, "noise_multiplier must not be negative"),
-            (self.rate is not None and not 0 < self.rate <= 1, "rate must lie in (0, 1]"),
-            (not 0 <= self.warmup <= self.steps, "warmup must lie between 0 and steps"),
-        ]
-        for wrong, text in faults:
-            if wrong:
-                raise TrainingError(f"{text}: {self}")
-
-    def learning_rates(self) -> list[float]:
-        """One for each step."""
-        rates = []
-        for step in range(self.steps):
-            if step < self.warmup:
-                rates.append(self.learning_rate * (step + 1) / self.warmup)
-            elif self.decay:
-                rates.append(self.learning_rate * (self.steps - step) / (self.steps - self.warmup))
-            else:
-                rates.append(self.learning_rate)
-        return rates
+    shift: PeriodicShift | None = None
+    training_on: TrainingOn | None = None
 
 
 @dataclass(frozen=True)
@@ -82,12 +56,7 @@ class Checkpoint:
 
     def save(self, folder: Path) -> None:
         """`model.safetensors` and `record.json` in a new folder."""
-        from safetensors.numpy import save_file
-
-        folder.mkdir(parents=True)
-        contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in self.tensors.items()}
-        save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "record.json").write_text(self.record.model_dump_json(by_alias=True, indent=1) + "\n")
+        save_model(folder, self.tensors, self.record)
 
 
 def bounded_features(inputs: npt.NDArray[Any], norm_bound: float) -> npt.NDArray[np.float32]:
@@ -97,10 +66,12 @@ def bounded_features(inputs: npt.NDArray[Any], norm_bound: float) -> npt.NDArray
     rows = np.asarray(inputs, dtype=np.float32).reshape(len(inputs), -1)
     if not np.isfinite(rows).all():
         raise TrainingError("the inputs hold NaN or infinite values")
-    longest = math.sqrt(norm_bound**2 - 1) * _MARGIN
-    norms = np.linalg.norm(rows.astype(np.float64), axis=1)
-    scaled = rows * np.minimum(1.0, longest / np.maximum(norms, 1e-300))[:, None].astype(np.float32)
-    return np.hstack([scaled, np.ones((len(rows), 1), dtype=np.float32)])
+    longest = math.sqrt(norm_bound**2 - 1) * CLIP_MARGIN
+    norms = _norms(rows)
+    features = np.ones((len(rows), rows.shape[1] + 1), dtype=np.float32)
+    factors = np.minimum(1.0, longest / np.maximum(norms, 1e-300)).astype(np.float32)
+    np.multiply(rows, factors[:, None], out=features[:, :-1])
+    return features
 
 
 def train(
@@ -113,33 +84,42 @@ def train(
     dataset: str,
     run: str | None = None,
     checkpoints: Iterable[int] = (),
+    on_step: Callable[[int], None] | None = None,
 ) -> list[Checkpoint]:
     """A private linear model after the steps asked for, and at the end. `features` are from `bounded_features`.
 
     Noise and batches come from two generators seeded by the operating system; the record keeps a fingerprint of the first
     state of each, by which two runs with the same randomness are recognised.
     """
-    wanted = sorted({*checkpoints, recipe.steps})
-    if wanted[0] < 1 or wanted[-1] > recipe.steps:
-        raise TrainingError(f"checkpoints must lie between 1 and {recipe.steps} steps; asked for {wanted}")
+    kept = recipe.kept(checkpoints)
     outputs = _outputs(recipe.loss, classes)
-    targets = _targets(labels, classes, outputs, len(features))
+    known = _checked_labels(labels, classes, len(features))
+    norms = _norms(features).astype(np.float32)
+    if not norms.max() <= norm_bound:  # what the record says of smoothness and clipping rests on it
+        raise TrainingError(f"an input has norm {norms.max():.6g}, above norm_bound {norm_bound:g}; use bounded_features")
     noise, sampler = fresh_generator(), fresh_generator()
     fingerprints = (fingerprint(noise), fingerprint(sampler))
     identity = run or f"linear-{secrets.token_hex(8)}"
-    expected = float(len(features)) if recipe.rate is None else recipe.rate * len(features)
-    norms = np.linalg.norm(features, axis=1)
+    expected = recipe.expected_batch(len(features))
     weights = np.zeros((outputs, features.shape[1]))
-    rates = recipe.learning_rates()
+    aggregated = None if recipe.training_on is None else recipe.training_on.begin(weights)
     found = []
-    for step, learning_rate in enumerate(rates, start=1):
-        batch = slice(None) if recipe.rate is None else np.flatnonzero(sampler.random(len(features)) < recipe.rate)
-        total = _clipped_sum(features[batch], targets[batch], norms[batch], weights.astype(np.float32), recipe)
-        total += recipe.noise_multiplier * recipe.clip * noise.standard_normal(weights.shape)
-        weights -= learning_rate / expected * total
-        if step in wanted:
-            record = _record(recipe, rates[:step], expected, norm_bound, dataset, identity, *fingerprints)
-            found.append(Checkpoint(step, _named(weights), record))
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite any more is found below
+        for step, learning_rate in enumerate(recipe.learning_rates(), start=1):
+            batch = recipe.batch(sampler, len(features), step)
+            total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe)
+            total += recipe.noise_multiplier * recipe.clip * noise.standard_normal(weights.shape)
+            weights = weights - learning_rate / expected * total
+            if aggregated is not None:
+                weights = aggregated.next_start(weights)
+            if step in kept:
+                tensors = _named(weights)
+                if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+                    raise TrainingError(f"run {identity}: the parameters are no longer finite; use a smaller learning rate")
+                facts = _facts(recipe, norm_bound)
+                found.append(Checkpoint(step, tensors, recipe.record(step, expected, dataset, identity, *fingerprints, *facts)))
+            if on_step is not None:
+                on_step(step)
     return found
 
 
@@ -157,7 +137,7 @@ def accuracy(tensors: Tensors, features: npt.NDArray[np.float32], labels: npt.ND
 
 def _clipped_sum(
     features: npt.NDArray[np.float32],
-    targets: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.int64],
     norms: npt.NDArray[np.float32],
     weights: npt.NDArray[np.float32],
     recipe: Recipe,
@@ -166,17 +146,20 @@ def _clipped_sum(
     for start in range(0, len(features), _ROWS):
         part = slice(start, start + _ROWS)
         x = features[part]
-        errors = _probabilities(x @ weights.T) - targets[part]
+        errors = _probabilities(x @ weights.T)
+        if len(weights) == 1:
+            errors[:, 0] -= labels[part]
+        else:
+            errors[np.arange(len(x)), labels[part]] -= 1
         sizes = np.linalg.norm(errors, axis=1) * norms[part]
-        errors *= (np.minimum(1.0, recipe.clip / np.maximum(sizes, 1e-30)) * _MARGIN)[:, None]
+        errors *= (np.minimum(1.0, recipe.clip / np.maximum(sizes, 1e-30)) * CLIP_MARGIN)[:, None]
         total += errors.T @ x
     return total
 
 
 def _probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     if scores.shape[1] == 1:
-        with np.errstate(over="ignore"):
-            return np.asarray(1 / (1 + np.exp(-scores)))
+        return np.asarray(1 / (1 + np.exp(-scores)))
     shifted = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
     return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
@@ -187,47 +170,32 @@ def _outputs(loss: Loss, classes: int) -> int:
     return 1 if loss == "logistic" else classes
 
 
-def _targets(labels: npt.NDArray[Any], classes: int, outputs: int, count: int) -> npt.NDArray[np.float32]:
-    known = np.asarray(labels).astype(np.int64)
+def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.NDArray[np.int64]:
+    known = np.asarray(labels).astype(np.int64, copy=False)
     if len(known) != count or known.size == 0:
         raise TrainingError(f"{count} inputs but {len(known)} labels")
     if known.min() < 0 or known.max() >= classes:
         raise TrainingError(f"labels must lie between 0 and {classes - 1}; found {known.min()} to {known.max()}")
-    return known[:, None].astype(np.float32) if outputs == 1 else np.eye(classes, dtype=np.float32)[known]
+    return known
 
 
 def _named(weights: npt.NDArray[np.float64]) -> Tensors:
     return {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
 
 
-def _record(
-    recipe: Recipe,
-    rates: list[float],
-    expected: float,
-    norm_bound: float,
-    dataset: str,
-    run: str,
-    noise: str,
-    sampler: str,
-) -> Record:
-    """With ‖x‖ ≤ r: softmax has smoothness r²/2 and gradients of norm at most √2·r; logistic has r²/4, one slope to clip."""
-    never_binds = recipe.clip * _MARGIN >= math.sqrt(2) * norm_bound
-    convex = "glm" if recipe.loss == "logistic" else "unclipped" if never_binds else None
-    smoothness = norm_bound**2 / (4 if recipe.loss == "logistic" else 2)
-    mechanism = {
-        "kind": "dp-sgd",
-        "run": run,
-        "noise_fingerprint": noise,
-        "sampler_fingerprint": None if recipe.rate is None else sampler,
-        "optimizer": "sgd",
-        "sampling": {"scheme": "full-batch"} if recipe.rate is None else {"scheme": "poisson", "rate": recipe.rate},
-        "expected_batch": expected,
-        "noise_multiplier": recipe.noise_multiplier,
-        "clip": recipe.clip,
-        "clipping": "flat",
-        "phases": [{"steps": len(list(same)), "learning_rate": value} for value, same in groupby(rates)],
-        "smoothness": smoothness,
-        "convex": convex,
-    }
-    content = {"schema": 1, "dataset": dataset, "adjacency": "add-remove", "mechanism": mechanism}
-    return Record.parse(json.dumps(content), source=run)
+def _facts(recipe: Recipe, norm_bound: float) -> tuple[float, str | None]:
+    """Smoothness, and why clipped gradients are those of convex functions (docs/theory.md §3.3), for inputs with ‖x‖ ≤ r.
+
+    Softmax: the Hessian is (diag p − ppᵀ) ⊗ xxᵀ, at most r²/2, and ‖p − y‖·‖x‖ ≤ √2·r: beyond that clipping never binds.
+    Logistic: the slope changes by r²/4 at most, and clipping clips it, a monotone function of the score. The margin of
+    clipping is one factor for all gradients, below 1: it shrinks both and bends nothing.
+    """
+    if recipe.loss == "logistic":
+        return norm_bound**2 / 4, "glm"
+    never_binds = recipe.clip * CLIP_MARGIN >= math.sqrt(2) * norm_bound
+    return norm_bound**2 / 2, "unclipped" if never_binds else None
+
+
+def _norms(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    parts = (part.astype(np.float64) for part in np.array_split(rows, max(1, len(rows) // 64)))
+    return np.asarray(np.sqrt(np.concatenate([np.einsum("ij,ij->i", part, part) for part in parts])))

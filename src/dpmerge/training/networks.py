@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from dpmerge.errors import TrainingError
+
 
 class ResidualBlock(nn.Module):
     """Convolution, normalisation, ReLU, twice, around a shortcut (He et al. 2016): the block of ResNet-18."""
@@ -52,9 +54,9 @@ class PreactivatedBlock(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(active))
 
 
-def resnet18(classes: int = 10) -> nn.Module:
+def resnet18(classes: int = 10, channels: int = 3) -> nn.Module:
     """ResNet-18 as the literature adapts it to 32×32 images: a 3×3 first convolution with stride 1, no max-pooling."""
-    layers = [_convolution(3, 64), group_norm(64), nn.ReLU()]
+    layers = [_convolution(channels, 64), group_norm(64), nn.ReLU()]
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
@@ -62,10 +64,10 @@ def resnet18(classes: int = 10) -> nn.Module:
     return _initialised(nn.Sequential(*layers, *_head(512, classes)))
 
 
-def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10) -> nn.Module:
+def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, channels: int = 3) -> nn.Module:
     """WRN-depth-width; WRN-16-4 is the usual network of private training on CIFAR-10."""
     blocks = (depth - 4) // 6
-    layers = [_convolution(3, 16)]
+    layers = [_convolution(channels, 16)]
     inputs = 16
     for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
         for index in range(blocks):
@@ -94,7 +96,35 @@ def mlp(features: int, hidden: int = 128, classes: int = 10) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
+def cnn(shape: tuple[int, int, int], classes: int = 10) -> nn.Module:
+    """Two convolutions and one linear layer over what they found where; tanh, which keeps private gradients small.
+
+    (Papernot et al. 2021, Tempered sigmoid activations for deep learning with differential privacy.)
+    """
+    channels, height, width = shape
+    places = -(-height // 4) * -(-width // 4)  # each convolution halves both, rounding up
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, 2, 1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, 2, 1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(32 * places, classes),
+    )
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"resnet18": resnet18, "wrn-16-4": wide_resnet, "small-cnn": small_cnn}
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, hidden: int = 128) -> nn.Module:
+    """The network of this name for inputs of this shape: any for `mlp`, (channels, height, width) for the others."""
+    if name == "mlp":
+        return mlp(math.prod(shape), hidden, classes)
+    if len(shape) != 3:
+        raise TrainingError(f"{name} needs images (channels, height, width); the inputs have shape {shape}: use mlp")
+    if name == "cnn":
+        return cnn((shape[0], shape[1], shape[2]), classes)
+    return resnet18(classes, shape[0]) if name == "resnet18" else wide_resnet(classes=classes, channels=shape[0])
 
 
 def from_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -1,7 +1,7 @@
 """DP-SGD for torch networks: every example's gradient by Opacus, batches by true Poisson sampling, a record per checkpoint.
 
 The data lie on the device as tensors, so a step costs no copy. Opacus' own loader samples with rate 1/len(loader), which is
-not B/N; here the rate is what the recipe says and the record repeats it.
+not B/N; here the rate is what the recipe says and the record repeats it. Without a rate every step takes the full batch.
 """
 
 # torch and Opacus are not installed where the types are checked, so what comes from them is Any there.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,20 +22,28 @@ from torch import Tensor, nn
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.training.averaging import AggregatedRun, TrainingOn
+from dpmerge.training.averaging_torch import flat, load
 from dpmerge.training.randomness import fingerprint, fresh_generator
+from dpmerge.training.recipe import CLIP_MARGIN, DpSgdRecipe
+from dpmerge.training.shift import PeriodicShift
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a run is made. Poisson sampling with `rate`; noise with standard deviation noise_multiplier · clip on the sum."""
+class Recipe(DpSgdRecipe):
+    """How a network is trained."""
 
     steps: int
-    rate: float
+    rate: float | None
     learning_rate: float
     clip: float
     noise_multiplier: float
+    warmup: int = 0
+    decay: bool = False
+    shift: PeriodicShift | None = None
+    training_on: TrainingOn | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,15 @@ class Trained:
     steps: int
     state: State
     record: Record
+
+
+class Randomness:
+    """The noise and the sampling coins of one run, or of what is left of it: fresh from the operating system."""
+
+    def __init__(self, where: torch.device) -> None:
+        self.noise = GaussianNoise(where)
+        self.sampler = fresh_generator()
+        self.fingerprints = (self.noise.fingerprint, fingerprint(self.sampler))
 
 
 def device(name: str) -> torch.device:
@@ -72,42 +88,98 @@ def train(
     """Train `network` (where `examples` are) and keep it after the steps in `keep` and after the last one.
 
     Noise and batches come from two generators seeded by the operating system; the records keep a fingerprint of each one's
-    first state. A batch larger than `micro_batch` is computed in parts; that changes nothing but the memory needed.
+    first state.
     """
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    noise, sampler = GaussianNoise(examples.device), fresh_generator()
-    fingerprints = (noise.fingerprint, fingerprint(sampler))
-    expected = recipe.rate * len(labels)
-    trained = []
-    try:
-        for step in range(1, recipe.steps + 1):
-            batch = np.flatnonzero(sampler.random(len(labels)) < recipe.rate)
+    kept, expected, randomness = recipe.kept(keep), recipe.expected_batch(len(labels)), Randomness(examples.device)
+    return [
+        Trained(step, snapshot(network, run), record(recipe, step, expected, dataset, run, *randomness.fingerprints))
+        for step in steps(network, examples, labels, recipe, randomness, run, micro_batch=micro_batch)
+        if step in kept
+    ]
+
+
+def steps(
+    network: nn.Module,
+    examples: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    randomness: Randomness,
+    run: str,
+    done: int = 0,
+    micro_batch: int = 512,
+    aggregated: AggregatedRun | None = None,
+) -> Iterator[int]:
+    """Take the recipe's steps after the first `done`; each is answered by its number once the next could start.
+
+    A batch larger than `micro_batch` is computed in parts; that changes nothing but the memory needed. A run on aggregates
+    that is continued needs what was `aggregated` so far.
+    """
+    parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if recipe.training_on is not None and aggregated is None:
+        if done:
+            raise TrainingError(f"run {run}: its aggregate of the first {done} steps is lost; begin it anew")
+        aggregated = recipe.training_on.begin(flat(parameters))
+    everyone, expected, rates = np.arange(len(labels)), recipe.expected_batch(len(labels)), recipe.learning_rates()
+    for step in range(done + 1, recipe.steps + 1):
+        with out_of_memory_is_one_line(run, micro_batch):
+            batch = everyone[recipe.batch(randomness.sampler, len(labels), step)]
             total = [torch.zeros_like(parameter) for parameter in parameters]
             for part in np.array_split(batch, -(-batch.size // micro_batch)) if batch.size else []:
                 chosen = torch.from_numpy(part).to(examples.device)
                 torch._foreach_add_(total, clipped_sums(network, examples[chosen], labels[chosen], recipe.clip))
             if recipe.noise_multiplier > 0:
-                torch._foreach_add_(total, noise.like(parameters), alpha=recipe.noise_multiplier * recipe.clip)
+                torch._foreach_add_(total, randomness.noise.like(parameters), alpha=recipe.noise_multiplier * recipe.clip)
             with torch.no_grad():
-                torch._foreach_add_(parameters, total, alpha=-recipe.learning_rate / expected)
-            if step in keep or step == recipe.steps:
-                state = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
-                trained.append(Trained(step, state, record(recipe, step, expected, dataset, run, *fingerprints)))
-    except torch.cuda.OutOfMemoryError:
-        raise TrainingError(
-            f"run {run}: the GPU's memory is too small for the gradients of {micro_batch} examples; use a smaller micro_batch"
-        ) from None
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+                torch._foreach_add_(parameters, total, alpha=-rates[step - 1] / expected)
+            if aggregated is not None:
+                load(parameters, aggregated.next_start(flat(parameters)))
+        yield step
+
+
+def snapshot(network: nn.Module, run: str) -> State:
+    """The network's tensors, copied to the CPU; refused if training has gone astray."""
+    state = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
         raise TrainingError(f"run {run}: the parameters are no longer finite; use a smaller learning rate")
-    return trained
+    return state
+
+
+def accuracy(network: nn.Module, examples: Tensor, labels: Tensor) -> float:
+    """The share of examples labelled rightly."""
+    network.eval()
+    with torch.no_grad():
+        predicted = torch.cat([network(part).argmax(1) for part in examples.split(1000)])
+    network.train()
+    return float((predicted == labels).double().mean())
+
+
+@contextlib.contextmanager
+def out_of_memory_is_one_line(run: str, micro_batch: int) -> Iterator[None]:
+    """Say so when the memory is too small, of a GPU or of this machine; torch has no class of error for the second."""
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, MemoryError, RuntimeError) as fault:
+        on_gpu = isinstance(fault, torch.cuda.OutOfMemoryError)
+        if not on_gpu and not isinstance(fault, MemoryError) and not _speaks_of_memory(str(fault)):
+            raise
+        raise TrainingError(
+            f"run {run}: the memory of {'the GPU' if on_gpu else 'this machine'} is too small for the gradients of "
+            f"{micro_batch} examples; use a smaller micro_batch{'' if on_gpu else ' or fewer --jobs'}"
+        ) from None
+
+
+def _speaks_of_memory(text: str) -> bool:
+    return "not enough memory" in text or "can't allocate memory" in text
 
 
 def clipped_sums(network: nn.Module, examples: Tensor, labels: Tensor, clip: float) -> list[Tensor]:
     """The sum of the examples' gradients, each scaled to norm at most `clip` over all parameters together (flat clipping)."""
     gradients = example_gradients(network, examples, labels)
     with torch.no_grad(), _exact_products():
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-        factors = (clip / norms.clamp_min(1e-30)).clamp_max(1.0)
+        # In parts: over millions of numbers at once torch's norm on a CPU comes out too small by 4e-5.
+        parts = [part.norm(dim=1) for gradient in gradients for part in gradient.flatten(1).split(1 << 16, dim=1)]
+        norms = torch.stack(parts).norm(dim=0)
+        factors = (clip * CLIP_MARGIN / norms.clamp_min(1e-30)).clamp_max(1.0)
         return [torch.tensordot(factors, gradient, dims=1) for gradient in gradients]
 
 
@@ -153,18 +225,17 @@ def _trained_layers(network: nn.Module) -> list[nn.Module]:
 class GaussianNoise:
     """Standard normal numbers from a generator of its own, seeded by the operating system.
 
-    On a GPU torch's generator, whose state is 64 bits; on the CPU numpy's, since torch's would use 32 bits of its seed.
+    On the CPU numpy's, since torch's would use 32 bits of its seed. On a GPU torch's, whose seeds have 64 bits: few enough to
+    be searched for, so a record must not show a hash of one. There a key of 256 bits gives every step a seed of its own, and
+    the fingerprint is another hash of the key: it shows when two runs have one key, and helps nobody to find a seed.
     """
 
     def __init__(self, where: torch.device) -> None:
-        self._where = where
+        self._where, self._drawn = where, 0
+        self._numpy, self._key = fresh_generator(), secrets.token_bytes(32)
         self._torch = torch.Generator(where) if where.type == "cuda" else None
-        self._numpy = fresh_generator()
-        if self._torch is None:
-            self.fingerprint = fingerprint(self._numpy)
-        else:
-            self._torch.manual_seed(secrets.randbits(64))
-            self.fingerprint = hashlib.sha256(self._torch.get_state().numpy().tobytes()).hexdigest()[:32]
+        on_gpu = hashlib.sha256(b"fingerprint" + self._key).hexdigest()[:32]
+        self.fingerprint = fingerprint(self._numpy) if self._torch is None else on_gpu
 
     def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Fresh numbers in these shapes."""
@@ -172,29 +243,18 @@ class GaussianNoise:
         if self._torch is None:
             flat = torch.from_numpy(self._numpy.standard_normal(sum(sizes), dtype=np.float32))
         else:
+            self._torch.manual_seed(self._next_seed())
             flat = torch.randn(sum(sizes), generator=self._torch, device=self._where)
         return [part.view_as(tensor) for part, tensor in zip(flat.split(sizes), tensors, strict=True)]
+
+    def _next_seed(self) -> int:
+        self._drawn += 1
+        return int.from_bytes(hashlib.sha256(b"seed %d " % self._drawn + self._key).digest()[:8])
 
 
 def record(recipe: Recipe, steps: int, expected: float, dataset: str, run: str, noise: str, sampler: str) -> Record:
     """What was run up to `steps`. A network's gradients have no known Lipschitz constant: nothing is claimed of them."""
-    mechanism = {
-        "kind": "dp-sgd",
-        "run": run,
-        "noise_fingerprint": noise,
-        "sampler_fingerprint": sampler,
-        "optimizer": "sgd",
-        "sampling": {"scheme": "poisson", "rate": recipe.rate},
-        "expected_batch": expected,
-        "noise_multiplier": recipe.noise_multiplier,
-        "clip": recipe.clip,
-        "clipping": "flat",
-        "phases": [{"steps": steps, "learning_rate": recipe.learning_rate}],
-        "smoothness": None,
-        "convex": None,
-    }
-    content = {"schema": 1, "dataset": dataset, "adjacency": "add-remove", "mechanism": mechanism}
-    return Record.parse(json.dumps(content), source=run)
+    return recipe.record(steps, expected, dataset, run, noise, sampler)
 
 
 @contextlib.contextmanager

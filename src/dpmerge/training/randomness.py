@@ -1,18 +1,49 @@
-"""Fresh generators for every run, and fingerprints by which two runs with the same randomness are recognised."""
+"""Fresh generators for every run, fingerprints by which runs with the same randomness are recognised, and Poisson batches."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 
 import numpy as np
+import numpy.typing as npt
 
 
 def fresh_generator() -> np.random.Generator:
-    """Seeded with 256 bits by the operating system."""
+    """Seeded by the operating system, for one run alone."""
     return np.random.Generator(np.random.PCG64(secrets.randbits(256)))
 
 
 def fingerprint(generator: np.random.Generator) -> str:
-    """Of the state it is in."""
+    """Of the state it is in, whose 128 bits nobody can search for."""
     return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:32]
+
+
+def chained(fingerprints: list[str]) -> str:
+    """Of all generators of one run in their order: a run that was continued has had several.
+
+    Two continuations of one beginning share its run id but not this, so their records do not pass for one run's.
+    """
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()[:32]
+
+
+def poisson_batch(generator: np.random.Generator, count: int, rate: float) -> npt.NDArray[np.int64]:
+    """The members of a batch that each of `count` examples joins with probability `rate`, independently of all others.
+
+    The gaps between successes of independent coins are independent and geometric: as many draws as the batch has members
+    instead of `count`. Dense batches toss the coins. Either way the probability is `rate` up to the rounding of a float.
+    """
+    if rate > 0.1:
+        return np.flatnonzero(generator.random(count) < rate)
+    parts, last = [], -1
+    while last < count:
+        left = (count - last) * rate
+        # A gap beyond the end is as good as the longest one, and does not overflow the sum.
+        gaps = np.minimum(generator.geometric(rate, int(left + 4 * math.sqrt(left) + 8)), count + 1)
+        parts.append(last + np.cumsum(gaps))
+        last = int(parts[-1][-1])
+    places = np.concatenate(parts)
+    return places[places < count]

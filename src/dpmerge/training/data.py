@@ -1,0 +1,156 @@
+"""The data of a portfolio's runs: bundled sets by their names, or whatever a `module:function` of the user's gives."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.errors import DataError
+from dpmerge.tasks.images import Images, digits_as_images, load_images
+from dpmerge.training.linear import bounded_features
+
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+_FILES = ("mnist", "cifar10")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the data are and how they are prepared: small enough to be sent to every worker, which then loads them itself."""
+
+    name: str
+    folder: Path | None = None
+    classes: int | None = None
+    positive: tuple[int, ...] | None = None  # labels that count as class 1, all others as 0
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Inputs, one along the first axis (images channels first), and labels from 0 on; the test part is public."""
+
+    train: Floats
+    train_labels: Labels
+    test: Floats
+    test_labels: Labels
+    classes: int
+    identity: str | None  # the records' name for the training part; only the user knows it for data of the user's
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return self.train.shape[1:]
+
+    def digest(self) -> str:
+        """By which a worker sees that it trains on the same examples as the others."""
+        digest = hashlib.sha256(repr((self.shape, self.classes)).encode())
+        for array in (self.train, self.train_labels, self.test, self.test_labels):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def load(source: Source) -> Data:
+    """Read, check and prepare; once for all runs of a process."""
+    if source.folder is not None and source.name not in _FILES:
+        raise DataError(f"--data names the folder of {' or '.join(f'{name}.npz' for name in _FILES)}; {source.name} needs none")
+    if ":" in source.name:
+        found = _from_function(source.name, source.classes)
+    elif source.name == "digits":
+        found = _from_images(digits_as_images(), "sklearn-digits")
+    elif source.name in _FILES:
+        found = _from_images(load_images(source.folder, source.name), source.name)
+    else:
+        raise DataError(f"no data set is called {source.name!r}; use digits, {', '.join(_FILES)} or module:function")
+    if ":" not in source.name and source.classes not in (None, found.classes):
+        raise DataError(f"classes is {source.classes}, but {source.name} has {found.classes}; leave it out")
+    if source.positive is not None:
+        found = _two_classes(found, source.positive)
+    return _normalised(found, source) if source.mean else found
+
+
+@lru_cache(maxsize=1)
+def features(source: Source, norm_bound: float) -> tuple[Floats, Floats]:
+    """What linear models see of the training and the test part."""
+    data = load(source)
+    return bounded_features(data.train, norm_bound), bounded_features(data.test, norm_bound)
+
+
+def _from_images(images: Images, name: str) -> Data:
+    train, test = (part.reshape(-1, *images.shape) for part in (images.train, images.test))
+    return Data(train, images.train_labels, test, images.test_labels, images.classes, f"{name}-train-{len(train)}")
+
+
+def _from_function(name: str, classes: int | None) -> Data:
+    """The function takes nothing and gives (train, test), each a torch dataset or a pair (inputs, labels) of arrays."""
+    if classes is None:  # counted, it would be an answer about the private data
+        raise DataError(f"data {name!r}: how many classes there are must be stated: field classes")
+    function = _found(name)
+    try:
+        train, test = function()
+        (x_train, y_train), (x_test, y_test) = _arrays(train), _arrays(test)
+    except Exception as fault:  # the user's code can fail in any way
+        raise DataError(f"data {name!r}: it must give (train, test), torch datasets or pairs of arrays: {fault!r}") from fault
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if not len(x) or x.ndim not in (2, 4) or not np.isfinite(x).all():
+            shape = "(N, features), (N, height, width) or (N, channels, height, width)"
+            raise DataError(f"data {name!r}: inputs to {part} on must be finite numbers of shape {shape}; got {x.shape}")
+        if y.shape != (len(x),) or y.min() < 0 or y.max() >= classes:
+            raise DataError(f"data {name!r}: each of the {len(x)} inputs to {part} on needs a label from 0 to {classes - 1}")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(f"data {name!r}: inputs to train on are {x_train.shape[1:]}, inputs to test on {x_test.shape[1:]}")
+    return Data(x_train, y_train, x_test, y_test, classes, None)
+
+
+def _found(name: str) -> Callable[[], Any]:
+    """Modules are also looked for in the working folder."""
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as fault:  # whatever the module does when it is imported
+        raise DataError(f"data {name!r} cannot be loaded: {fault!r}") from None
+    if not callable(found):
+        raise DataError(f"data {name!r} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _arrays(part: Any) -> tuple[Floats, Labels]:
+    if isinstance(part, tuple):
+        inputs, labels = part
+    else:
+        pairs = [part[index] for index in range(len(part))]
+        inputs, labels = np.stack([np.asarray(x) for x, _ in pairs]), [int(y) for _, y in pairs]
+    known = np.asarray(labels)
+    if known.dtype.kind not in "iu":
+        raise TypeError(f"labels are {known.dtype}, not whole numbers")
+    rows = np.asarray(inputs, dtype=np.float32)
+    return (rows[:, None] if rows.ndim == 3 else rows), known.astype(np.int64)
+
+
+def _two_classes(data: Data, positive: tuple[int, ...]) -> Data:
+    if max(positive) >= data.classes or len(set(positive)) >= data.classes:
+        raise DataError(f"positive is {list(positive)}; it must name some, not all, of the labels 0 to {data.classes - 1}")
+    train, test = (np.isin(labels, positive).astype(np.int64) for labels in (data.train_labels, data.test_labels))
+    return Data(data.train, train, data.test, test, 2, data.identity)
+
+
+def _normalised(data: Data, source: Source) -> Data:
+    channels = data.shape[0] if len(data.shape) == 3 else 1
+    if len(source.mean) != channels:
+        raise DataError(f"normalise has numbers for {len(source.mean)} channels, but the inputs have {channels}")
+    along = (channels,) + (1,) * (len(data.shape) - 1)
+    mean, deviation = (np.array(values, np.float32).reshape(along) for values in (source.mean, source.deviation))
+    train, test = ((part - mean) / deviation for part in (data.train, data.test))
+    return Data(train, data.train_labels, test, data.test_labels, data.classes, data.identity)
