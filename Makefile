@@ -10,7 +10,7 @@ DEMO   := build/demo
 demo: $(VENV)/.demo
 	@rm -rf $(DEMO)
 	@mkdir -p $(DEMO)
-	$(BIN)/python -m dpmerge.training.digits $(DEMO)/portfolio
+	$(BIN)/dpmerge train src/dpmerge/data/training/digits.yaml --out $(DEMO)/portfolio
 	$(BIN)/dpmerge plan $(DEMO)/portfolio --epsilon 2 --delta 1e-4
 	$(BIN)/dpmerge frontier $(DEMO)/portfolio --delta 1e-4 --evaluate digits --out $(DEMO)/frontier
 	$(BIN)/dpmerge ledger new $(DEMO)/ledger.db --dataset sklearn-digits-train-1437 --epsilon 8.5 --delta 1e-4

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "src" / "dpmerge"
 # From the ground up; a room may import from those before it.
 FLOORS = [
     "errors",
+    "user_code",
     "_version",
     "jobs",
     "cache",

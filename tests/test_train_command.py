@@ -117,6 +117,45 @@ def test_epochs_batches_schedules_and_two_classes(tmp_path: Path) -> None:
     assert {model.record.dataset for model in Portfolio.load(tmp_path / "out").models} == {"mine"}
 
 
+def test_training_on_aggregates_and_batches_that_shift(tmp_path: Path) -> None:
+    content = {
+        "data": "digits",
+        "norm_bound": 1.415,
+        "defaults": {"model": "softmax", "learning_rate": 1.0, "rate": 0.1, "steps": 12, "clip": 2, "noise_multiplier": 1},
+        "runs": {
+            "tail": {"on_aggregates": {"start": 4, "last": 3}, "checkpoints": [8]},
+            "moving": {"on_aggregates": {"start": 0, "decay": 0.5, "warm_up": True}},
+            "swings": {"shift": {"period": 4}, "checkpoints": [6]},
+        },
+    }
+    trained(written(tmp_path, content), tmp_path / "out")
+    found = mechanisms(tmp_path / "out")
+    assert found["tail"].optimizer == "sgd from the mean of the last 3 iterates after step 4"
+    assert found["moving"].optimizer == "sgd from a moving average with decay 0.5, warmed up after step 0"
+    assert "shift" in found["swings"].optimizer
+    phases = [phase for phase in found["swings"].settings() for _ in range(phase.steps)]
+    rates = [phase.sampling.rate for phase in phases if phase.sampling and phase.sampling.rate]
+    assert len(rates) == 12 and len(set(rates)) == 2  # the falling part's: p(0) = 1 and p(1) = ½ of it, over and over
+    assert max(rates) == pytest.approx(2 * min(rates)) and found["swings"].expected_batch == pytest.approx(143.7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"on_aggregates": {"start": 4}}, "give one of last"),
+        ({"on_aggregates": {"start": 4, "last": 2, "decay": 0.5}}, "give one of last"),
+        ({"on_aggregates": {"start": 4, "last": 2, "warm_up": True}}, "warm_up belongs to a moving average"),
+        ({"shift": {"period": 1}}, "period"),
+        ({"shift": {"period": 4}, "full_batch": True}, "full batches cannot shift"),
+    ],
+)
+def test_aggregates_and_shifts_that_cannot_be_meant(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    content = changed()
+    content["runs"] = {"a": {"noise_multiplier": 1, **fields}}
+    with pytest.raises(TrainingError, match=text):
+        PortfolioFile.load(written(tmp_path, content))
+
+
 def test_files_that_cannot_be_meant_are_refused_by_field(tmp_path: Path) -> None:
     runs = {"a": {"noise_multiplier": 1}}
     for content, text in (
@@ -426,7 +465,7 @@ def test_the_examples_are_those_of_the_docs(tmp_path: Path) -> None:
     files = {path.stem: PortfolioFile.load(path) for path in folder.glob("*.yaml")}
     assert set(files) == {"mnist", "digits", "digits-mlp"}
     assert all(f"```yaml\n{(folder / name).read_text()}```" in text for name in ("mnist.yaml", "digits-mlp.yaml"))
-    assert files["mnist"].runs["c2-s0.5"].schedule(60_000)["steps"] == 705
+    assert files["mnist"].runs["c2-s0.5"].schedule(np.zeros(60_000, dtype=np.int64))["steps"] == 705
     document = train_portfolio(files["digits"], tmp_path / "out", jobs=1)
     assert document["models"]["noise-1"]["accuracy"] > 0.8
     assert {mechanism.convex for mechanism in mechanisms(tmp_path / "out").values()} == {"unclipped"}

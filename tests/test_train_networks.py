@@ -201,3 +201,15 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(TrainingError, match="run a: the parameters are no longer finite; use a smaller learning rate"):
         trained(written(tmp_path, changed(learning_rate=1e38, clip=1e6)), tmp_path / "out")
     assert not (tmp_path / "out" / "a").exists()
+
+
+def test_a_network_on_aggregates_that_was_stopped_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = changed(on_aggregates={"start": 2, "last": 2})
+    content["runs"] = {"a": {}}
+    with monkeypatch.context() as patch:
+        stopped_after(5, patch)
+        with pytest.raises(Killed):
+            trained(written(tmp_path, content), tmp_path / "out")
+    trained(written(tmp_path, content), tmp_path / "out")
+    record = mechanisms(tmp_path / "out")["a"]
+    assert record.steps == 12 and record.optimizer.startswith("sgd from the mean of the last 2 iterates")

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import DataError, EvaluationError
-from dpmerge.evaluation import find_evaluator
 from dpmerge.tasks import linear
 from dpmerge.tasks.images import digits_as_images, load_images
+from dpmerge.user_code import load_function
 
 Array = npt.NDArray[Any]
 # From a checkpoint's folder and the inputs to one row of scores for each input, one column for each class.
@@ -36,8 +36,7 @@ def find_predictor(name: str | None) -> Predictor:
         return linear.scores
     if ":" not in name:
         raise EvaluationError(f"no predictor named {name!r}; give module:function, or none for a linear model")
-    found: Any = find_evaluator(name)
-    return found  # type: ignore[no-any-return]
+    return load_function(name, "the predictor", EvaluationError)
 
 
 def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = None) -> Inputs:

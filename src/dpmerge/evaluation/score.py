@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,29 +11,21 @@ from pathlib import Path
 
 from dpmerge.checkpoints import merge_models
 from dpmerge.errors import DpmergeError, EvaluationError
+from dpmerge.user_code import load_function
 
 Evaluator = Callable[[Path], float]
 
 
 def find_evaluator(name: str) -> Evaluator:
-    """A bundled task's evaluator by its name, or `module:function`; modules are also looked for in the working folder."""
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    """A bundled task's evaluator by its name, or `module:function`."""
+    if ":" not in name:
         from dpmerge.tasks import EVALUATORS
 
         if name in EVALUATORS:
             return EVALUATORS[name]
         known = ", ".join(EVALUATORS)
         raise EvaluationError(f"no evaluator named {name!r}; give module:function, or a bundled task ({known})")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as fault:
-        raise EvaluationError(f"the evaluator {name!r} cannot be loaded: {fault}") from None
-    if not callable(found):
-        raise EvaluationError(f"the evaluator {name!r} is no function")
-    return found  # type: ignore[no-any-return]
+    return load_function(name, "the evaluator", EvaluationError)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +14,7 @@ import numpy.typing as npt
 from dpmerge.errors import DataError
 from dpmerge.tasks.images import Images, digits_as_images, load_images
 from dpmerge.training.linear import bounded_features
+from dpmerge.user_code import load_function
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -95,7 +93,7 @@ def _from_function(name: str, classes: int | None) -> Data:
     """The function takes nothing and gives (train, test), each a torch dataset or a pair (inputs, labels) of arrays."""
     if classes is None:  # counted, it would be an answer about the private data
         raise DataError(f"data {name!r}: how many classes there are must be stated: field classes")
-    function = _found(name)
+    function = load_function(name, "data", DataError)
     try:
         train, test = function()
         (x_train, y_train), (x_test, y_test) = _arrays(train), _arrays(test)
@@ -110,20 +108,6 @@ def _from_function(name: str, classes: int | None) -> Data:
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"data {name!r}: inputs to train on are {x_train.shape[1:]}, inputs to test on {x_test.shape[1:]}")
     return Data(x_train, y_train, x_test, y_test, classes, None)
-
-
-def _found(name: str) -> Callable[[], Any]:
-    """Modules are also looked for in the working folder."""
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as fault:  # whatever the module does when it is imported
-        raise DataError(f"data {name!r} cannot be loaded: {fault!r}") from None
-    if not callable(found):
-        raise DataError(f"data {name!r} is no function")
-    return found  # type: ignore[no-any-return]
 
 
 def _arrays(part: Any) -> tuple[Floats, Labels]:

@@ -118,7 +118,7 @@ def _steps(settings: LinearRun | NetworkRun, file: PortfolioFile, data: Data) ->
     if isinstance(settings, NetworkRun) and settings.model != "mlp" and len(data.shape) != 3:
         raise TrainingError(f"{settings.model} needs images; the inputs have shape {data.shape}: use mlp")
     count = len(data.train)
-    last = settings.schedule(count)["steps"]
+    last = settings.schedule(data.train_labels)["steps"]
     return sorted({*(settings.in_steps(kept, count) for kept in settings.checkpoints), last})
 
 

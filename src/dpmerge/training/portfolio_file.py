@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
 from dpmerge.records.record import NonNegative, Positive
 from dpmerge.records.strict import Strict, parse_strict
+from dpmerge.training.averaging import MovingAverage, TailMean, TrainingOn
+from dpmerge.training.shift import PeriodicShift
 from dpmerge.training.yaml_file import read_yaml
 
 Count = Annotated[int, Field(ge=1)]
@@ -22,6 +26,36 @@ NETWORKS = ("mlp", "cnn", "resnet18", "wrn-16-4")
 # A run says one of each; saying one takes the place of another among the defaults.
 _ALTERNATIVES = (("steps", "epochs"), ("batch", "rate", "full_batch"))
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
+
+
+class OnAggregates(Strict):
+    """Training that goes on from an aggregate of the iterates so far, after `start` steps (docs/aggregate.md)."""
+
+    start: Annotated[int, Field(ge=0)]
+    last: Count | None = None
+    new_weight: Annotated[float, Field(gt=0, le=1)] | None = None
+    decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    warm_up: bool = False
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> OnAggregates:
+        if sum(value is not None for value in (self.last, self.new_weight, self.decay)) != 1:
+            raise ValueError("give one of last (a tail mean), new_weight, decay (a moving average)")
+        if self.last is not None and self.warm_up:
+            raise ValueError("warm_up belongs to a moving average")
+        return self
+
+    def training_on(self) -> TrainingOn:
+        """As trainers take it."""
+        if self.last is not None:
+            return TrainingOn(TailMean(self.last), self.start)
+        return TrainingOn(MovingAverage(self.new_weight, self.decay, self.warm_up), self.start)
+
+
+class Shift(Strict):
+    """Batches that swing between even and odd classes, with this period in steps."""
+
+    period: Annotated[int, Field(ge=2)]
 
 
 class Run(Strict):
@@ -38,6 +72,8 @@ class Run(Strict):
     clip: Positive
     noise_multiplier: NonNegative
     checkpoints: tuple[Count, ...] = ()
+    on_aggregates: OnAggregates | None = None
+    shift: Shift | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Run:
@@ -48,6 +84,8 @@ class Run(Strict):
         for field, latest in (("warmup", self.warmup), ("checkpoints", max(self.checkpoints, default=0))):
             if latest > length:
                 raise ValueError(f"{field} says {latest}, but the run has {length} {'steps' if self.steps else 'epochs'}")
+        if self.shift is not None and self.full_batch:
+            raise ValueError("full batches cannot shift; give batch or rate")
         return self
 
     def rate_for(self, examples: int) -> float | None:
@@ -62,11 +100,17 @@ class Run(Strict):
         per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
         return count * per_epoch if self.epochs else count
 
-    def schedule(self, examples: int) -> dict[str, Any]:
-        """What a recipe takes."""
+    def schedule(self, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """What a recipe takes, for examples with these labels."""
+        examples, shift = len(labels), None
+        rate = self.rate_for(examples)
+        if self.shift is not None and rate is not None:
+            shift, rate = PeriodicShift.even_and_odd(labels, self.shift.period, rate * examples), None
         return {
             "steps": self.in_steps(self.steps or self.epochs or 0, examples),
-            "rate": self.rate_for(examples),
+            "rate": rate,
+            "shift": shift,
+            "training_on": None if self.on_aggregates is None else self.on_aggregates.training_on(),
             "learning_rate": self.learning_rate,
             "warmup": self.in_steps(self.warmup, examples),
             "decay": self.decay,

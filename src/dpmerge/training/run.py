@@ -73,7 +73,7 @@ def _made(job: Job) -> dict[str, Any]:
 def _linear(job: Job, data: Data) -> list[Model]:
     assert job.norm_bound is not None
     settings, count = job.settings, len(data.train)
-    recipe = linear.Recipe(**settings.schedule(count), loss=job.settings.model)  # type: ignore[arg-type]
+    recipe = linear.Recipe(**settings.schedule(data.train_labels), loss=job.settings.model)  # type: ignore[arg-type]
     train, test = features(job.source, job.norm_bound)
     checkpoints = linear.train(
         train,
@@ -96,7 +96,7 @@ def _network(job: Job, settings: NetworkRun, data: Data) -> list[Model]:
     from dpmerge.training.networks import build, from_seed
 
     where, count = private_sgd.device(job.device), len(data.train)
-    recipe = private_sgd.Recipe(**settings.schedule(count))
+    recipe = private_sgd.Recipe(**settings.schedule(data.train_labels))
     wanted = recipe.kept(settings.in_steps(kept, count) for kept in settings.checkpoints)
     network = from_seed(lambda: build(settings.model, data.shape, data.classes, settings.hidden), settings.seed)
 
@@ -110,7 +110,8 @@ def _network(job: Job, settings: NetworkRun, data: Data) -> list[Model]:
         job.folder.save(replace(state, step=step, parameters=tensors()))
 
     with private_sgd.out_of_memory_is_one_line(job.name, settings.micro_batch), _threads(settings.model):
-        begun = job.folder.saved(job.asked, job.digest)
+        # What is aggregated is not saved: a run on aggregates that was stopped begins anew.
+        begun = job.folder.saved(job.asked, job.digest) if recipe.training_on is None else None
         if begun is None:
             begun = State(job.asked, job.digest, _new_run(job.name), 0, [], [], tensors(), {})
         load_tensors(begun.parameters)
@@ -126,7 +127,8 @@ def _network(job: Job, settings: NetworkRun, data: Data) -> list[Model]:
             if step in wanted:
                 state.kept[step] = tensors()
             tell(step)
-            keep(step)
+            if recipe.training_on is None:
+                keep(step)
         models, expected = [], recipe.expected_batch(count)
         for step, parameters in state.kept.items():
             load_tensors(parameters)
