@@ -6,16 +6,17 @@ DEMO   := build/demo
 
 .PHONY: demo test check bench clean
 
-# Three private models of scikit-learn's digits; the best average for (2, 1e-4), released, entered in a ledger, and verified.
+# Three private models of scikit-learn's digits; the best average for (2, 1e-4), released, entered in a ledger, and
+# verified; then a picture of what every target would give.
 demo: $(VENV)/.demo
 	@rm -rf $(DEMO)
 	@mkdir -p $(DEMO)
 	$(BIN)/dpmerge train src/dpmerge/data/training/digits.yaml --out $(DEMO)/portfolio
 	$(BIN)/dpmerge plan $(DEMO)/portfolio --epsilon 2 --delta 1e-4
-	$(BIN)/dpmerge frontier $(DEMO)/portfolio --delta 1e-4 --evaluate digits --out $(DEMO)/frontier
 	$(BIN)/dpmerge ledger new $(DEMO)/ledger.db --dataset sklearn-digits-train-1437 --epsilon 8.5 --delta 1e-4
 	$(BIN)/dpmerge merge $(DEMO)/portfolio --rule combination --epsilon 2 --delta 1e-4 --ledger $(DEMO)/ledger.db --out $(DEMO)/released
 	$(BIN)/dpmerge verify $(DEMO)/released --portfolio $(DEMO)/portfolio --ledger $(DEMO)/ledger.db
+	$(BIN)/dpmerge frontier $(DEMO)/portfolio --delta 1e-4 --evaluate digits --out $(DEMO)/frontier
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n auto
