@@ -27,6 +27,31 @@ class TaskName(StrEnum):
     cifar10 = "cifar10"
 
 
+TaskOption = Annotated[
+    TaskName | None, typer.Option("--task", help="Examples: the public test part of this data.", show_default=False)
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="The folder of mnist.npz or cifar10.npz; without --task, an .npz with inputs, and labels where they are known.",
+        show_default=False,
+    ),
+]
+PredictorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--predict", help="module:function, from a folder and inputs to scores; else a linear model.", show_default=False
+    ),
+]
+ProbabilitiesOption = Annotated[
+    bool, typer.Option("--probabilities", help="The predictor's rows are probabilities, not scores for a softmax.")
+]
+NormBoundOption = Annotated[
+    float | None, typer.Option("--norm-bound", help="The one that a linear model was trained with.", show_default=False)
+]
+
+
 def predict(
     run: RunArgument,
     rule: Annotated[
@@ -34,27 +59,11 @@ def predict(
     ],
     delta: DeltaOption,
     out: Annotated[Path, typer.Option("--out", help="A new file: .json, .csv or .npz.", show_default=False)],
-    task: Annotated[
-        TaskName | None, typer.Option("--task", help="Predict the public test part of this data.", show_default=False)
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", help="The folder of mnist.npz or cifar10.npz; without --task, an .npz with inputs.", show_default=False
-        ),
-    ] = None,
-    predictor: Annotated[
-        str | None,
-        typer.Option(
-            "--predict", help="module:function, from a folder and inputs to scores; else a linear model.", show_default=False
-        ),
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="The predictor's rows are probabilities, not scores for a softmax.")
-    ] = False,
-    norm_bound: Annotated[
-        float | None, typer.Option("--norm-bound", help="The one that a linear model was trained with.", show_default=False)
-    ] = None,
+    task: TaskOption = None,
+    data: DataOption = None,
+    predictor: PredictorOption = None,
+    probabilities: ProbabilitiesOption = False,
+    norm_bound: NormBoundOption = None,
     last: LastOption = None,
     until: UntilOption = None,
     allow_gaps: GapsOption = False,

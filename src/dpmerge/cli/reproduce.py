@@ -17,7 +17,9 @@ def reproduce(
         Path | None, typer.Option("--data", help="Folder with mnist.npz or cifar10.npz.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Where networks are trained: cpu, cuda or cuda:N.")] = "cpu",
-    seeds: Annotated[int, typer.Option("--seeds", help="Repetitions, each with fresh randomness; networks are trained once.")] = 5,
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Repetitions, each with fresh randomness; networks are trained once.")
+    ] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A small version, in seconds: does it run?")] = False,
     jobs: JobsOption = -1,
     out: Annotated[

@@ -19,7 +19,7 @@ from dpmerge.cli.options import (
     ShuffleRateOption,
     shuffle_treatment,
 )
-from dpmerge.cli.predict import TaskName
+from dpmerge.cli.predict import DataOption, NormBoundOption, PredictorOption, ProbabilitiesOption, TaskOption
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
@@ -52,27 +52,11 @@ def uncertainty(
         int | None, typer.Option("--separation", help="Checkpoints so many steps apart.", show_default=False)
     ] = None,
     allow_gaps: GapsOption = False,
-    task: Annotated[
-        TaskName | None, typer.Option("--task", help="Predict the public test part of this data.", show_default=False)
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", help="The folder of mnist.npz or cifar10.npz; without --task, an .npz with inputs.", show_default=False
-        ),
-    ] = None,
-    predictor: Annotated[
-        str | None,
-        typer.Option(
-            "--predict", help="module:function, from a folder and inputs to scores; else a linear model.", show_default=False
-        ),
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="The predictor's rows are probabilities, not scores for a softmax.")
-    ] = False,
-    norm_bound: Annotated[
-        float | None, typer.Option("--norm-bound", help="The one that a linear model was trained with.", show_default=False)
-    ] = None,
+    task: TaskOption = None,
+    data: DataOption = None,
+    predictor: PredictorOption = None,
+    probabilities: ProbabilitiesOption = False,
+    norm_bound: NormBoundOption = None,
     of: Annotated[
         OfName, typer.Option("--of", help="Interval of the models' mean score, or of the last model's.")
     ] = OfName.mean,
