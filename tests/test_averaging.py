@@ -111,6 +111,31 @@ def test_a_torch_loop_takes_the_same_path_as_the_recursion(start: int) -> None:
     assert int(model.count) == 7
 
 
+@pytest.mark.parametrize("decay", [None, 0.7])
+def test_averages_beside_a_model_are_torchs_own(decay: float | None) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from dpmerge.training.averaging_torch import average_beside, flat
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    model.register_buffer("count", torch.tensor(0))
+    beside = average_beside(model, decay)
+    iterates = []
+    for step in range(5):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            model.count.fill_(step)
+        iterates.append(flat(list(model.parameters())).numpy())
+        beside.update_parameters(model)
+    update = (MovingAverage(decay=decay) if decay is not None else TailMean(5)).begin()
+    expected = [update(iterate) for iterate in iterates][-1]
+    np.testing.assert_allclose(flat(list(beside.module.parameters())).numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert int(beside.state_dict()["module.count"]) == 4  # as the model has it now
+    with pytest.raises(TrainingError):
+        average_beside(model, 1.0)
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_opacus_steps_that_only_accumulate_are_no_steps() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")

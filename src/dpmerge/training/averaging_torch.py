@@ -1,4 +1,4 @@
-"""Training on aggregates in a torch or Opacus loop of one's own: after every real step the parameters become the aggregate."""
+"""Aggregates in a torch or Opacus loop of one's own: to train on, or to keep beside the model for inference."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dpmerge.training.averaging import TrainingOn
+from dpmerge.training.averaging import MovingAverage, TrainingOn
 
 
 class AggregatedTraining:
     """Attached to an optimizer (torch's, or Opacus' around it), before its first step. Alg. 2 of Recycling Scraps.
 
     Steps that Opacus only accumulates are no steps. Buffers are left as they are: where training is private, none may depend
-    on data. Like torch's `AveragedModel`, which keeps an average beside the model for inference; here training goes on from it.
-    The recorder sees that steps have a hook, and records no plain SGD.
+    on data. The recorder sees that steps have a hook, and records no plain SGD.
     """
 
     def __init__(self, optimizer: Any, training_on: TrainingOn) -> None:
@@ -35,6 +35,21 @@ class AggregatedTraining:
             yield
         finally:
             load(self._parameters, before)
+
+
+def average_beside(module: nn.Module, decay: float | None = None) -> AveragedModel:
+    """torch's own average of a model's iterates, for inference alone: call its `update_parameters(module)` after every step.
+
+    The mean of all iterates that it is given, or with a decay their moving average from the first on. Parameters are averaged,
+    buffers are those of the model as it is. A model that Opacus wrapped is unwrapped.
+    """
+    if decay is not None:
+        MovingAverage(decay=decay)  # refuses what is no decay
+    return AveragedModel(
+        getattr(module, "_module", module),
+        multi_avg_fn=None if decay is None else get_ema_multi_avg_fn(decay),
+        use_buffers=False,
+    )
 
 
 def flat(parameters: Sequence[Tensor]) -> Tensor:
