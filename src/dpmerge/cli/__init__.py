@@ -10,6 +10,7 @@ import typer
 from dpmerge.cli import (
     account,
     aggregate,
+    audit,
     cache,
     compare,
     frontier,
@@ -24,6 +25,7 @@ from dpmerge.cli import (
     reproduce,
     schema,
     train,
+    tune,
     tuning_cost,
     uncertainty,
     verify,
@@ -48,6 +50,7 @@ app.command("merge")(merge.merge)
 app.command("aggregate")(aggregate.aggregate)
 app.command("predict")(predict.predict)
 app.command("uncertainty")(uncertainty.uncertainty)
+app.command("tune")(tune.tune)
 app.command("tuning-cost")(tuning_cost.tuning_cost)
 app.command("verify")(verify.verify)
 app.add_typer(record.app, name="record")
@@ -55,6 +58,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
 app.command("train")(train.train)
 app.command("reproduce")(reproduce.reproduce)
+app.command("audit")(audit.audit)
 app.command("cache")(cache.cache)
 app.command("schema")(schema.schema)
 

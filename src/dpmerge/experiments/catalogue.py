@@ -41,6 +41,9 @@ EXPERIMENTS = {
     "cifar10-checkpoints": Experiment("the same of a ResNet-18", "cifar10:cifar10_checkpoints", ("cifar10",), torch=True),
     "composition": Experiment("joint release against composition of (ε, δ) pairs", "composition:composition"),
     "tuning-cost": Experiment("the price of tuning hyper-parameters privately", "tuning_cost:tuning_cost_figure"),
+    "aggregation-mnist": Experiment(
+        "aggregates of a softmax regression's iterates", "aggregation_mnist:aggregation_mnist", ("mnist",)
+    ),
     "aggregation-cifar10": Experiment(
         "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
     ),

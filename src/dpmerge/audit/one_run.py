@@ -1,0 +1,134 @@
+"""One training run, many canaries: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (2023).
+
+m canaries are each included by a fair coin of their own. The auditor sees what was released and guesses r of the coins; their
+Theorem 5.2 bounds the probability that v or more guesses are right if the release is (ε, δ)-DP for adding or removing one
+canary. Whichever ε makes what was seen too unlikely is too small.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import betainc, gammaln
+
+from dpmerge.audit.game import BoolArray
+from dpmerge.errors import EvaluationError, TargetError
+from dpmerge.profiles.arrays import FloatArray
+
+_ROUNDING = 1 + 1e-9
+
+
+def chance(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """At most how likely an (ε, δ)-DP release allows so many correct guesses, or more.
+
+    β + 2mδ·max_i P[v − i ≤ W < v]/i with W ~ Binomial(r, e^ε/(1 + e^ε)) and β = P[W ≥ v]. Terms are summed, never
+    subtracted, so that probabilities far below 1e-16 keep their digits.
+    """
+    if correct == 0:
+        return 1.0
+    q = 1 / (1 + math.exp(-epsilon))
+    enough = float(betainc(correct, guesses - correct + 1, q))
+    if delta == 0:
+        return min(enough * _ROUNDING, 1.0)
+    short = np.arange(1, correct + 1)  # by how many: i
+    k = correct - short
+    log_ways = gammaln(guesses + 1) - gammaln(k + 1) - gammaln(guesses - k + 1)
+    log_q, log_not = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
+    nearly = np.cumsum(np.exp(log_ways + k * log_q + (guesses - k) * log_not))
+    return min((enough + 2 * canaries * delta * float(np.max(nearly / short))) * _ROUNDING, 1.0)
+
+
+def one_run_bound(canaries: int, guesses: int, correct: int, delta: float, level: float) -> float:
+    """Lower bound on ε at δ, too large with probability at most `level`.
+
+    With 2mδ ≤ 1 the chance above increases with ε (it is a maximum of means of increasing functions of W), so that all ε below
+    the answer are refuted, not only those that were tried.
+    """
+    if not (0 <= correct <= guesses <= canaries and guesses > 0):
+        raise TargetError(f"{correct} of {guesses} guesses right about {canaries} canaries: such counts cannot be")
+    if not 0 < level < 1:
+        raise TargetError(f"the level is {level}; it must lie strictly between 0 and 1")
+    if not 0 <= delta <= 1 / (2 * canaries):
+        raise TargetError(f"delta is {delta:g}; with {canaries} canaries the theorem needs 0 ≤ δ ≤ {1 / (2 * canaries):g}")
+
+    def refuted(epsilon: float) -> bool:
+        return chance(canaries, guesses, correct, epsilon, delta) <= level
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+        if high > 700:
+            return low
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """How the coins of one run were guessed, and what that shows."""
+
+    canaries: int  # whose coins were unknown when the numbers of guesses were chosen
+    guessed_included: int
+    guessed_excluded: int
+    correct: int
+    level: float
+
+    @property
+    def guesses(self) -> int:
+        """Without abstentions."""
+        return self.guessed_included + self.guessed_excluded
+
+    def epsilon(self, delta: float) -> float:
+        """Lower bound on ε at this δ."""
+        return one_run_bound(self.canaries, self.guesses, self.correct, delta, self.level)
+
+
+def guess(
+    included: BoolArray, scores: FloatArray, delta: float, level: float, numbers: tuple[int, int] | None = None
+) -> Guessing:
+    """Guess that the canaries with the highest scores were included, and those with the lowest not; abstain between.
+
+    `numbers` of guesses (included, excluded) that were fixed beforehand are tried on all canaries. Without them, the coins of
+    every other canary are revealed and the numbers chosen that would have shown most on those. Given these coins the others
+    are still fair, and the release as private for them: the theorem applies to the hidden half.
+    """
+    if included.shape != scores.shape or scores.ndim != 1:
+        raise EvaluationError(f"{included.shape} coins and {scores.shape} scores: one of each for every canary")
+    if numbers is None:
+        numbers = _best_numbers(included[::2], scores[::2], delta, level)
+        included, scores = included[1::2], scores[1::2]
+        numbers = min(numbers[0], scores.size), min(numbers[1], max(scores.size - numbers[0], 0))
+    if min(numbers) < 0 or not 0 < sum(numbers) <= scores.size:
+        raise TargetError(f"{numbers[0]} and {numbers[1]} guesses about {scores.size} canaries: give at least one, at most all")
+    inside, outside = _right(included, scores, *numbers)
+    return Guessing(scores.size, *numbers, inside + outside, level)
+
+
+def _right(included: BoolArray, scores: FloatArray, highest: int, lowest: int) -> tuple[int, int]:
+    """Correct guesses of either kind; ties are broken by position, which tells nothing of the coins."""
+    ordered = included[np.argsort(scores, kind="stable")]
+    return int(np.count_nonzero(ordered[ordered.size - highest :])), int(np.count_nonzero(~ordered[:lowest]))
+
+
+def _best_numbers(included: BoolArray, scores: FloatArray, delta: float, level: float) -> tuple[int, int]:
+    """Of a ladder of numbers, those that show the largest ε; where none shows any, the ones least likely by chance."""
+    ordered = included[np.argsort(scores, kind="stable")]
+    size = ordered.size
+    inside = np.concatenate([[0], np.cumsum(ordered[::-1])])
+    outside = np.concatenate([[0], np.cumsum(~ordered)])
+    ladder = sorted({0, size // 2, *(int(n) for n in np.geomspace(1, max(size, 1), 16))})
+    pairs = [(high, low) for high in ladder for low in ladder if 0 < high + low <= size]
+
+    right = {pair: int(inside[pair[0]] + outside[pair[1]]) for pair in pairs}
+    shown = 0.0
+    chosen = min(pairs, key=lambda pair: chance(size, sum(pair), right[pair], 0.0, delta))
+    for pair in pairs:
+        if chance(size, sum(pair), right[pair], shown, delta) <= level:  # it shows more than the best so far
+            chosen, shown = pair, one_run_bound(size, sum(pair), right[pair], delta, level)
+    return chosen

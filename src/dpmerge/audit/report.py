@@ -1,0 +1,111 @@
+"""An audit as plain data, and as a picture: what is claimed, what is proved and what was measured, over δ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from dpmerge.audit.bounds import Attack, round_down
+from dpmerge.audit.one_run import Guessing
+from dpmerge.audit.run import Audit, measured_epsilon
+from dpmerge.audit.verdict import Comparison, Finding
+
+_LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference"}
+
+
+def as_dict(audit: Audit) -> dict[str, Any]:
+    """Everything for JSON."""
+    one_run = isinstance(audit.evidence, Guessing)
+    return {
+        "game": audit.game,
+        "about": audit.about,
+        "delta": audit.delta,
+        "confidence": audit.confidence,
+        "trials": audit.trials,
+        "seed": audit.seed,
+        "method": "one run, randomised canaries" if one_run else "threshold events, Clopper–Pearson limits",
+        "epsilon_at_least": audit.epsilon,
+        "mu_at_least": audit.mu,
+        "epsilon_if_gaussian": audit.epsilon_if_gaussian,
+        "ceiling": audit.ceiling,
+        "evidence": _guessing(audit.evidence, audit.delta)
+        if isinstance(audit.evidence, Guessing)
+        else [_attack(attack, audit.delta) for attack in audit.evidence],
+        "claims": [_finding(finding) for finding in audit.findings],
+        "alarm": audit.alarm,
+        "wall_seconds": audit.wall_seconds,
+        "seconds_per_trial": audit.seconds_per_trial,
+    }
+
+
+def _attack(attack: Attack, delta: float) -> dict[str, Any]:
+    return {
+        "aim": attack.aim,
+        "event": str(attack.event),
+        "threshold": attack.event.value,
+        "above": attack.event.above,
+        "counted": attack.counted,
+        "hits_with": attack.hits_with,
+        "hits_without": attack.hits_without,
+        "fpr_at_most": attack.fpr,
+        "fnr_at_most": attack.fnr,
+        "each_with_confidence": 1 - attack.level,
+        "epsilon_at_least": attack.epsilon(delta),
+        "mu_at_least": attack.mu,
+    }
+
+
+def _guessing(guessing: Guessing, delta: float) -> dict[str, Any]:
+    return {**asdict(guessing), "guesses": guessing.guesses, "epsilon_at_least": guessing.epsilon(delta)}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "claim": finding.claim,
+        "standing": finding.standing,
+        "epsilon": finding.at.claimed,
+        "share": finding.at.share,
+        "nearest": _comparison(finding.nearest),
+        "mu": finding.mu_claimed,
+        "mu_share": finding.mu_share,
+        "exceeded": finding.exceeded,
+        "verdict": finding.verdict,
+        "curve": [_comparison(one) for one in finding.curve],
+    }
+
+
+def _comparison(one: Comparison) -> dict[str, float]:
+    return {**asdict(one), "share": one.share}
+
+
+def picture(audit: Audit) -> dict[str, Any]:
+    """A document of kind "lines": every claim, and the measured lower bound, as ε over δ."""
+    deltas = sorted({audit.delta, *(one.delta for finding in audit.findings for one in finding.curve)})
+    if isinstance(audit.evidence, Guessing):
+        deltas = [audit.delta]
+    shown = [round_down(measured_epsilon(audit.evidence, delta)) for delta in deltas]
+    measured = {"label": "measured, at least", "x": deltas, "y": shown, "standing": "measured", "markers": True}
+    what = "canaries" if isinstance(audit.evidence, Guessing) else "trials of each world"
+    broken = [finding.claim for finding in audit.findings if finding.exceeded]
+    return {
+        "kind": "lines",
+        "title": audit.about,
+        "subtitle": f"{audit.game}: {audit.trials} {what}, confidence {audit.confidence:.10g}",
+        "caption": (
+            "A claim says that ε is at most so much. The measured line says that it is at least so much, with the stated "
+            "confidence for all δ together: a claim below it is false."
+        ),
+        "warning": f"Exceeded: {', '.join(broken)}." if broken else None,
+        "x_label": "δ",
+        "y_label": "ε",
+        "x_scale": "log",
+        "lines": [*_claim_lines(audit), measured],
+    }
+
+
+def _claim_lines(audit: Audit) -> Iterator[dict[str, Any]]:
+    for finding in audit.findings:
+        label = finding.claim + (", refuted" if finding.standing == "refuted" else "")
+        points = {"x": [one.delta for one in finding.curve], "y": [one.claimed for one in finding.curve]}
+        yield {"label": label, **points, "standing": _LINE[finding.standing], "markers": True}
