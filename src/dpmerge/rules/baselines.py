@@ -12,6 +12,7 @@ from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import Accountant, By, Guarantee, ProfileBound, Rule, Target, answer, ask
+from dpmerge.rules.theorems import RECORD
 
 Composition = Literal["basic", "advanced", "optimal"]
 
@@ -30,7 +31,7 @@ class PairComposition(Rule):
         profiles = [run_profile(model, shuffle) for model in runs]
         self._profiles = [run.profile for run in profiles]
         assumed, self._conditional = gathered(profiles)
-        self._assumptions = ("each record describes the run that made its model", *require_independent(runs), *assumed)
+        self._assumptions = (RECORD, *require_independent(runs), *assumed)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = answer(

@@ -14,8 +14,12 @@ class Theorem:
     assumptions: tuple[str, ...] = ()
 
 
+RECORD = (
+    "each record describes the run that made its model, and its settings (batch sizes and rates among them) do not depend on "
+    "the data"
+)
 _DATA_INDEPENDENT = (
-    "each record describes the run that made its model",
+    RECORD,
     "the weights were chosen without looking at the models or the data",
 )
 _TRANSPORT = (
@@ -54,7 +58,7 @@ THEOREMS: dict[str, Theorem] = {
         "tempered selection",
         "theory.md §4",
         (
-            "each record describes the run that made its model",
+            RECORD,
             "tempered selection, its base probabilities and κ were chosen without looking at the models or the data",
             "scores lie in [0, 1] and come from public data",
             "the draw uses fresh, secure randomness, and nothing else of the scores is published",
@@ -69,7 +73,7 @@ THEOREMS: dict[str, Theorem] = {
         "several releases from one portfolio, by the set of models that have leaked",
         "theory.md §5",
         (
-            "each record describes the run that made its model",
+            RECORD,
             "the weights of every draw, and whether to draw, were chosen without looking at the models, the data or what "
             "earlier releases showed; releases for which this does not hold are counted as joint release",
             "every draw uses fresh, secure randomness",
@@ -78,7 +82,7 @@ THEOREMS: dict[str, Theorem] = {
     "joint-release": Theorem(
         "joint release of all runs, and post-processing",
         "M1 Thm 6.1",
-        ("each record describes the run that made its model",),
+        (RECORD,),
     ),
     "transport": Theorem("linear combination by transport", "theory.md §3.3", _TRANSPORT),
     "transport-poisson": Theorem("linear combination by transport, Poisson sampling", "theory.md §3.3", _TRANSPORT),
@@ -96,7 +100,7 @@ THEOREMS: dict[str, Theorem] = {
     "papers-formula": Theorem(
         "linear combination by the papers' formula", "M1 Thm 6.2 and 6.4, M2 Thm 6.2 and 6.3", _TRANSPORT
     ),
-    "single-run": Theorem("one run alone", "theory.md §1", ("each record describes the run that made its model",)),
+    "single-run": Theorem("one run alone", "theory.md §1", (RECORD,)),
     "basic-composition": Theorem("basic composition of (ε, δ) pairs", "Dwork et al. 2006"),
     "advanced-composition": Theorem("advanced composition of (ε, δ) pairs", "Dwork, Rothblum and Vadhan 2010, Thm III.3"),
     "optimal-composition": Theorem(
