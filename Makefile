@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := build/demo
 
-.PHONY: demo test check bench clean
+.PHONY: demo test audit check bench clean
 
 # Three private models of scikit-learn's digits; the best average for (2, 1e-4), released, entered in a ledger, and
 # verified; then a picture of what every target would give.
@@ -20,6 +20,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n auto
+
+# The watchdog of the suite, with more trials: every scenario attacked, one table and one picture (docs/soundness.md).
+audit: $(VENV)/.dev
+	$(BIN)/python -m dpmerge.audit build/audit
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

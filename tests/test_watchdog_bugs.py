@@ -1,0 +1,153 @@
+"""Bugs put into the library on purpose: the watchdog must raise the alarm for each, and for none of them before.
+
+Each bug is one a reasonable person might make. The audits are those of test_watchdog.py, with the same seed and confidence.
+With a bug the guarantee called proved is too small, and the attack, which knows nothing of the accounting, goes beyond it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpmerge.audit import Game, audit, find_game
+from dpmerge.audit.run import Audit
+from dpmerge.audit.scenarios.shuffled import Shuffled
+from dpmerge.profiles import profile, runs
+from dpmerge.records import Adjacency, Model, Portfolio, Weights, portfolio
+from dpmerge.rules import combination, joint, selection, trajectory
+from dpmerge.rules.trajectory import Trajectories
+from tests.test_watchdog import CONFIDENCE, SEED
+from tests.violations import Alarm, Report, check_checkpoints, check_ledger, check_transport
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+TRIALS = 200_000
+
+
+def attacked(scenario: str) -> Audit:
+    game = find_game(scenario)
+    assert isinstance(game, Game) and game.simulated
+    return audit(game, trials=TRIALS, confidence=CONFIDENCE, seed=SEED, jobs=1)
+
+
+def drop_the_factor_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replaced record moves a sum by two clipping norms: its own, and the other's."""
+
+    def one(adjacency: Adjacency) -> float:
+        return 1.0
+
+    for module in (runs, trajectory):
+        monkeypatch.setattr(module, "record_effect", one)
+
+
+def look_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H_ε(Q, P) alone, where the record is added: under sampling the other direction is the larger."""
+    for module in (profile, selection):
+        monkeypatch.setattr(module, "DIRECTIONS", ("add", "add"))
+
+
+def take_checkpoints_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is a run of its own, with noise of its own."""
+    monkeypatch.setattr(Model, "run", property(lambda self: f"model:{self.name}"))
+    monkeypatch.setattr(combination, "require_independent", lambda models: ())
+
+
+def forget_the_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hidden copies of a run stay as far apart as the record drove them: the common records do not react."""
+
+    def still(*arguments: Any) -> Trajectories:
+        known = trajectory.trajectories(*arguments)
+        return replace(known, pull=np.zeros_like(known.pull))
+
+    monkeypatch.setattr(combination, "trajectories", still)
+
+
+def renormalise_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that do not sum to 1 are scaled, silently."""
+
+    def scaled(cls: type[Weights], models: Portfolio, given: Mapping[str, float]) -> Weights:
+        total = math.fsum(given.values())
+        return cls(models, tuple(given.get(name, 0.0) / total for name in models.names))
+
+    monkeypatch.setattr(Weights, "over", classmethod(scaled))
+
+
+def ignore_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that share their randomness are taken for independent ones."""
+    for module in (portfolio, joint, combination):
+        monkeypatch.setattr(module, "require_independent", lambda models: ())
+
+
+def take_shuffles_for_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shuffled batches are accounted with their share of the data as a rate, without a word."""
+
+    def quietly(model: Model, shuffle: runs.ShuffleAsPoisson | None = None) -> runs.RunProfile:
+        return runs.RunProfile(runs.run_profile(model, shuffle or runs.ShuffleAsPoisson(1 / Shuffled().batches)).profile)
+
+    monkeypatch.setattr(joint, "run_profile", quietly)
+
+
+BUGS: list[tuple[Bug, str]] = [
+    (drop_the_factor_two, "repeated-draws"),
+    (drop_the_factor_two, "doubled-shift"),
+    (look_in_one_direction, "same-batches"),
+    (look_in_one_direction, "selection"),
+    (take_checkpoints_for_runs, "checkpoints"),
+    (forget_the_drift, "transport-logistic"),
+    (forget_the_drift, "formula-convex"),
+    (renormalise_weights, "loose-weights"),
+    (ignore_fingerprints, "same-noise"),
+    (ignore_fingerprints, "same-batches"),
+    (take_shuffles_for_poisson, "shuffled"),
+]
+
+
+@pytest.mark.parametrize(("bug", "scenario"), BUGS, ids=[f"{bug.__name__}-{scenario}" for bug, scenario in BUGS])
+def test_the_watchdog_fires(bug: Bug, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = attacked(scenario)
+    assert not sound.alarm
+    bug(monkeypatch)
+    unsound = attacked(scenario)
+    assert unsound.alarm
+    assert unsound.epsilon == sound.epsilon  # the attack is the same: only what is claimed has changed
+
+
+# --- the searches for violations, which know the exact laws (tests/violations.py) --------------------------------------------
+
+
+def full_batches() -> Report:
+    return check_transport(20, seed=1)
+
+
+def poisson_batches() -> Report:
+    return check_transport(3, seed=1, sampled=True)
+
+
+def averages_of_checkpoints() -> Report:
+    return check_checkpoints(400, seed=1)
+
+
+def ledgers() -> Report:
+    return check_ledger(30, seed=1)
+
+
+FOUND: list[tuple[Bug, Callable[[], Report]]] = [
+    (drop_the_factor_two, full_batches),
+    (drop_the_factor_two, ledgers),
+    (look_in_one_direction, poisson_batches),
+    (take_checkpoints_for_runs, averages_of_checkpoints),
+    (forget_the_drift, full_batches),
+    (forget_the_drift, poisson_batches),
+]
+
+
+@pytest.mark.parametrize(("bug", "search"), FOUND, ids=[f"{bug.__name__}-{search.__name__}" for bug, search in FOUND])
+def test_the_search_finds_it(bug: Bug, search: Callable[[], Report], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert search().largest > 0  # it looked at something, and raised no alarm
+    bug(monkeypatch)
+    with pytest.raises(Alarm):
+        search()
