@@ -63,7 +63,7 @@ def complaint(*arguments: object) -> str:
     return str(result.exception)
 
 
-# --- Alg. 4: the scores ---------------------------------------------------------------------------------------------------------
+# --- Alg. 4: the scores -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["opa", "omv"])
@@ -91,7 +91,7 @@ def test_scores_of_averages_are_those_of_what_is_released(grid: Grid, options: A
     values, labels = inputs()
     found = search(folder, grid).tuned(here)
     for place, (score, option) in enumerate(zip(found.scores, options, strict=True)):
-        released = aggregate(folder, tmp_path / str(place), rule=grid.rule, delta=DELTA, **option)
+        released = aggregate(folder, tmp_path / str(place), rule=grid.rule, delta=DELTA, **option)  # type: ignore[arg-type]
         said = linear.scores(released.folder, values)
         assert score.validation == float(np.mean(said.argmax(axis=1) == labels))
 
@@ -134,7 +134,7 @@ def test_many_processes_find_the_same(folder: Path) -> None:
     assert asked.tuned(partial(run_all, jobs=2)) == asked.tuned(here)
 
 
-# --- Alg. 4: kept, and found again ------------------------------------------------------------------------------------------------
+# --- Alg. 4: kept, and found again --------------------------------------------------------------------------------------------
 
 
 def kept(path: Path, asked: Search) -> Tuned:
@@ -180,7 +180,7 @@ def test_scores_of_something_else_are_not_mistaken_for_these(folder: Path, tmp_p
     assert len({*prints[1:]}) == len(prints) - 1
 
 
-# --- Alg. 4: what it costs --------------------------------------------------------------------------------------------------------
+# --- Alg. 4: what it costs ----------------------------------------------------------------------------------------------------
 
 
 def test_choosing_costs_the_run_up_to_its_last_checkpoint(folder: Path) -> None:
@@ -196,7 +196,7 @@ def test_choosing_costs_the_run_up_to_its_last_checkpoint(folder: Path) -> None:
         )
 
 
-# --- Alg. 4: the command ----------------------------------------------------------------------------------------------------------
+# --- Alg. 4: the command ------------------------------------------------------------------------------------------------------
 
 
 def command(folder: Path, out: Path, *more: object) -> tuple[object, ...]:
@@ -287,7 +287,7 @@ def test_grids_that_are_none(rule: Any, parameter: Any, reason: str) -> None:
         Grid(rule, parameter, (1.0,))
 
 
-# --- Alg. 3 -----------------------------------------------------------------------------------------------------------------------
+# --- Alg. 3 -------------------------------------------------------------------------------------------------------------------
 
 SIGMA, T = 20.0, 30
 
@@ -366,7 +366,7 @@ def test_training_on_a_moving_average_makes_smaller_steps() -> None:
     rate, new, start = 0.3, 0.25, 4
     run = TrainingOn(MovingAverage(new_weight=new), start).begin(np.array([5.0, -2.0]))
     slopes = np.array([1.0, 0.3])
-    theta, expected = np.array([5.0, -2.0]), None
+    theta = expected = np.array([5.0, -2.0])
     for step in range(1, 12):
         theta = run.next_start(theta - rate * slopes * theta)
         expected = run.current if step <= start else expected - new * rate * slopes * expected

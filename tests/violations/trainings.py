@@ -47,7 +47,7 @@ class Numbers:
 
     def scaled(self, low: float, high: float) -> float:
         """Evenly in the logarithm."""
-        return low * (high / low) ** self.share()
+        return low * math.exp(self.share() * math.log(high / low))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Training:
 
     @classmethod
     def balanced(cls, setting: Setting, runs: Sequence[Run], ratio: float) -> Training:
-        """Two runs, the first with `ratio` times the second's share in the last step's noise (of a noiseless run: in effects)."""
+        """Two runs, the first with `ratio` times the other's part in the last noise; a noiseless one counts its effect."""
         one, other = (run.etas[-1] * (run.sigmas[-1] or 1.0) for run in runs)
         odds = ratio * other / one
         return cls.of(setting, runs, (odds / (1 + odds), 1 / (1 + odds)))
@@ -126,7 +126,7 @@ def _model(name: str, setting: Setting, run: Run) -> Model:
     convex, known = setting.knowledge == "non-expansive", setting.knowledge != "nothing"
     for ramp in run.gradients:
         assert max(map(abs, ramp.values)) <= 1
-        assert not known or ramp.steepest <= run.smoothness * (1 + 1e-9)
+        assert not known or (ramp.steepest <= run.smoothness * (1 + 1e-9) and not ramp.jumps)
         assert not convex or all(a <= b for a, b in pairwise(ramp.values))
     assert all(abs(value) <= 1 for ramp in (*run.records, *run.replacements) for value in ramp.values)
     return dp_sgd(
@@ -151,7 +151,7 @@ def _steps(setting: Setting, run: Run) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# --- from numbers -----------------------------------------------------------------------------------------------------------------
+# --- from numbers -----------------------------------------------------------------------------------------------------
 
 
 def decoded(numbers: Numbers, sampled: bool) -> Training:
@@ -211,7 +211,7 @@ def _clipped(ramp: Ramp) -> Ramp:
     return Ramp(ramp.knots, tuple(min(max(value, -1.0), 1.0) for value in ramp.values))
 
 
-# --- known worst cases ------------------------------------------------------------------------------------------------------------
+# --- known worst cases ------------------------------------------------------------------------------------------------
 
 
 def corners(sampled: bool) -> list[Training]:
