@@ -1,8 +1,8 @@
 """Tuning of training on aggregates (Recycling Scraps Alg. 3): a grid over (p, τ), each point of it a private run of its own.
 
 Whoever looks at K runs and keeps the best releases a function of all K, whatever becomes of the others: the price is their
-joint release (docs/theory.md §4). Only where the number of runs is drawn at random, and nothing but the best is ever seen, is
-it less: `dpmerge tuning-cost` (§7).
+joint release (docs/theory.md §4). Less is possible where less is seen: of a random number of runs nothing but the best
+(`dpmerge tuning-cost`, §7), or of fixed ones a tempered draw (`dpmerge plan --kappa`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TunedTraining:
             "epsilon of all trials together": self.guarantee(delta, by, conversion).epsilon,
             "delta": delta,
             "why": "every trial is a private run of its own, and the choice is a function of all of them: their joint release; "
-            "less only if the number of trials was random and nothing but the best is seen (dpmerge tuning-cost)",
+            "less only where less is seen, as nothing but the best of a random number of trials (dpmerge tuning-cost)",
         }
 
     def as_dict(self) -> dict[str, Any]:
