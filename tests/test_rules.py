@@ -538,3 +538,10 @@ def test_gradients_that_explode_end_in_a_number_not_a_crash(steps: int) -> None:
     weights = builders.portfolio(*runs).weights({"open": 0.01, "private": 0.99})
     assert Combination(weights).guarantee(delta=1e-5).epsilon == math.inf
     assert 0.3 < Combination(weights).guarantee(epsilon=1.0).delta <= 1.0
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-318, 5e-324])
+def test_deltas_at_the_end_of_floats_end_in_a_number_not_a_crash(delta: float) -> None:
+    run = builders.dp_sgd("a", sigma=2.0, steps=20, sampling=0.1)
+    found = Joint(builders.portfolio(run).weights({"a": 1.0})).guarantee(delta=delta)
+    assert found.epsilon > 100

@@ -138,7 +138,9 @@ def proved_mu(instance: Instance) -> float:
     adjacency = instance.models[0].record.adjacency
     runs = trajectories([Run(model, weight, beta, instance.convex) for model, weight, beta in parts], adjacency, None, 0.0)
     sets = candidate_sets(np.zeros(len(runs.runs)), len(runs.runs))
-    candidates = [Candidate(k, coupled) for k in windows(runs.steps) for coupled in sets]
+    candidates = [
+        Candidate(k, coupled, by_noise) for k in windows(runs.steps) for coupled in sets for by_noise in (False, True)
+    ]
     squares = Combination._squared_mu(runs, _squared_ratio(runs.effect, runs.noise), candidates)
     return math.sqrt(float(squares.min()))
 
@@ -297,7 +299,8 @@ def test_proved_mu_grows_with_smoothness_and_without_convexity() -> None:
             known = zip(instance.models, instance.weights.tolist(), (factor * instance.smoothness).tolist(), strict=True)
             runs = trajectories([Run(model, w, beta, convex) for model, w, beta in known], adjacency, None, 0.0)
             sets = candidate_sets(np.zeros(len(runs.runs)), len(runs.runs))
-            candidates = [Candidate(k, coupled) for k in windows(runs.steps) for coupled in sets]
+            ramps = (False, True)
+            candidates = [Candidate(k, coupled, ramp) for k in windows(runs.steps) for coupled in sets for ramp in ramps]
             return math.sqrt(float(Combination._squared_mu(runs, _squared_ratio(runs.effect, runs.noise), candidates).min()))
 
         ladder = [proved(0.0, False), proved(1.0, True), proved(1.0, False), proved(3.0, False), proved(math.inf, False)]

@@ -264,6 +264,7 @@ class Profile:
         return (float(_TILTS[best]), float(chernoff[best])) if chernoff[best] < 0 else (0.0, 0.0)
 
     def _compose(self, direction: Direction, interval: float, theta: float, tail: float, lowest: float) -> ComposedLoss:
+        tail = max(tail, 5e-324)  # a share of an absurdly small δ is 0; what is cut off is added to δ, so more is safe
         per_step = max(tail / (4 * self.steps), 1e-300)
         # Powers of two, so that nearby questions share their discretised laws.
         per_step = 2.0 ** math.floor(math.log2(per_step))

@@ -135,11 +135,14 @@ class Combination(Rule):
         reveal = _squared_ratio(runs.effect, runs.noise)
         costs = reveal.sum(axis=1) / np.maximum(runs.weights * runs.effect.sum(axis=1), 1e-300)
         sets = candidate_sets(np.nan_to_num(costs, posinf=1e300), len(runs.runs))
-        candidates = [Candidate(k, b) for k in windows(runs.steps) for b in sets]
+        ramps = (False, True) if np.ptp(runs.merged_noise) > 0 else (False,)
+        candidates = [
+            Candidate(k, b, r) for k in windows(runs.steps) for b in sets for r in (ramps if b and k > 1 else (False,))
+        ]
         squares = self._squared_mu(runs, reveal, candidates)
         for _ in range(2):
             best = candidates[int(np.argmin(squares))]
-            near = [Candidate(k, best.coupled) for k in windows(runs.steps, refine=best.window)]
+            near = [Candidate(k, best.coupled, best.by_noise) for k in windows(runs.steps, refine=best.window)]
             candidates = [best, *near]
             squares = self._squared_mu(runs, reveal, candidates)
         index = int(np.argmin(squares))

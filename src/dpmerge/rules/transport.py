@@ -19,10 +19,11 @@ _LONGEST_LOOP = 20_000
 
 @dataclass(frozen=True)
 class Candidate:
-    """A window and the runs coupled through it."""
+    """A window, the runs coupled through it, and how their distance is paid off in it: evenly, or as steps have noise."""
 
     window: int
     coupled: tuple[int, ...]
+    by_noise: bool = False
 
 
 def coupled_distance(runs: Trajectories) -> FloatArray:
@@ -81,13 +82,19 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
     first = steps - int(window[0])
     result = np.zeros((len(candidates), steps - first))
     merged = runs.merged_noise
+    energy = merged**2
+    whole = np.cumsum(energy[::-1])[window - 1]  # of each candidate's window
+    by_noise = np.array([c.by_noise for c in candidates])[order] & (whole > 0)
     for t in range(first, steps):
         active = int(np.searchsorted(-window, -(steps - t), side="right"))
         u, z = distance[:active], debt[:active]
         s, nu, tame = runs.effect[:, t], runs.noise[:, t], runs.tame[:, t]
         with np.errstate(invalid="ignore"):
             e = np.where(u > 0, np.minimum(runs.pull[:, t] * u, runs.cap[:, t]), 0.0)
-        drift = e @ lam + z / window[:active]
+        # a_t: 1/k, or s²_λ's share of the window, above its rounding.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(by_noise[:active], energy[t] / whole[:active] * (1 + 1e-11), 1 / window[:active])
+        drift = e @ lam + z * share
         reset = np.where(tame, u, u + e) @ lam
         may_reset = debt_free[:active] | (t == steps - 1)
         result[:active, t - first] = np.where(may_reset, np.minimum(drift, reset), drift)
