@@ -34,6 +34,7 @@ FLOORS = [
     "audit",
     "experiments",
     "_api",
+    "explorer",
     "cli",
     "__main__",
 ]

@@ -13,6 +13,7 @@
     ├── LedgerError        a ledger that cannot be used, or was tampered with
     │   └── BudgetExceeded     a release that would pass the declared total
     ├── DataError          a data set that is missing or malformed
+    ├── ExplorerError      an explorer that cannot be started safely
     ├── EvaluationError    a score that cannot be measured
     ├── TrainingError      a private training that cannot be run here, or failed
     ├── JobError           many pieces of work that cannot be run, or their results not kept
@@ -80,6 +81,10 @@ class DependentRuns(AccountingError):
 
 class DataError(DpmergeError):
     """A data set that is missing or malformed."""
+
+
+class ExplorerError(DpmergeError):
+    """An explorer that cannot be started safely."""
 
 
 class EvaluationError(DpmergeError):

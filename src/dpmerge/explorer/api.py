@@ -1,0 +1,305 @@
+"""The HTTP API: thin routes over the portfolio's state, jobs and releases. Errors are problem+json with the library's texts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import anyio.to_thread
+from fastapi import APIRouter, FastAPI, Query
+from fastapi import Path as InPath
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+import dpmerge
+from dpmerge.explorer import models
+from dpmerge.explorer.jobs import Job, Jobs
+from dpmerge.explorer.ladder import RUNGS
+from dpmerge.explorer.pages import add_pages, handle_errors
+from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.explorer.releases import Releases
+from dpmerge.explorer.security import Door, Guard
+from dpmerge.figures.writing import finite_or_null
+from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.weights import Option, Plan, Utilities
+from dpmerge.weights.frontier import frontier
+from dpmerge.weights.points import Accounting
+
+R = TypeVar("R")
+DELTA = 1e-5  # the δ whose plans are made when the server starts
+_COMPUTING = 2  # computations at once; more only get in each other's way
+_VERDICTS = {0: "it holds", 1: "it does NOT hold", 2: "it could not be checked"}
+_PROBLEM = {
+    "description": "A problem (RFC 9457)",
+    "content": {"application/problem+json": {"schema": models.Problem.model_json_schema()}},
+}
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "Events", "content": {"text/event-stream": {}}}}
+_PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 421, 422, 429), _PROBLEM)
+_FOREVER = {"openapi_url": "/openapi.json", "docs_url": None, "redoc_url": None}
+DeltaQuery = Annotated[float, Query(ge=models.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
+JobId = Annotated[str, InPath(max_length=64)]
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """What a server is started with. Releases go into `releases`, by default a hidden folder of the portfolio."""
+
+    portfolio: Path
+    door: Door = field(default_factory=Door)
+    ledger: str | None = None
+    utility: str | None = None
+    shuffle: dpmerge.ShuffleAsPoisson | None = None
+    allow_release: bool = False
+    releases: Path | None = None
+    delta: float = DELTA
+    rungs: int = RUNGS
+
+    def app(self) -> Guard:
+        """The application behind its door, once portfolio, utilities and ledger were read without fault."""
+        return Guard(_application(self, _Server(self)), self.door)
+
+
+class _Server:
+    """What the routes share."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        portfolio = dpmerge.Portfolio.load(explorer.portfolio)
+        self.explorer = explorer
+        self.state = PortfolioState(
+            portfolio, Utilities.asked(portfolio, explorer.utility, None), explorer.shuffle, explorer.rungs
+        )
+        self.releases = Releases(self.state, explorer.releases or explorer.portfolio / ".releases", explorer.ledger)
+        self.jobs = Jobs()
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    async def compute(self, function: Callable[..., R], *arguments: Any) -> R:
+        """Work in a thread, a few at a time, while the server goes on answering."""
+        self._limiter = self._limiter or anyio.CapacityLimiter(_COMPUTING)
+        return await anyio.to_thread.run_sync(partial(function, *arguments), limiter=self._limiter)
+
+    def job(self, name: str) -> Job:
+        """A job by its id."""
+        found = self.jobs.get(name)
+        if found is None:
+            raise HTTPException(404, "no job of that id; finished jobs are forgotten after a while")
+        return found
+
+
+def _application(explorer: Explorer, server: _Server) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server.state.ladder(explorer.delta)
+        yield
+        server.jobs.cancel_all()
+        server.state.close()
+
+    app = FastAPI(
+        title="dpmerge explorer",
+        version="1",
+        description="Guarantees of merged models. An ε that is null is not finite.",
+        lifespan=lifespan,
+        responses=_PROBLEMS,
+        **_FOREVER,  # type: ignore[arg-type]
+    )
+    handle_errors(app)
+    app.include_router(_reading(server))
+    app.include_router(_jobs(server))
+    app.include_router(_releasing(server))
+    add_pages(app)
+    return app
+
+
+# --- accounting -------------------------------------------------------------------------------------------------------------
+
+
+def _reading(server: _Server) -> APIRouter:
+    router, state = APIRouter(), server.state
+
+    @router.get("/healthz", response_model=models.Health)
+    async def healthz() -> Any:
+        """The server answers."""
+        return {"status": "ok", "version": dpmerge.__version__}
+
+    @router.get("/v1/portfolio", response_model=models.PortfolioAnswer)
+    async def portfolio(delta: DeltaQuery = DELTA) -> Any:
+        """The models, each alone: ε at δ by PLD and RDP, utility, training, warnings."""
+        utility = state.utility
+        return {
+            "dataset": state.portfolio.models[0].record.dataset,
+            "adjacency": state.portfolio.adjacency,
+            "delta": delta,
+            "provenance": "a-priori" if utility is None else utility.provenance,
+            "utilities_source": "less private is more useful" if utility is None else utility.source,
+            "models": finite_or_null(await server.compute(state.models, delta)),
+            "may_release": server.explorer.allow_release,
+            "has_ledger": server.releases.has_ledger,
+        }
+
+    @router.post("/v1/account", response_model=models.GuaranteeAnswer)
+    async def account(asked: models.AccountRequest) -> Any:
+        """The guarantee of one merge: ε at δ, or δ at ε."""
+        ask = partial(state.guarantee, asked.rule, asked.weights, delta=asked.delta, epsilon=asked.epsilon, by=asked.by)
+        return _guarantee(await server.compute(partial(ask, assume_smoothness=asked.assume_smoothness)))
+
+    @router.post("/v1/plan", response_model=models.PlanAnswer, responses={202: {"model": models.JobAnswer}})
+    async def plan(asked: models.PlanRequest) -> Any:
+        """The best weights per rule for a target; with `effort` full a job (202) that searches as `dpmerge plan` does."""
+        if asked.effort == "full":
+            return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked)).status(), 202)
+        ladder = state.ladder(asked.delta)
+        if not state.in_memory(asked.delta):
+            await server.compute(lambda: ladder.known)
+        return JSONResponse(_plan(state, ladder.plan(asked.epsilon), {"done": ladder.done, "total": ladder.total}))
+
+    return router
+
+
+def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> dict[str, Any]:
+    found = dpmerge.plan(
+        state.portfolio,
+        epsilon=asked.epsilon,
+        delta=asked.delta,
+        utility=state.utility,
+        rules=("single", "selection", "combination", "joint"),
+        shuffle=state.shuffle,
+        progress=job.report,
+    )
+    return _plan(state, found, {"done": 1, "total": 1})
+
+
+def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[str, Any]:
+    fitting = [index for index, option in enumerate(found.options) if option.feasible]
+    plain: dict[str, Any] = finite_or_null(
+        {
+            "target": {"epsilon": found.epsilon, "delta": found.delta},
+            "provenance": found.provenance,
+            "utilities_source": found.source,
+            "best": fitting[0] if fitting else None,
+            "options": [_option(state, option) for option in found.options],
+            "warming": warming,
+        }
+    )
+    return plain
+
+
+def _option(state: PortfolioState, option: Option) -> dict[str, Any]:
+    theorem = THEOREMS.get(option.theorem)
+    shown = {name: getattr(option, name) for name in models.OptionAnswer.model_fields if hasattr(option, name)}
+    return {**shown, "theorem_title": theorem and theorem.title, "sentence": _sentence(state, option)}
+
+
+def _sentence(state: PortfolioState, option: Option) -> str:
+    """The option's guarantee in the words of the library; where it is refused, why."""
+    if option.standing == "refused":
+        return option.why
+    guarantee = Guarantee(
+        option.epsilon,
+        option.delta,
+        state.portfolio.adjacency,
+        option.theorem,
+        option.assumptions,
+        option.standing,  # type: ignore[arg-type]
+        option.by,  # type: ignore[arg-type]
+        option.rule,
+        option.weights,
+    )
+    return str(guarantee)
+
+
+def _guarantee(found: Guarantee) -> dict[str, Any]:
+    theorem = THEOREMS[found.theorem]
+    plain: dict[str, Any] = finite_or_null(found.as_dict())
+    return {**plain, "sentence": str(found), "theorem_title": theorem.title, "theorem_source": theorem.source}
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------------
+
+
+def _jobs(server: _Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
+    async def start_frontier(asked: models.FrontierRequest) -> Any:
+        """Utility against ε, as a job; its result is the document that `dpmerge frontier --json` prints."""
+        return server.jobs.start("frontier", partial(_frontier, server.state, asked)).status()
+
+    @router.get("/v1/jobs/{job}", response_model=models.JobAnswer)
+    async def job_state(job: JobId) -> Any:
+        """How far a job is, and its result once there is one."""
+        return server.job(job).status()
+
+    @router.get("/v1/jobs/{job}/events", response_class=StreamingResponse, responses=_EVENTS)
+    async def job_events(job: JobId) -> StreamingResponse:
+        """Progress as server-sent events: `progress`, and `end` once."""
+        return StreamingResponse(server.job(job).events(), media_type="text/event-stream")
+
+    @router.delete("/v1/jobs/{job}", status_code=202, response_model=models.JobAnswer)
+    async def cancel_job(job: JobId) -> Any:
+        """Ask a job to stop; it does at its next piece. Needs the token."""
+        found = server.job(job)
+        found.cancel()
+        return found.status(with_result=False)
+
+    return router
+
+
+def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) -> Any:
+    document = frontier(
+        state.portfolio,
+        accounting=Accounting(asked.delta, shuffle=state.shuffle),
+        epsilons=asked.epsilons,
+        utility=state.utility,
+        edge_points=asked.points,
+        run=job.map,
+        progress=job.report,
+    )
+    return finite_or_null(document)
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------------
+
+
+def _releasing(server: _Server) -> APIRouter:
+    router, releases = APIRouter(), server.releases
+
+    @router.get("/v1/releases", response_model=models.ReleasesAnswer)
+    async def history() -> Any:
+        """What the ledger says, and which releases can be verified here."""
+        entries, folders = await server.compute(releases.history), await server.compute(releases.folders)
+        return finite_or_null({"entries": entries, "folders": folders}) | {"may_release": server.explorer.allow_release}
+
+    @router.get("/v1/budget", response_model=models.BudgetAnswer)
+    async def budget() -> Any:
+        """What the ledger's budget still allows."""
+        found = await server.compute(releases.budget)
+        if found is None:
+            raise HTTPException(404, "this server was started without a ledger")
+        return finite_or_null(found)
+
+    @router.post("/v1/releases/preview", response_model=models.ReleasePreview)
+    async def preview(asked: models.ReleaseRequest) -> Any:
+        """Exactly what a release would write and spend; nothing is written."""
+        choice, found = await server.compute(releases.preview, asked)
+        return finite_or_null(found) | {"guarantee": _guarantee(choice.guarantee)}
+
+    @router.post("/v1/releases", status_code=201, response_model=models.ReleasedAnswer)
+    async def release(asked: models.ReleaseRequest) -> Any:
+        """Release, by the same code as `dpmerge merge`. Needs the token, and a server that allows it."""
+        if not server.explorer.allow_release:
+            raise HTTPException(403, "releasing is off: start the explorer with --allow-release")
+        made = await server.compute(releases.release, asked)
+        certificate = made.certificate.model_dump(mode="json", by_alias=True)
+        return {"name": made.folder.name, "certificate": certificate, "notes": list(made.notes)}
+
+    @router.post("/v1/verify", response_model=models.VerdictAnswer)
+    async def verify(asked: models.VerifyRequest) -> Any:
+        """Recompute everything a release's certificate says, from its files, the portfolio and the ledger."""
+        found = await server.compute(releases.verify, asked.name)
+        lists = {"holds": found.holds, "broken": found.broken, "unchecked": found.unchecked}
+        return {"name": asked.name, "code": found.code, "sentence": _VERDICTS[found.code], **lists}
+
+    return router

@@ -1,0 +1,147 @@
+"""Long work behind an HTTP call: a job in a thread of its own, followed by server-sent events, stopped between two pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from dpmerge.errors import DpmergeError, JobError
+
+State = Literal["running", "done", "failed", "cancelled"]
+T = TypeVar("T")
+R = TypeVar("R")
+_LOG = logging.getLogger("dpmerge.explorer")
+_KEPT = 32  # finished jobs whose results can still be asked for
+_LOOK_S = 0.1  # how soon listeners hear of progress
+_BEAT_S = 10.0  # a comment goes out this often, so that a listener who has left is noticed
+
+
+class Cancelled(Exception):
+    """The job was asked to stop."""
+
+
+@dataclass
+class Job:
+    """One piece of long work and how far it is. Whoever works calls `report`, which also is where a job stops."""
+
+    kind: str
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    state: State = "running"
+    label: str = ""
+    done: int = 0
+    total: int | None = None
+    result: Any = None
+    problem: str | None = None
+    _version: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def report(self, label: str | None = None, *, done: int | None = None, total: int | None = None) -> None:
+        """Say how far the work is; raises `Cancelled` where it shall go no further."""
+        if self._stop.is_set():
+            raise Cancelled
+        known = {"label": label, "done": done, "total": total}
+        self._set(**{name: value for name, value in known.items() if value is not None})
+
+    def map(self, function: Callable[[T], R], items: Sequence[T], *, keys: Sequence[str]) -> list[R]:
+        """A `Mapper` that works through the items one by one and can be stopped between two of them."""
+        results = []
+        start = self.done
+        self.report(total=start + len(items))
+        for number, item in enumerate(items, start=1):
+            results.append(function(item))
+            self.report(done=start + number)
+        return results
+
+    def cancel(self) -> None:
+        """Ask the job to stop at its next report."""
+        self._stop.set()
+
+    def run(self, work: Callable[[Job], Any]) -> None:
+        """Do the work; what goes wrong is kept as the one line the command line would print."""
+        try:
+            result = work(self)
+        except Cancelled:
+            self._set(state="cancelled", label="")
+        except DpmergeError as error:
+            self._set(state="failed", problem=one_line(error))
+        except Exception:
+            _LOG.exception("the job %r failed", self.kind)
+            self._set(state="failed", problem="the job failed unexpectedly; the terminal of the server says why")
+        else:
+            self._set(state="done", result=result, label="")
+
+    def status(self, *, with_result: bool = True) -> dict[str, Any]:
+        """Plain data about the job."""
+        names = ("id", "kind", "state", "label", "done", "total", "problem")
+        shown = {name: getattr(self, name) for name in names}
+        return {**shown, "result": self.result} if with_result else shown
+
+    async def events(self) -> AsyncIterator[str]:
+        """Server-sent events: `progress` whenever something changes, and one `end` with the last state. Results are fetched."""
+        seen, quiet = -1, 0.0
+        while True:
+            with self._lock:
+                version, state, shown = self._version, self.state, self.status(with_result=False)
+            if version != seen:
+                seen, quiet = version, 0.0
+                name = "progress" if state == "running" else "end"
+                yield f"event: {name}\ndata: {json.dumps(shown, ensure_ascii=False)}\n\n"
+                if state != "running":
+                    return
+            elif quiet >= _BEAT_S:
+                quiet = 0.0
+                yield ": still running\n\n"
+            await asyncio.sleep(_LOOK_S)
+            quiet += _LOOK_S
+
+    def _set(self, **changes: Any) -> None:
+        with self._lock:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            self._version += 1
+
+
+class Jobs:
+    """The jobs of one server: few at a time, the latest finished ones kept."""
+
+    def __init__(self, at_once: int = 2) -> None:
+        self._at_once = at_once
+        self._jobs: dict[str, Job] = {}
+        self._lock = threading.Lock()
+
+    def start(self, kind: str, work: Callable[[Job], Any]) -> Job:
+        """Begin a job, or refuse it while too many run."""
+        job = Job(kind)
+        with self._lock:
+            running = [one for one in self._jobs.values() if one.state == "running"]
+            if len(running) >= self._at_once:
+                raise JobError(f"{len(running)} jobs are running already; wait for one to end, or cancel it")
+            self._jobs[job.id] = job
+            finished = [one.id for one in self._jobs.values() if one.state != "running"]
+            for old in finished[: max(0, len(finished) - _KEPT)]:
+                del self._jobs[old]
+        threading.Thread(target=job.run, args=(work,), name=f"explorer-{kind}", daemon=True).start()
+        return job
+
+    def get(self, name: str) -> Job | None:
+        """The job of that id, if it is known."""
+        with self._lock:
+            return self._jobs.get(name)
+
+    def cancel_all(self) -> None:
+        """Ask every job to stop: the server is leaving."""
+        with self._lock:
+            for job in self._jobs.values():
+                job.cancel()
+
+
+def one_line(error: Exception) -> str:
+    """An error's text as the command line prints it."""
+    return " ".join(str(error).split())

@@ -1,0 +1,91 @@
+"""What the explorer serves besides its API: problems, the page, plotly.js, and the API in words. Nothing from elsewhere."""
+
+from __future__ import annotations
+
+import html
+import logging
+from pathlib import Path
+from typing import Any
+
+import anyio
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from dpmerge.errors import DpmergeError, JobError
+from dpmerge.explorer.jobs import one_line
+from dpmerge.explorer.releases import UnknownRelease
+from dpmerge.explorer.security import problem
+
+PAGE = Path(__file__).parent / "page"
+_LOG = logging.getLogger("dpmerge.explorer")
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Every error is a problem: the library's own with its text, anything unexpected without one."""
+
+    def refuse(status: int, detail: str) -> JSONResponse:
+        return JSONResponse(problem(status, detail), status, media_type="application/problem+json")
+
+    @app.exception_handler(DpmergeError)
+    async def on_purpose(request: Request, error: DpmergeError) -> JSONResponse:
+        return refuse(429 if isinstance(error, JobError) else 422, one_line(error))
+
+    @app.exception_handler(UnknownRelease)
+    async def unknown(request: Request, error: UnknownRelease) -> JSONResponse:
+        return refuse(404, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [f"{'.'.join(str(part) for part in one['loc'][1:])}: {one['msg']}".strip(": ") for one in error.errors()]
+        return refuse(422, "; ".join(faults[:5]))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        answer = refuse(error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        _LOG.error("unexpected: %s", type(error).__name__)
+        return refuse(500, "the server failed unexpectedly; its terminal says why")
+
+
+def add_pages(app: FastAPI) -> None:
+    """The page itself where it is shipped, plotly.js, and the API in words."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """The API in words, without any script."""
+        return HTMLResponse(_description(app.openapi()))
+
+    @app.get("/plotly.min.js", include_in_schema=False)
+    async def plotly() -> Response:
+        """plotly.js as the installed plotly package ships it: works offline."""
+        from importlib.util import find_spec
+
+        found = find_spec("plotly")
+        if found is None or found.origin is None:
+            raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[plots]'")
+        script = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
+        return Response(script, media_type="text/javascript")
+
+    if PAGE.is_dir():
+        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+
+
+def _description(schema: dict[str, Any]) -> str:
+    rows = []
+    for path, methods in schema["paths"].items():
+        for method, route in methods.items():
+            text = html.escape(route.get("description") or route.get("summary", ""))
+            rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>dpmerge explorer: the API</title></head><body>'
+        f"<h1>dpmerge explorer: the API</h1><p>{html.escape(schema['info']['description'])} "
+        'Machine-readable: <a href="/openapi.json">openapi.json</a>.</p>'
+        f"<dl>{''.join(rows)}</dl></body></html>"
+    )

@@ -1,0 +1,154 @@
+"""What the explorer knows of its portfolio: every answer is kept in memory, and ladders of plans are made in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import dpmerge
+from dpmerge.errors import AccountingError, TargetError
+from dpmerge.explorer.ladder import RUNGS, Ladder
+from dpmerge.records import DpSgd, Model, Portfolio
+from dpmerge.rules import THEOREMS, Guarantee, Rule, Target
+from dpmerge.rules.guarantee import By
+from dpmerge.weights import Utilities
+
+RuleName = Literal["selection", "combination", "joint"]
+_LADDERS = 6  # values of δ whose ladders are kept
+_ANSWERS = 4096
+_LOG = logging.getLogger("dpmerge.explorer")
+
+
+class PortfolioState:
+    """The portfolio, its utilities, and every answer that was computed for it."""
+
+    def __init__(
+        self,
+        portfolio: Portfolio,
+        utility: Utilities | None = None,
+        shuffle: dpmerge.ShuffleAsPoisson | None = None,
+        rungs: int = RUNGS,
+    ) -> None:
+        self.portfolio = portfolio
+        self.utility = utility
+        self.shuffle = shuffle
+        self._rungs = rungs
+        self._ladders: OrderedDict[float, Ladder] = OrderedDict()
+        self._answers: OrderedDict[Any, Guarantee] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._climber: threading.Thread | None = None
+
+    # --- plans ------------------------------------------------------------------------------------------------------------
+
+    def ladder(self, delta: float) -> Ladder:
+        """The ladder of this δ; a new one is climbed in the background, the latest asked for first."""
+        Target(delta=delta)
+        with self._lock:
+            found = self._ladders.get(delta)
+            if found is None:
+                found = self._ladders[delta] = Ladder(self.portfolio, self.utility, self.shuffle, delta, self._rungs)
+            self._ladders.move_to_end(delta)
+            while len(self._ladders) > _LADDERS:
+                self._ladders.popitem(last=False)
+            idle = self._climber is None or not self._climber.is_alive()
+            if found.done < found.total and idle and not self._closed:
+                self._climber = threading.Thread(target=self._climb, name="explorer-ladders", daemon=True)
+                self._climber.start()
+        return found
+
+    def in_memory(self, delta: float) -> bool:
+        """Whether a plan at this δ needs no computation."""
+        found = self._ladders.get(delta)
+        return found is not None and "known" in vars(found)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Stop the work in the background after the search it is at."""
+        self._closed = True
+        if self._climber is not None:
+            self._climber.join(timeout)
+
+    def _climb(self) -> None:
+        try:
+            while (latest := self._unfinished()) is not None:
+                latest.climb(lambda: self._unfinished() is latest)
+        except Exception:  # the page goes on without the ladder; what the user asks for is answered or refused on its own
+            _LOG.exception("plans in the background stopped")
+
+    def _unfinished(self) -> Ladder | None:
+        with self._lock:
+            if self._closed:
+                return None
+            return next((one for one in reversed(self._ladders.values()) if one.done < one.total), None)
+
+    # --- guarantees -------------------------------------------------------------------------------------------------------
+
+    def guarantee(
+        self,
+        rule: RuleName,
+        weights: Mapping[str, float],
+        *,
+        delta: float | None = None,
+        epsilon: float | None = None,
+        by: By = "best",
+        assume_smoothness: float | None = None,
+    ) -> Guarantee:
+        """The guarantee of one merge, remembered."""
+        Target(epsilon=epsilon, delta=delta)
+        given = self.portfolio.weights(weights)
+        if assume_smoothness is not None and rule != "combination":
+            raise TargetError(f"--assume-smoothness has no meaning for --rule {rule}: only linear combination uses it")
+        key = (rule, given.values, delta, epsilon, by, assume_smoothness)
+        with self._lock:
+            found = self._answers.get(key)
+        if found is None:
+            made: Rule
+            if rule == "selection":
+                made = dpmerge.selection(self.portfolio, weights, shuffle=self.shuffle)
+            elif rule == "joint":
+                made = dpmerge.joint(self.portfolio, weights, shuffle=self.shuffle)
+            else:
+                made = dpmerge.combination(self.portfolio, weights, assume_smoothness=assume_smoothness, shuffle=self.shuffle)
+            found = made.guarantee(delta=delta, epsilon=epsilon, by=by)
+        with self._lock:
+            self._answers[key] = found
+            while len(self._answers) > _ANSWERS:
+                self._answers.popitem(last=False)
+        return found
+
+    def models(self, delta: float) -> list[dict[str, Any]]:
+        """Every model as a card: how it was trained, what it guarantees alone, what to beware of."""
+        Target(delta=delta)
+        return [self._card(model, delta, index) for index, model in enumerate(self.portfolio.models)]
+
+    def _card(self, model: Model, delta: float, index: int) -> dict[str, Any]:
+        mechanism = model.mechanism
+        private_scores = self.utility is not None and self.utility.validation is not None
+        card: dict[str, Any] = {
+            "name": model.name,
+            "kind": mechanism.kind,
+            "run": model.run,
+            "steps": getattr(mechanism, "steps", None),
+            "noise_multiplier": getattr(mechanism, "noise_multiplier", None),
+            "sampling": mechanism.sampling.model_dump() if isinstance(mechanism, DpSgd) else None,
+            # Scores on a private validation set would be published by showing them.
+            "utility": None if self.utility is None or private_scores else self.utility.values[index],
+            "epsilon": {"pld": None, "rdp": None},
+            "standing": "refused",
+            "warnings": [],
+        }
+        warnings: dict[str, None] = {}
+        for by in ("pld", "rdp"):
+            try:
+                found = self.guarantee("joint", {model.name: 1.0}, delta=delta, by=by)
+            except AccountingError as error:
+                warnings[str(error)] = None
+                continue
+            card["epsilon"][by] = found.epsilon
+            card["standing"] = found.standing
+            # What the theorem itself assumes is no warning; what was added for this record is.
+            warnings |= dict.fromkeys(text for text in found.assumptions if text not in THEOREMS[found.theorem].assumptions)
+        return {**card, "warnings": list(warnings)}

@@ -1,0 +1,153 @@
+"""Releases through the explorer: the same code as `dpmerge merge` and `dpmerge verify`, under names instead of paths."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import dpmerge
+from dpmerge.errors import CertificateError
+from dpmerge.explorer.models import NAME, ReleaseRequest
+from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.release import Choice, Ledger, Released, Settings, Verdict, choose, release, what_fits
+from dpmerge.release.certificate import CARD
+from dpmerge.release.certificate import NAME as CERTIFICATE
+from dpmerge.release.ledger import Entry, Planned
+from dpmerge.release.spending import rules_for
+
+_NO_LEDGER = "no ledger: releases from this data are not being added up"
+
+
+class UnknownRelease(Exception):
+    """No release of that name."""
+
+
+class Releases:
+    """One folder of releases, each a folder in it, and the ledger they are entered in."""
+
+    def __init__(self, state: PortfolioState, folder: Path, ledger: str | None) -> None:
+        self._state = state
+        self._folder = folder
+        self._where = ledger
+        self._ledger = None if ledger is None else Ledger(ledger)
+        self._alone = threading.Lock()
+        self._fits: tuple[int, dict[str, Any]] | None = None
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether releases are added up."""
+        return self._ledger is not None
+
+    # --- what there is ------------------------------------------------------------------------------------------------------
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every entry of the ledger, without the paths in it."""
+        return [] if self._ledger is None else [_entry(entry) for entry in self._ledger.history()]
+
+    def folders(self) -> list[dict[str, Any]]:
+        """The releases that can be verified here, and the entries that stand for them."""
+        if not self._folder.is_dir():
+            return []
+        names = sorted(path.name for path in self._folder.iterdir() if re.fullmatch(NAME, path.name) and _is_folder(path))
+        entries = [] if self._ledger is None else self._ledger.history()
+        place = self._folder.resolve()
+        numbers = {Path(entry.content["out"]): entry.number for entry in entries if entry.kind == "release"}
+        known = {out.name: number for out, number in numbers.items() if out.parent.resolve() == place}
+        return [{"name": name, "entry": known.get(name)} for name in names]
+
+    def budget(self) -> dict[str, Any] | None:
+        """The declared budget, what was spent of it and what still fits."""
+        if self._ledger is None:
+            return None
+        entries, budget = self._ledger.history(), self._ledger.budget
+        spent = self._ledger.cumulative(entries)
+        if self._fits is None or self._fits[0] != len(entries):
+            self._fits = (len(entries), what_fits(self._ledger, self._state.portfolio))
+        return {
+            "dataset": budget.dataset,
+            "adjacency": budget.adjacency,
+            "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+            "spent": {
+                "epsilon": 0.0 if spent is None else spent.epsilon,
+                "delta_at_budget_epsilon": self._ledger.delta_spent(entries),
+                "standing": "proved" if spent is None else spent.standing,
+            },
+            "releases": sum(entry.kind == "release" for entry in entries),
+            "fits": self._fits[1],
+        }
+
+    def verify(self, name: str) -> Verdict:
+        """Recheck a release by its name, against the portfolio and the ledger."""
+        folder = self._place(name)
+        if not _is_folder(folder):
+            raise UnknownRelease(f"no release named {name!r}")
+        return dpmerge.verify(folder, portfolio=self._state.portfolio, ledger=self._where)
+
+    # --- what there will be -------------------------------------------------------------------------------------------------
+
+    def preview(self, asked: ReleaseRequest) -> tuple[Choice, dict[str, Any]]:
+        """What a release would write and spend; nothing is written."""
+        choice, folder = self._choose(asked), self._place(asked.name)
+        if folder.exists() or folder.is_symlink():
+            raise CertificateError(f"a release named {asked.name!r} exists already; a release is never overwritten")
+        tensors = "the files of the model that is drawn" if choice.form.draws else "the merged tensors"
+        found: dict[str, Any] = {"name": asked.name, "files": [CERTIFICATE, CARD, tensors], "total": None, "fits": None}
+        if self._ledger is None:
+            return choice, {**found, "notes": [_NO_LEDGER]}
+        exposure = choice.form.exposure(self._state.portfolio, asked.depends_on_releases)
+        planned = Planned(
+            (choice.form,), self._state.portfolio, exposure, (choice.guarantee,), str(folder), asked.depends_on_releases
+        )
+        self._ledger.delta_spent([], planned)  # refuses a ledger of other data
+        total = self._ledger.budget.total(rules_for(self._ledger.history(), planned))
+        found |= {"total": {"epsilon": total.epsilon, "delta": total.delta}, "fits": self._ledger.budget.allows(total)}
+        return choice, {**found, "notes": []}
+
+    def release(self, asked: ReleaseRequest) -> Released:
+        """Release, one at a time."""
+        with self._alone:
+            choice, folder = self._choose(asked), self._place(asked.name)
+            self._folder.mkdir(exist_ok=True)
+            return release(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
+
+    def _choose(self, asked: ReleaseRequest) -> Choice:
+        portfolio = self._state.portfolio
+        return choose(
+            portfolio,
+            asked.rule,
+            delta=asked.delta,
+            epsilon=asked.epsilon,
+            weights=portfolio.weights(asked.weights),
+            utility=self._state.utility,  # whoever looked at the page has seen them
+            provenance=asked.provenance,
+            settings=Settings(assume_smoothness=asked.assume_smoothness, shuffle=self._state.shuffle),
+        )
+
+    def _place(self, name: str) -> Path:
+        """The folder of a release: directly in the releases' own, whatever the name says."""
+        if not re.fullmatch(NAME, name):
+            raise UnknownRelease("the name of a release has letters, digits, - and _, at most 64")
+        return self._folder / name
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    content = entry.content
+    shown: dict[str, Any] = {"number": entry.number, "kind": entry.kind, "at": content["at"], "hash": entry.hash}
+    if entry.kind != "release":
+        return {**shown, "of": content["of"], "name": None, "rule": None, "models": [], "own": [], "total": None}
+    total = {"epsilon": content["total"]["epsilon"], "delta": content["total"]["delta"]}
+    return {
+        **shown,
+        "of": None,
+        "name": Path(content["out"]).name,
+        "rule": content["forms"][0]["rule"],
+        "models": sorted(content["names"].values()),
+        "own": content["own"],
+        "total": total,
+    }

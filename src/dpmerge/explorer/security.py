@@ -1,0 +1,220 @@
+"""The explorer's door: every request passes it before anything is read or computed.
+
+A page on the internet can send requests to loopback from its visitor's browser, and can make its own name point there (DNS
+rebinding). So the Host header must be an address of this server; requests that a browser sends for another site are refused;
+and what changes something needs a token, which no browser sends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from dpmerge.errors import ExplorerError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+BODY_LIMIT = 64 * 1024
+IN_FLIGHT = 256
+BODY_SECONDS = 10.0
+_TOKEN_LENGTH = 16
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_SECURED = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+
+
+class Refused(Exception):
+    """A request that does not get in."""
+
+    def __init__(self, status: HTTPStatus, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who may ask: where the server listens, and the token for what changes something."""
+
+    host: str = "127.0.0.1"
+    port: int = 8710
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.is_loopback and self.token is None:
+            raise ExplorerError(f"{self.host} can be reached from other machines: give a token (--token), or stay on 127.0.0.1")
+        if self.token is not None and not (
+            len(self.token) >= _TOKEN_LENGTH and self.token.isascii() and self.token.isprintable()
+        ):
+            raise ExplorerError(f"the token must have at least {_TOKEN_LENGTH} characters, all of them printable ASCII")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """What the Host header may say; nothing is known where the server listens on all addresses."""
+        names = {"localhost", "127.0.0.1", "[::1]"}
+        if not self.is_loopback:
+            try:
+                if ipaddress.ip_address(self.host).is_unspecified:
+                    return None  # every call needs the token then, which a rebound name does not give
+            except ValueError:
+                pass
+        names.add(f"[{self.host}]" if ":" in self.host else self.host.lower())
+        return frozenset({f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set()))
+
+    def check(self, method: str, path: str, headers: dict[bytes, list[bytes]]) -> None:
+        """Refuse what comes under another name, from another site, or without the token it needs."""
+        host = _single(headers, b"host")
+        if host is None or (self.hosts is not None and host.lower() not in self.hosts):
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the Host header is not an address of this server")
+        origin = _single(headers, b"origin")
+        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+            raise Refused(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
+        reading = method in ("GET", "HEAD")
+        site = _single(headers, b"sec-fetch-site")
+        if site in ("cross-site", "same-site") and (not reading or path.startswith("/v1/")):
+            raise Refused(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
+        if method == "POST":
+            kind = (_single(headers, b"content-type") or "").split(";")[0].strip().lower()
+            if kind != "application/json":  # what a form of another site could send without asking is not JSON
+                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+        if self._needs_token(method, path):
+            self._check_token(_single(headers, b"authorization"))
+
+    def _needs_token(self, method: str, path: str) -> bool:
+        if not self.is_loopback and path.startswith("/v1/"):
+            return True
+        return method not in ("GET", "HEAD", "POST") or (method == "POST" and path.rstrip("/") == "/v1/releases")
+
+    def _check_token(self, given: str | None) -> None:
+        if self.token is None:
+            raise Refused(HTTPStatus.FORBIDDEN, "this server was started without a token, so nothing can be changed through it")
+        scheme, _, sent = (given or "").partition(" ")
+        right = hmac.compare_digest(sent.strip().encode(errors="replace"), self.token.encode())
+        if not (scheme.lower() == "bearer" and right):
+            raise Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "this needs the server's token, as Authorization: Bearer …",
+                **{"www-authenticate": "Bearer"},
+            )
+
+
+class Guard:
+    """ASGI middleware: the door, limits on size, time and number, and the headers of every answer."""
+
+    def __init__(self, app: App, door: Door, in_flight: int = IN_FLIGHT) -> None:
+        self._app = app
+        self._door = door
+        self._limit = in_flight
+        self._inside = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it with a problem."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no other protocol is spoken here
+            return
+        secured = _securing(send)
+        try:
+            if self._inside >= self._limit:
+                raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once; try again", **{"retry-after": "1"})
+            self._inside += 1
+            try:
+                headers: dict[bytes, list[bytes]] = {}
+                for name, value in scope["headers"]:
+                    headers.setdefault(name.lower(), []).append(value)
+                self._door.check(scope["method"], scope["path"], headers)
+                await self._app(scope, await _whole(receive, headers), secured)
+            finally:
+                self._inside -= 1
+        except Refused as refusal:
+            await _answer(secured, refusal)
+
+
+def problem(status: int, detail: str) -> dict[str, Any]:
+    """An error as RFC 9457 has it; a text that is no valid text is made one."""
+    text = " ".join(detail.split()).encode("utf-8", "replace").decode()
+    return {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": int(status), "detail": text}
+
+
+async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive:
+    """The body, read before anything else is done: not too long, and not too slowly."""
+    length = _single(headers, b"content-length")
+    if length is not None and (not length.isdigit() or int(length[:12]) > BODY_LIMIT or len(length) > 12):
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"requests have at most {BODY_LIMIT} bytes")
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                body += message.get("body", b"")
+                if len(body) > BODY_LIMIT:
+                    raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"requests have at most {BODY_LIMIT} bytes")
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from None
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _securing(send: Send) -> Send:
+    async def secured(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [(name, value) for name, value in message.get("headers", []) if name.decode().lower() not in _HEADERS]
+            message = {**message, "headers": [*kept, *_SECURED]}
+        await send(message)
+
+    return secured
+
+
+async def _answer(send: Send, refusal: Refused) -> None:
+    body = json.dumps(problem(refusal.status, refusal.detail)).encode()
+    headers = {"content-type": "application/problem+json", "content-length": str(len(body)), **refusal.headers}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": int(refusal.status), "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _single(headers: dict[bytes, list[bytes]], name: bytes) -> str | None:
+    """A header that may be there once."""
+    values = headers.get(name, [])
+    if len(values) > 1:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"the header {name.decode()} was sent more than once")
+    return values[0].decode("latin-1").strip() if values else None

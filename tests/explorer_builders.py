@@ -1,0 +1,55 @@
+"""Explorers for tests: a small portfolio in closed form behind a client that is this machine's browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from dpmerge.explorer.api import Explorer
+from dpmerge.explorer.security import Door
+from dpmerge.records import Portfolio
+from tests.release_builders import runs
+
+TOKEN = "a-token-for-tests-0123456789"
+HOME = "http://127.0.0.1:8710"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+DELTA = 1e-5
+
+
+@contextmanager
+def explorer(folder: Path, *, door: Door | None = None, base: str = HOME, **options: Any) -> Iterator[TestClient]:
+    """A client of an explorer over three full-batch runs."""
+    if not (folder / "runs").exists():
+        runs(folder)
+    app = Explorer(folder / "runs", door or Door(token=TOKEN), **{"rungs": 3, **options}).app()
+    with TestClient(app, base_url=base) as client:
+        yield client
+
+
+def portfolio(folder: Path) -> Portfolio:
+    return Portfolio.load(folder / "runs")
+
+
+def warm(client: TestClient, delta: float = DELTA) -> dict[str, Any]:
+    """A plan once everything that is made beforehand is there."""
+    for _ in range(600):
+        found: dict[str, Any] = client.post("/v1/plan", json={"epsilon": 1.0, "delta": delta}).json()
+        if found["warming"]["done"] == found["warming"]["total"]:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("plans in the background did not end")
+
+
+def ended(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
+    """The job once it runs no more."""
+    for _ in range(600):
+        found: dict[str, Any] = client.get(f"/v1/jobs/{job['id']}").json()
+        if found["state"] != "running":
+            return found
+        time.sleep(0.05)
+    raise AssertionError("the job did not end")

@@ -1,0 +1,393 @@
+"""The explorer's API: every endpoint against the library, every refusal with the library's words, and many requests at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+import dpmerge
+from dpmerge.errors import JobError
+from dpmerge.explorer.api import Explorer
+from dpmerge.explorer.jobs import Job, Jobs
+from dpmerge.explorer.ladder import Ladder, _coarse_to_fine
+from dpmerge.explorer.security import Door
+from tests import ledger_builders
+from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, portfolio, warm
+from tests.release_builders import WEIGHTS, runs
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("explorer")
+
+
+@pytest.fixture(scope="module")
+def client(home: Path) -> Iterator[TestClient]:
+    with explorer(home) as found:
+        yield found
+
+
+def is_problem(response: Any, status: int) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    found = response.json()
+    assert set(found) == {"type", "title", "status", "detail"}
+    assert found["status"] == status
+    assert "Traceback" not in response.text
+    return str(found["detail"])
+
+
+def test_health_and_description(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok", "version": dpmerge.__version__}
+    described = client.get("/openapi.json").json()
+    wanted = {"/v1/portfolio", "/v1/account", "/v1/plan", "/v1/frontier", "/v1/releases", "/v1/verify", "/healthz"}
+    assert wanted <= set(described["paths"])
+    page = client.get("/docs")
+    assert page.status_code == 200
+    assert "<script" not in page.text
+    assert "/v1/frontier" in page.text
+
+
+def test_portfolio_is_what_the_library_says(client: TestClient, home: Path) -> None:
+    found = client.get("/v1/portfolio", params={"delta": 1e-6}).json()
+    loaded = portfolio(home)
+    assert [card["name"] for card in found["models"]] == list(loaded.names)
+    for card in found["models"]:
+        for by in ("pld", "rdp"):
+            own = dpmerge.joint(loaded, {card["name"]: 1.0}).guarantee(delta=1e-6, by=by)
+            assert card["epsilon"][by] == own.epsilon
+        assert (card["steps"], card["sampling"]["scheme"], card["standing"]) == (10, "full-batch", "proved")
+    assert not found["may_release"]
+
+
+def test_a_model_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
+    runs(tmp_path)
+    text = json.loads((tmp_path / "runs" / "a" / "record.json").read_text())
+    text["mechanism"] = {"kind": "non-private"}
+    (tmp_path / "runs" / "a" / "record.json").write_text(json.dumps(text))
+    with explorer(tmp_path) as client:
+        card = client.get("/v1/portfolio").json()["models"][0]
+        assert card["epsilon"] == {"pld": None, "rdp": None}
+        plan = warm(client)
+        alone = next(o for o in plan["options"] if o["rule"] == "single" and o["weights"]["a"] == 1)
+        assert alone["epsilon"] is None
+        assert not alone["feasible"]
+
+
+@pytest.mark.parametrize("rule", ["selection", "combination", "joint"])
+def test_account_is_the_librarys_guarantee(client: TestClient, home: Path, rule: str) -> None:
+    found = client.post("/v1/account", json={"rule": rule, "weights": WEIGHTS, "delta": DELTA}).json()
+    own = getattr(dpmerge, rule)(portfolio(home), WEIGHTS).guarantee(delta=DELTA)
+    assert found["sentence"] == str(own)
+    assert (found["epsilon"], found["standing"], found["theorem"]) == (own.epsilon, own.standing, own.theorem)
+    back = client.post("/v1/account", json={"rule": rule, "weights": WEIGHTS, "epsilon": own.epsilon}).json()
+    assert back["delta"] == pytest.approx(DELTA, rel=1e-3)
+
+
+def test_what_is_conditional_says_so(client: TestClient) -> None:
+    asked = {"rule": "combination", "weights": WEIGHTS, "delta": DELTA, "assume_smoothness": 0.0}
+    assert client.post("/v1/account", json=asked).json()["standing"] == "conditional"
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"weights": {"a": 0.5}}, "the weights sum to 0.5, not 1"),
+        ({"weights": {"nobody": 1.0}}, "no model named 'nobody' in the portfolio"),
+        ({"weights": {"../../a": 1.0}}, "no model named"),
+        ({"weights": {"\ud800": 1.0}}, "no model named"),
+        ({"weights": {"a": -1.0, "b": 2.0}}, "weights are finite and non-negative"),
+        ({"delta": 2.0}, "delta is 2.0; it must lie strictly between 0 and 1"),
+        ({"delta": 1e-320}, "delta: Input should be greater than or equal to 0.000"),
+        ({"delta": None}, "give either a delta (to learn ε) or an epsilon"),
+        ({"epsilon": 1.0}, "not both"),
+        ({"assume_smoothness": 1.0}, "--assume-smoothness has no meaning for --rule selection"),
+        ({"rule": "sum"}, "rule"),
+        ({"portfolio": "/etc"}, "portfolio: Extra inputs are not permitted"),
+        ({"weights": {"a": "1"}}, "weights.a"),
+    ],
+)
+def test_account_refuses_in_the_command_lines_words(client: TestClient, change: dict[str, Any], words: str) -> None:
+    asked = {"rule": "selection", "weights": {"a": 1.0}, "delta": DELTA, **change}
+    response = client.post("/v1/account", content=json.dumps(asked), headers={"content-type": "application/json"})
+    assert words in is_problem(response, 422)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[" * 60000,
+        "null",
+        "[]",
+        '{"epsilon": NaN}',
+        '{"epsilon": 1e999}',
+        '{"epsilon": ' + "9" * 5000 + "}",
+        "\x00",
+        '"',
+    ],
+)
+def test_bodies_that_are_no_requests(client: TestClient, body: str) -> None:
+    response = client.post("/v1/plan", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+    is_problem(response, response.status_code)
+
+
+def test_bodies_of_other_encodings_are_refused(client: TestClient) -> None:
+    response = client.post("/v1/plan", content=b"\xff\xfe\x00", headers={"content-type": "application/json"})
+    is_problem(response, response.status_code)
+    assert response.status_code in (400, 422)
+
+
+def test_unknown_places_and_methods(client: TestClient) -> None:
+    is_problem(client.get("/v1/nothing"), 404)
+    is_problem(client.get("/v1/plan"), 405)
+    for delta in ("nan", "inf", "0", "1", "-1", "1e-320", "x"):
+        is_problem(client.get("/v1/portfolio", params={"delta": delta}), 422)
+    is_problem(client.get("/v1/jobs/unknown"), 404)
+    is_problem(client.get("/v1/jobs/unknown/events"), 404)
+    is_problem(client.delete("/v1/jobs/unknown", headers=BEARER), 404)
+    is_problem(client.get("/v1/budget"), 404)
+
+
+# --- plans --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_ladder_visits_every_rung_once_ends_first() -> None:
+    for last in range(1, 40):
+        order = _coarse_to_fine(last)
+        assert sorted(order) == list(range(last + 1))
+        assert set(order[:2]) == {0, last}
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.31, 0.5, 1.0, 2.0, 50.0])
+def test_what_a_plan_says_fits_does(client: TestClient, home: Path, epsilon: float) -> None:
+    """Every option that is said to fit is accounted again, by the library; none is better than the search at the target."""
+    warm(client)
+    loaded = portfolio(home)
+    found = client.post("/v1/plan", json={"epsilon": epsilon, "delta": DELTA}).json()
+    best = dpmerge.plan(loaded, epsilon=epsilon, delta=DELTA)
+    makers = {
+        "single": dpmerge.joint,
+        "joint": dpmerge.joint,
+        "selection": dpmerge.selection,
+        "combination": dpmerge.combination,
+    }
+    assert {option["rule"] for option in found["options"]} == set(makers)
+    for option in found["options"]:
+        if option["feasible"]:
+            again = makers[option["rule"]](loaded, option["weights"]).guarantee(epsilon=epsilon)
+            assert again.delta <= DELTA
+    assert (found["best"] is None) == (best.best is None)
+    if best.best is not None:
+        shown = found["options"][found["best"]]
+        assert shown["feasible"]
+        assert shown["expected_utility"] <= best.best.expected_utility * (1 + 1e-9)  # type: ignore[operator]
+
+
+def test_utilities_measured_on_private_models_forbid_a_choice_by_them(tmp_path: Path) -> None:
+    measured = {"schema": 1, "measured_on": "a test set", "models": "private", "utilities": {"a": 0.9, "b": 0.5, "c": 0.7}}
+    (tmp_path / "utilities.json").write_text(json.dumps(measured))
+    with explorer(tmp_path, utility=str(tmp_path / "utilities.json")) as client:
+        warm(client)
+        found = client.post("/v1/plan", json={"epsilon": 1000.0}).json()
+        assert found["provenance"] == "after-looking"
+        assert {option["rule"] for option in found["options"] if option["feasible"]} == {"joint"}
+        assert any("measured on the private models" in option["why"] for option in found["options"])
+        asked = {"name": "one", "rule": "selection", "weights": WEIGHTS, "delta": DELTA}
+        words = is_problem(client.post("/v1/releases/preview", json=asked), 422)
+        assert "weights chosen after looking at the models are not covered by selection" in words
+
+
+def test_a_full_plan_is_the_command_lines(client: TestClient, home: Path) -> None:
+    response = client.post("/v1/plan", json={"epsilon": 0.7, "delta": DELTA, "effort": "full"})
+    assert response.status_code == 202
+    job = ended(client, response.json())
+    best = dpmerge.plan(portfolio(home), epsilon=0.7, delta=DELTA).best
+    assert best is not None
+    assert job["state"] == "done"
+    assert job["result"]["options"][job["result"]["best"]]["weights"] == dict(best.weights)
+
+
+def test_the_latest_delta_is_planned_first_and_old_ones_are_let_go(client: TestClient) -> None:
+    for exponent in range(3, 12):
+        client.post("/v1/plan", json={"epsilon": 1.0, "delta": 10.0**-exponent})
+    assert warm(client, 1e-11)["target"]["delta"] == 1e-11
+    assert warm(client)["best"] is not None
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_frontier_is_a_job_with_events(client: TestClient) -> None:
+    started = client.post("/v1/frontier", json={"delta": DELTA, "epsilons": [0.5, 1.0, 2.0], "points": 3})
+    assert started.status_code == 202
+    with client.stream("GET", f"/v1/jobs/{started.json()['id']}/events") as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        text = "".join(events.iter_text())
+    last = text.strip().split("\n\n")[-1]
+    assert last.startswith("event: end\ndata: ")
+    assert json.loads(last.split("data: ")[1])["state"] == "done"
+    result = ended(client, started.json())["result"]
+    assert result["kind"] == "frontier"
+    assert {curve["rule"] for curve in result["curves"]} == {"selection", "combination"}
+
+
+def test_a_job_stops_where_it_is_cancelled(client: TestClient) -> None:
+    job = client.post("/v1/frontier", json={"delta": 1e-7, "epsilons": [1.0], "points": 100}).json()
+    assert client.delete(f"/v1/jobs/{job['id']}", headers=BEARER).status_code == 202
+    assert ended(client, job)["state"] == "cancelled"
+
+
+def test_jobs_fail_with_one_line_and_never_with_a_traceback() -> None:
+    def impossible(job: Job) -> None:
+        raise JobError("two\nlines")
+
+    def broken(job: Job) -> None:
+        raise ZeroDivisionError("secret")
+
+    jobs = Jobs()
+    for work, words in ((impossible, "two lines"), (broken, "the terminal of the server")):
+        job = jobs.start("test", work)
+        for _ in range(100):
+            if job.state != "running":
+                break
+            time.sleep(0.02)
+        assert job.state == "failed"
+        assert words in str(job.problem)
+        assert "secret" not in str(job.problem)
+
+
+def test_too_many_jobs_are_refused(client: TestClient) -> None:
+    asked = {"delta": 1e-8, "epsilons": [1.0], "points": 100}
+    responses = [client.post("/v1/frontier", json=asked) for _ in range(3)]
+    assert [response.status_code for response in responses][:2] == [202, 202]
+    assert "jobs are running already" in is_problem(responses[2], 429)
+    for response in responses[:2]:
+        client.delete(f"/v1/jobs/{response.json()['id']}", headers=BEARER)
+        ended(client, response.json())
+
+
+# --- releases -----------------------------------------------------------------------------------------------------------------
+
+
+def test_release_history_verify_tamper(tmp_path: Path) -> None:
+    runs(tmp_path)
+    ledger = tmp_path / "ledger.db"
+    ledger_builders.new(ledger, epsilon=8.0)
+    with explorer(tmp_path, allow_release=True, ledger=str(ledger)) as client:
+        asked = {"name": "first", "rule": "combination", "weights": WEIGHTS, "delta": DELTA}
+        before = client.get("/v1/budget").json()
+        assert (before["releases"], before["spent"]["epsilon"]) == (0, 0.0)
+        shown = client.post("/v1/releases/preview", json=asked).json()
+        assert shown["fits"] is True
+        assert client.get("/v1/releases").json()["folders"] == []
+        made = client.post("/v1/releases", json=asked, headers=BEARER)
+        assert made.status_code == 201, made.text
+        assert made.json()["certificate"]["guarantee"]["epsilon"]
+        after = client.get("/v1/budget").json()
+        assert after["spent"]["epsilon"] == pytest.approx(shown["total"]["epsilon"])
+        history = client.get("/v1/releases").json()
+        assert [entry["kind"] for entry in history["entries"]] == ["release", "completed"]
+        assert history["folders"] == [{"name": "first", "entry": 1}]
+        assert str(tmp_path) not in json.dumps(history)
+        assert client.post("/v1/verify", json={"name": "first"}).json()["code"] == 0
+        assert "exists already" in is_problem(client.post("/v1/releases/preview", json=asked), 422)
+        assert "exist" in is_problem(client.post("/v1/releases", json=asked, headers=BEARER), 422)
+        tensors = tmp_path / "runs" / ".releases" / "first" / "model.safetensors"
+        content = bytearray(tensors.read_bytes())
+        content[-1] ^= 1
+        tensors.write_bytes(content)
+        verdict = client.post("/v1/verify", json={"name": "first"}).json()
+        assert verdict["code"] == 1
+        assert verdict["sentence"] == "it does NOT hold"
+
+
+def test_a_release_beyond_the_budget_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    runs(tmp_path)
+    ledger = tmp_path / "ledger.db"
+    ledger_builders.new(ledger, epsilon=0.5)
+    with explorer(tmp_path, allow_release=True, ledger=str(ledger)) as client:
+        asked = {"name": "much", "rule": "joint", "weights": {"a": 1.0}, "delta": DELTA}
+        assert client.post("/v1/releases/preview", json=asked).json()["fits"] is False
+        assert "this release would bring the total to" in is_problem(
+            client.post("/v1/releases", json=asked, headers=BEARER), 422
+        )
+        assert client.get("/v1/releases").json()["folders"] == []
+
+
+def test_a_release_that_misses_its_target_is_refused(tmp_path: Path) -> None:
+    with explorer(tmp_path, allow_release=True) as client:
+        asked = {"name": "one", "rule": "joint", "weights": {"a": 1.0}, "delta": DELTA, "epsilon": 0.01}
+        assert "which is above 0.01" in is_problem(client.post("/v1/releases", json=asked, headers=BEARER), 422)
+        preview = client.post("/v1/releases/preview", json={**asked, "epsilon": 100.0}).json()
+        assert preview["fits"] is None
+        assert preview["notes"] == ["no ledger: releases from this data are not being added up"]
+
+
+# --- many at once -------------------------------------------------------------------------------------------------------------
+
+
+def post(port: int, epsilon: float) -> tuple[int, dict[str, Any]]:
+    """A plan over a connection of its own."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", "/v1/plan", json.dumps({"epsilon": epsilon}), {"content-type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def test_two_hundred_plans_at_once_on_a_real_server(tmp_path: Path) -> None:
+    """200 clients with a connection each, 200 different targets, sent together after warm-up; wall time of each request."""
+    runs(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = Explorer(tmp_path / "runs", Door(port=port, token=TOKEN), rungs=9).app()
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        for _ in range(200):
+            if server.started:
+                break
+            time.sleep(0.05)
+        while (warming := post(port, 1.0)[1]["warming"])["done"] < warming["total"]:
+            time.sleep(0.05)
+        together = threading.Barrier(200)
+
+        def ask(index: int) -> tuple[int, float]:
+            together.wait()
+            start = time.perf_counter()
+            status, _ = post(port, 0.1 + index / 50)
+            return status, time.perf_counter() - start
+
+        with ThreadPoolExecutor(200) as pool:
+            answers = list(pool.map(ask, range(200)))
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert {status for status, _ in answers} == {200}
+    assert sorted(seconds for _, seconds in answers)[189] < 1.0
+
+
+def test_a_ladder_stops_when_it_is_not_wanted(home: Path) -> None:
+    ladder = Ladder(portfolio(home), None, None, 1e-4, rungs=3)
+    ladder.climb(lambda: ladder.done < 2)
+    assert ladder.done == 2
+    ladder.climb(lambda: True)
+    assert ladder.done == ladder.total
