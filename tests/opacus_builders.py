@@ -1,8 +1,5 @@
 """Small private trainings with Opacus, for the tests of the recorder."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -29,7 +29,6 @@ from dpmerge.audit.bounds import (
     ceiling,
     epsilon_bound,
     mu_bound,
-    round_down,
     upper_limit,
 )
 from dpmerge.audit.catalogue import about
@@ -50,6 +49,7 @@ from dpmerge.errors import DpmergeError, EvaluationError, TargetError
 from dpmerge.figures import render
 from dpmerge.jobs import Finished
 from dpmerge.profiles.gaussian import gaussian_delta, gaussian_epsilon
+from dpmerge.rules.guarantee import round_down
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,8 +1,5 @@
 """DP-FTRL: the noise of the tree against its definition, who takes part, the record's guarantee, and training itself."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import math
@@ -51,7 +48,7 @@ def noises(steps: int, variance_reduced: bool) -> Floats:
 
     def draw() -> Floats:
         drawn.append(1)
-        return np.eye(2 * steps)[len(drawn) - 1]
+        return np.asarray(np.eye(2 * steps)[len(drawn) - 1])
 
     tree = TreeNoise(draw, variance_reduced)
     return np.array([tree.prefix() for _ in range(steps)])

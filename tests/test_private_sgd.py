@@ -1,8 +1,5 @@
 """Private training of networks: clipping against every example by itself, noise, batches, records."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import hashlib
@@ -93,7 +90,7 @@ def test_full_batches_with_a_schedule_are_gradient_descent() -> None:
         total = by_hand(copy, examples, labels, 0.7)
         with torch.no_grad():
             for parameter, gradient in zip(copy.parameters(), total, strict=True):
-                parameter -= rate * gradient / 6
+                parameter.sub_(rate * gradient / 6)
     for new, old in zip(network.parameters(), copy.parameters(), strict=True):
         assert torch.allclose(new, old, atol=2e-5)
     mechanism = trained.record.mechanism

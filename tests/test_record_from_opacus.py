@@ -1,8 +1,5 @@
 """Records of checkpoints that Opacus saved: what the file says, what must be stated, and how a stated record is shown."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import json

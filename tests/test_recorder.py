@@ -1,8 +1,5 @@
 """The recorder against what Opacus does: steps, settings, sampling, and every refusal."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import json

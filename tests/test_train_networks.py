@@ -1,8 +1,5 @@
 """`dpmerge train` with networks: what is trained, what a run that was stopped continues from, and what cannot be run here."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import json

@@ -1,8 +1,5 @@
 """User-keyed text in StackOverflow's layout, made small by the test: ids, users, refusals, and training on it end to end."""
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import re
@@ -138,7 +135,7 @@ def test_files_that_are_not_so_are_refused_in_one_line(tmp_path: Path, text: Use
         UserText.load(tmp_path / "uneven.h5", text.vocabulary, kind="answer").examples(0)
     for wrong in ({"length": 0}, {"most": 0}, {"kind": "comment"}):
         with pytest.raises(DataError, match=next(iter(wrong))):
-            UserText.load(text.path, text.vocabulary, **wrong)  # type: ignore[arg-type]
+            UserText.load(text.path, text.vocabulary, **wrong)
     monkeypatch.setitem(sys.modules, "h5py", None)
     refused("install dpmerge[text]", text.path)
 

@@ -8,7 +8,6 @@ every bound made of them, at every δ. The event must have been chosen without t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -135,15 +134,3 @@ def ceiling(counted: int, level: float, delta: float) -> float:
     """What counting so many trials of each world could show at most: the bound of an attack that never errs."""
     limit = upper_limit(0, counted, level)
     return float(epsilon_bound(limit, limit, delta))
-
-
-def round_down(value: float, digits: int = 4) -> float:
-    """To so many significant digits: a lower bound for people.
-
-    >>> round_down(2.74999)
-    2.749
-    """
-    if value <= 0 or not math.isfinite(value):
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return min(round(math.floor(value / unit) * unit, 12), value)

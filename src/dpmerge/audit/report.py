@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from dpmerge.audit.bounds import Attack, round_down
+from dpmerge.audit.bounds import Attack
 from dpmerge.audit.one_run import Guessing
 from dpmerge.audit.run import Audit, measured_epsilon
 from dpmerge.audit.verdict import Comparison, Finding
+from dpmerge.rules.guarantee import round_down
 
 _LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference"}
 

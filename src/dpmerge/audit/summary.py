@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpmerge.audit.bounds import round_down
 from dpmerge.audit.run import Audit
 from dpmerge.audit.verdict import Finding
-from dpmerge.rules.guarantee import round_up
+from dpmerge.rules.guarantee import round_down, round_up
 
 _PANELS = 4
 

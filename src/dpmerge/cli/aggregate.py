@@ -140,18 +140,15 @@ def aggregate(
 
 def _print(released: Released) -> None:
     """The guarantee with the weights of the average; the rule names every checkpoint that was looked at."""
-    from dpmerge.cli.output import print_guarantee
+    from dpmerge.cli.output import print_entry, print_guarantee
     from dpmerge.rules import Guarantee
-    from dpmerge.rules.guarantee import round_up, significant
 
     certificate = released.certificate
     stated = {"adjacency": certificate.adjacency, "rule": certificate.rule.rule, "weights": certificate.rule.values}
     typer.echo(str(released.folder))
     typer.echo(f"{certificate.merge.average}")
     print_guarantee(Guarantee.from_dict({**certificate.guarantee.model_dump(), **stated}))
-    entry = certificate.ledger
-    if entry is not None:
-        total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
-        typer.echo(f"  entry {entry.number} of the ledger; all releases together: {total}")
+    if certificate.ledger is not None:
+        print_entry(certificate.ledger)
     for text in released.notes:
         typer.echo(f"note: {text}")

@@ -101,10 +101,9 @@ def _write(result: Audit, folder: Path) -> list[Path]:
 
 
 def _print(result: Audit) -> None:
-    from dpmerge.audit.bounds import round_down
     from dpmerge.audit.one_run import Guessing
     from dpmerge.cli.output import table
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules.guarantee import round_down, round_up, significant
 
     typer.echo(f"{result.game}: {result.about}")
     typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")

@@ -110,18 +110,10 @@ def _state(ledger: Ledger) -> dict[str, Any]:
     from dpmerge.release.chain import unfinished
     from dpmerge.release.processes import still_runs
 
-    entries, budget = ledger.history(), ledger.budget
-    spent, open_ones = ledger.cumulative(entries), unfinished(entries)
+    entries = ledger.history()
+    open_ones = unfinished(entries)
     return {
-        "dataset": budget.dataset,
-        "adjacency": budget.adjacency,
-        "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
-        "spent": {
-            "epsilon": 0.0 if spent is None else spent.epsilon,
-            "delta_at_budget_epsilon": ledger.delta_spent(entries),
-            "standing": "proved" if spent is None else spent.standing,
-        },
-        "releases": sum(entry.kind == "release" for entry in entries),
+        **ledger.summary(entries),
         "under_way": [entry.number for entry in open_ones if still_runs(entry.content["by"])],
         "interrupted": [entry.number for entry in open_ones if not still_runs(entry.content["by"])],
     }

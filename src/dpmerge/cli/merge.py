@@ -28,7 +28,7 @@ from dpmerge.cli.pictures import parse_targets
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
-    from dpmerge.release.certificate import LedgerForm
+    pass
 
 
 class MergeRuleName(StrEnum):
@@ -116,7 +116,7 @@ def merge(
 
     Give --weights and --delta, or --epsilon and --delta to find the best weights first. An existing folder is refused.
     """
-    from dpmerge.cli.output import print_guarantee, print_json
+    from dpmerge.cli.output import print_entry, print_guarantee, print_json
     from dpmerge.records import Portfolio, Weights
     from dpmerge.release import Ledger, Merge, Settings, Signer, choose, release, release_together
     from dpmerge.weights import Provenance, Utilities
@@ -172,13 +172,6 @@ def merge(
         if one.certificate.drawn is not None:
             typer.echo(f"  drawn: {one.certificate.drawn}")
         if one.certificate.ledger is not None:
-            typer.echo(f"  {_total(one.certificate.ledger)}")
+            print_entry(one.certificate.ledger)
         for text in one.notes:
             typer.echo(f"note: {text}")
-
-
-def _total(entry: LedgerForm) -> str:
-    from dpmerge.rules.guarantee import round_up, significant
-
-    total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
-    return f"entry {entry.number} of the ledger; all releases together: {total}"

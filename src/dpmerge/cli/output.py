@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from dpmerge.release.certificate import LedgerForm
     from dpmerge.rules import Guarantee
 
 _INFINITY = "\x00infinity"
@@ -49,6 +50,14 @@ def print_guarantee(guarantee: Guarantee) -> None:
         typer.echo(f"    - {text}")
     for name, why in guarantee.details.get("revealed", {}).items():
         typer.echo(f"  model {name!r} is accounted by joint release: {why}")
+
+
+def print_entry(entry: LedgerForm) -> None:
+    """A release's entry in the ledger, and what all releases together guarantee."""
+    from dpmerge.rules.guarantee import round_up, significant
+
+    total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
+    typer.echo(f"  entry {entry.number} of the ledger; all releases together: {total}")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

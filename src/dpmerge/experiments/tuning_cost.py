@@ -7,7 +7,6 @@ is computed for what it is: at most, by two theorems, and at least, by events (d
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from dpmerge.experiments.results import Options, Result, timed
 from dpmerge.jobs import run_all
+from dpmerge.rules.guarantee import round_down
 from dpmerge.rules.tuning import DELTA_OF_FIGURE_1 as DELTA
 from dpmerge.rules.tuning import FIGURE_1, PROFILE, RENYI, Base, tuning_cost
 from dpmerge.rules.tuning_gaussian import Calibration
@@ -145,16 +145,10 @@ def _panel(
         for kind in kinds:
             values = [found[Case(law, mean, epsilon, "rdp")][kind] for mean in means]
             lower = kind in (_LOWER, _OWN)
-            line = {"label": f"{law}, {kind}", "x": means, "y": [_round_down(value) for value in values] if lower else values}
+            line = {"label": f"{law}, {kind}", "x": means, "y": [round_down(value) for value in values] if lower else values}
             lines.append({**line, "standing": "reference"} if lower else line)
     claims = [claim for claim in FIGURE_1 if claim.epsilon == epsilon]
     told = {"label": _PAPER, "x": [claim.trials for claim in claims], "y": [claim.reported for claim in claims]}
     lines.append({**told, "standing": "measured", "markers": True})
     axes = {"x_label": "expected number of trials", "y_label": f"ε at δ = {DELTA:g}".replace("e-0", "e-"), "x_scale": "log"}
     return {"title": title, **axes, "y_scale": scale, "lines": lines}
-
-
-def _round_down(value: float) -> float:
-    """To four digits: pictures round every ε up, which a lower bound must survive."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return round(math.floor(value / unit) * unit, 12)

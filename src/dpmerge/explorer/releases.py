@@ -61,22 +61,10 @@ class Releases:
         """The declared budget, what was spent of it and what still fits."""
         if self._ledger is None:
             return None
-        entries, budget = self._ledger.history(), self._ledger.budget
-        spent = self._ledger.cumulative(entries)
+        entries = self._ledger.history()
         if self._fits is None or self._fits[0] != len(entries):
             self._fits = (len(entries), what_fits(self._ledger, self._state.portfolio))
-        return {
-            "dataset": budget.dataset,
-            "adjacency": budget.adjacency,
-            "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
-            "spent": {
-                "epsilon": 0.0 if spent is None else spent.epsilon,
-                "delta_at_budget_epsilon": self._ledger.delta_spent(entries),
-                "standing": "proved" if spent is None else spent.standing,
-            },
-            "releases": sum(entry.kind == "release" for entry in entries),
-            "fits": self._fits[1],
-        }
+        return {**self._ledger.summary(entries), "fits": self._fits[1]}
 
     def verify(self, name: str) -> Verdict:
         """Recheck a release by its name, against the portfolio and the ledger."""

@@ -77,6 +77,21 @@ class Ledger:
         rules = rules_for(self.history() if entries is None else entries, planned)
         return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in rules), default=0.0)
 
+    def summary(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """The declared budget and what these entries spent of it, as plain data."""
+        spent = self.cumulative(entries)
+        return {
+            "dataset": self.budget.dataset,
+            "adjacency": self.budget.adjacency,
+            "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
+            "spent": {
+                "epsilon": 0.0 if spent is None else spent.epsilon,
+                "delta_at_budget_epsilon": self.delta_spent(entries),
+                "standing": "proved" if spent is None else spent.standing,
+            },
+            "releases": sum(entry.kind == "release" for entry in entries),
+        }
+
     # --- writing ----------------------------------------------------------------------------------------------------------
 
     def enter(self, planned: Planned) -> Entry:

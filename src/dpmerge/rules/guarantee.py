@@ -69,6 +69,18 @@ def round_up(value: float, digits: int = 4) -> str:
     return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
 
 
+def round_down(value: float, digits: int = 4) -> float:
+    """To so many significant digits: a lower bound for people.
+
+    >>> round_down(2.74999)
+    2.749
+    """
+    if value <= 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return min(round(math.floor(value / unit) * unit, 12), value)
+
+
 def significant(value: float, digits: int = 6) -> str:
     """A δ for people: rounded up to so many significant digits; what was given with fewer stays as it is.
 

@@ -11,9 +11,6 @@ Without momentum that is θ_{t+1} = θ_1 − η S_t with the noisy prefix sum S_
 Where a tree is restarted, the noise of its last sum stays in θ, and momentum goes on: without noise, restarts change nothing.
 """
 
-# torch is not installed where the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import secrets

@@ -1,8 +1,5 @@
 """The network of next-word prediction on StackOverflow (Recycling Scraps, Table 6; Reddi et al. 2021): one layer of LSTM."""
 
-# torch is not installed where the types are checked, so its classes are Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import math
@@ -33,7 +30,8 @@ class NextWord(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of shape (sentences, places, words)."""
         embedded = nn.functional.pad(self.embedding(tokens), (0, 1), value=1.0)
-        return self.output(self.projection(self.lstm(embedded)[0]))
+        logits: Tensor = self.output(self.projection(self.lstm(embedded)[0]))
+        return logits
 
 
 def next_word_loss(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -3,9 +3,6 @@
 Group normalisation takes its place, with 32 groups where the channels allow it: what Opacus' `ModuleValidator.fix` puts there.
 """
 
-# torch is not installed where the types are checked, so its classes are Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import math
@@ -50,7 +47,7 @@ class PreactivatedBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
         active = torch.relu(self.norm1(x))
-        y = self.conv2(torch.relu(self.norm2(self.conv1(active))))
+        y: Tensor = self.conv2(torch.relu(self.norm2(self.conv1(active))))
         return y + (x if self.shortcut is None else self.shortcut(active))
 
 

@@ -4,9 +4,6 @@ The data lie on the device as tensors, so a step costs no copy. Opacus' own load
 not B/N; here the rate is what the recipe says and the record repeats it. Without a rate every step takes the full batch.
 """
 
-# torch and Opacus are not installed where the types are checked, so what comes from them is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import contextlib

@@ -9,9 +9,6 @@ Every step is read when it is made: noise, clip, learning rate, sampling rate, d
 not steps; steps on empty batches are. Steps and Opacus' accountant are counted against each other.
 """
 
-# torch and Opacus are not installed everywhere the types are checked, so what comes from them is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import secrets

@@ -4,9 +4,6 @@ The record of a run says how batches were drawn, so a loader that no theorem and
 before the first step, and a step for which the loader drew no batch is refused when it is made.
 """
 
-# torch and Opacus are not installed everywhere the types are checked, so what comes from them is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import math

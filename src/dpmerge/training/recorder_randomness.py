@@ -5,9 +5,6 @@ seed take the noise off the model; so the hash is scrypt's, 32 megabytes and a t
 not publish it.
 """
 
-# torch is not installed everywhere the types are checked, so what comes from it is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import hashlib

@@ -4,9 +4,6 @@ Read from what the step really uses. The noise is scaled by the optimizer's `max
 clipped by the module's, and with per-layer clipping by a list; Opacus' schedulers change the first alone.
 """
 
-# torch and Opacus are not installed everywhere the types are checked, so what comes from them is Any there.
-# mypy: disable-error-code="import-not-found,misc,no-any-return,no-untyped-call,unused-ignore"
-
 from __future__ import annotations
 
 import math

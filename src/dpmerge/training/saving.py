@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.checkpoints.folder import new_folder
+from dpmerge.errors import CheckpointError
 from dpmerge.records import Record
 
 
@@ -17,8 +19,18 @@ def save_model(folder: Path, tensors: Mapping[str, npt.NDArray[Any]], record: Re
     """`model.safetensors` and `record.json` in a new folder, which appears whole."""
     from safetensors.numpy import save_file
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(folder) as made:
-        contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+    with recorded_folder(folder, record) as made:
         save_file(contiguous, made / "model.safetensors", metadata={"format": "pt"})
+
+
+@contextmanager
+def recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
+    """A new folder with the record, for whoever writes the tensors into it; it appears whole or not at all."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise CheckpointError(f"{folder.parent}: cannot be made: {fault.strerror}") from None
+    with new_folder(folder) as made:
+        yield made
         (made / "record.json").write_text(record.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
