@@ -20,7 +20,7 @@ import dpmerge
 from dpmerge.errors import JobError
 from dpmerge.explorer.api import Explorer
 from dpmerge.explorer.jobs import Job, Jobs
-from dpmerge.explorer.ladder import Ladder, _coarse_to_fine
+from dpmerge.explorer.ladder import _coarse_to_fine
 from dpmerge.explorer.security import Door
 from tests import ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, portfolio, warm
@@ -243,6 +243,9 @@ def test_a_frontier_is_a_job_with_events(client: TestClient) -> None:
     result = ended(client, started.json())["result"]
     assert result["kind"] == "frontier"
     assert {curve["rule"] for curve in result["curves"]} == {"selection", "combination"}
+    drawn = client.get(f"/v1/jobs/{started.json()['id']}/figure").json()
+    assert {"data", "layout"} == set(drawn)
+    assert any("random selection" in trace["name"] for trace in drawn["data"])
 
 
 def test_a_job_stops_where_it_is_cancelled(client: TestClient) -> None:
@@ -271,10 +274,13 @@ def test_jobs_fail_with_one_line_and_never_with_a_traceback() -> None:
 
 
 def test_too_many_jobs_are_refused(client: TestClient) -> None:
-    asked = {"delta": 1e-8, "epsilons": [1.0], "points": 100}
-    responses = [client.post("/v1/frontier", json=asked) for _ in range(3)]
+    asked = [{"delta": 1e-8, "epsilons": [epsilon], "points": 100} for epsilon in (1.0, 2.0, 3.0)]
+    responses = [client.post("/v1/frontier", json=one) for one in asked]
     assert [response.status_code for response in responses][:2] == [202, 202]
     assert "jobs are running already" in is_problem(responses[2], 429)
+    again = client.post("/v1/frontier", json=asked[0])
+    assert again.json()["id"] == responses[0].json()["id"]  # the same question is the same job
+    is_problem(client.get(f"/v1/jobs/{again.json()['id']}/figure"), 404)
     for response in responses[:2]:
         client.delete(f"/v1/jobs/{response.json()['id']}", headers=BEARER)
         ended(client, response.json())
@@ -293,10 +299,15 @@ def test_release_history_verify_tamper(tmp_path: Path) -> None:
         assert (before["releases"], before["spent"]["epsilon"]) == (0, 0.0)
         shown = client.post("/v1/releases/preview", json=asked).json()
         assert shown["fits"] is True
+        assert shown["budget"] == {"epsilon": 8.0, "delta": before["budget"]["delta"]}
         assert client.get("/v1/releases").json()["folders"] == []
         made = client.post("/v1/releases", json=asked, headers=BEARER)
         assert made.status_code == 201, made.text
-        assert made.json()["certificate"]["guarantee"]["epsilon"]
+        assert made.json()["certificate"]["guarantee"]["epsilon"] == shown["guarantee"]["epsilon"]
+        written = {path.name for path in (tmp_path / "runs" / ".releases" / "first").iterdir()}
+        assert sorted(written) == sorted(shown["files"])  # exactly what was shown
+        assert shown["files_if_drawn"] == {}
+        assert shown["keeps_openings"] == (tmp_path / "runs" / ".dpmerge" / "openings").exists()
         after = client.get("/v1/budget").json()
         assert after["spent"]["epsilon"] == pytest.approx(shown["total"]["epsilon"])
         history = client.get("/v1/releases").json()
@@ -383,11 +394,3 @@ def test_two_hundred_plans_at_once_on_a_real_server(tmp_path: Path) -> None:
         thread.join(20)
     assert {status for status, _ in answers} == {200}
     assert sorted(seconds for _, seconds in answers)[189] < 1.0
-
-
-def test_a_ladder_stops_when_it_is_not_wanted(home: Path) -> None:
-    ladder = Ladder(portfolio(home), None, None, 1e-4, rungs=3)
-    ladder.climb(lambda: ladder.done < 2)
-    assert ladder.done == 2
-    ladder.climb(lambda: True)
-    assert ladder.done == ladder.total

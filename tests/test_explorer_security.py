@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dpmerge.cli.explore import explore
 from dpmerge.errors import DpmergeError, ExplorerError
 from dpmerge.explorer.security import BODY_LIMIT, Door, Guard, Message, Receive, Send
 from tests.explorer_builders import BEARER, DELTA, HOME, TOKEN, explorer
-from tests.release_builders import WEIGHTS, runs
+from tests.release_builders import WEIGHTS
 from tests.test_explorer_api import is_problem
 
 RELEASE = {"name": "one", "rule": "selection", "weights": WEIGHTS, "delta": DELTA}
@@ -357,27 +356,3 @@ def test_what_fails_unexpectedly_shows_nothing(home: Path, monkeypatch: pytest.M
         response = quiet.get("/v1/portfolio")
         assert "secret" not in is_problem(response, 500)
         assert response.headers["x-content-type-options"] == "nosniff"
-
-
-# --- the command --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_starts_on_loopback_with_a_token_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[dict[str, Any]] = []
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: started.append(options))
-    runs(tmp_path)
-    explore(tmp_path / "runs", port=8710, host="127.0.0.1", browser=False)
-    assert "token" not in capsys.readouterr().out
-    explore(tmp_path / "runs", port=8710, host="127.0.0.1", allow_release=True, browser=False)
-    assert "token for this session: " in capsys.readouterr().out
-    explore(tmp_path / "runs", port=8710, host="127.0.0.1", allow_release=True, token=TOKEN, browser=False)
-    assert TOKEN not in capsys.readouterr().out
-    assert [options["host"] for options in started] == ["127.0.0.1"] * 3
-    assert not any(options["access_log"] for options in started)
-    with pytest.raises(ExplorerError, match="give a token"):
-        explore(tmp_path / "runs", port=8710, host="0.0.0.0", allow_release=True, browser=False)
-    with pytest.raises(DpmergeError, match="no such folder"):
-        explore(tmp_path / "nothing", port=8710, host="127.0.0.1", browser=False)
-    assert len(started) == 3

@@ -388,5 +388,35 @@ def test_ticks_are_round_and_few() -> None:
     assert style.linear_ticks(2, 3.3) == [2.0, 2.2, 2.4, 2.6, 2.8, 3.0, 3.2]
 
 
+@pytest.mark.parametrize("make", [frontier, heatmap])
+def test_what_plotly_draws_is_plain_data(make: Callable[[list[str]], Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    made = figures.web_figure(make([HOSTILE, "b", "c"]))
+    assert set(made) == {"data", "layout"} and made["data"]
+    text = json.dumps(made, allow_nan=False)
+    assert json.loads(text) == made  # lists and numbers, no arrays or tuples
+    assert "template" not in made["layout"] and "<script" not in text
+
+
+def test_web_figures_are_of_known_kinds() -> None:
+    with pytest.raises(FigureError, match="kind 'table'"):
+        figures.web_figure({"kind": "table"})
+
+
+def test_targets_are_marked_and_on_the_axis() -> None:
+    document = frontier() | {"targets": [0.05, 2.0, 100.0]}
+    layout = figures.web_figure(document)["layout"]
+    assert [shape["x0"] for shape in layout["shapes"]] == [0.05, 2.0, 100.0]
+    low, high = layout["xaxis"]["range"]
+    assert low < math.log10(0.05) and math.log10(100) < high
+    texts = svg_texts(document)
+    for target in ("0.05", "2", "100"):
+        assert f"target ε = {target}" in texts
+        assert any(note["text"] == f"target ε = {target}" for note in layout["annotations"])
+    with pytest.raises(FigureError, match=r"field targets\.0"):
+        figures.web_figure(frontier() | {"targets": [0.0]})
+    assert figures.web_figure(frontier())["layout"]["shapes"] == []
+
+
 def test_public_surface() -> None:
-    assert figures.__all__ == ["draw", "render"]
+    assert figures.__all__ == ["draw", "render", "web_figure"]

@@ -12,7 +12,7 @@ from typing import Literal
 from dpmerge.checkpoints.companions import companions
 from dpmerge.checkpoints.dtypes import Floats
 from dpmerge.checkpoints.kernel import BLOCK
-from dpmerge.checkpoints.opening import ADAPTER_CONFIG
+from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.checkpoints.stream import Keep, Output, Sum, Whole
 from dpmerge.checkpoints.tensors import Checkpoint, Tensor
 from dpmerge.errors import CheckpointError
@@ -45,6 +45,11 @@ class Plan:
     def outputs(self) -> tuple[Output, ...]:
         """Every tensor, in the order it is written."""
         return tuple(output for file in self.files for output in file.outputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every file that will be written, those with tensors first."""
+        return (*(file.name for file in self.files), *([INDEX] if self.sharded else []), *sorted(self.companions))
 
 
 def used_weights(models: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
@@ -112,6 +117,8 @@ def plan_merge(
 def plan_copy(checkpoint: Checkpoint) -> Plan:
     """Every tensor of one model as it is, in new safetensors files."""
     kept, notes = companions([checkpoint])
+    if checkpoint.layout == "lora":
+        kept[ADAPTER_CONFIG] = (checkpoint.folder / ADAPTER_CONFIG).read_bytes()
     files = tuple(
         OutputFile(file.name, tuple(Output(t.name, t.dtype, t.shape, (t,), Keep(0)) for t in file.tensors))
         for file in checkpoint.files

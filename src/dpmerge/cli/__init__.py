@@ -13,6 +13,7 @@ from dpmerge.cli import (
     audit,
     cache,
     compare,
+    explore,
     frontier,
     heatmap,
     keys,
@@ -22,6 +23,7 @@ from dpmerge.cli import (
     predict,
     profile,
     record,
+    report,
     reproduce,
     schema,
     train,
@@ -46,6 +48,8 @@ app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("frontier")(frontier.frontier)
 app.command("heatmap")(heatmap.heatmap)
+app.command("explore")(explore.explore)
+app.command("report")(report.report)
 app.command("merge")(merge.merge)
 app.command("aggregate")(aggregate.aggregate)
 app.command("predict")(predict.predict)

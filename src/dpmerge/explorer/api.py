@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.security import Door, Guard
+from dpmerge.figures import web_figure
 from dpmerge.figures.writing import finite_or_null
 from dpmerge.rules import THEOREMS, Guarantee
 from dpmerge.weights import Option, Plan, Utilities
@@ -41,6 +42,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "Events", "cont
 _PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 421, 422, 429), _PROBLEM)
 _FOREVER = {"openapi_url": "/openapi.json", "docs_url": None, "redoc_url": None}
 DeltaQuery = Annotated[float, Query(ge=models.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
+ModelsQuery = Annotated[Sequence[str], Query(max_length=3, description="two or three models; by default chosen by the server")]
 JobId = Annotated[str, InPath(max_length=64)]
 
 
@@ -145,11 +147,17 @@ def _reading(server: _Server) -> APIRouter:
         ask = partial(state.guarantee, asked.rule, asked.weights, delta=asked.delta, epsilon=asked.epsilon, by=asked.by)
         return _guarantee(await server.compute(partial(ask, assume_smoothness=asked.assume_smoothness)))
 
+    @router.get("/v1/simplex", response_model=models.SimplexAnswer)
+    async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = ()) -> Any:
+        """ε at every point of a grid over the weights of two or three models, as far as it is known by now."""
+        found = await server.compute(state.landscape, delta, tuple(model))
+        return JSONResponse(finite_or_null({"delta": delta, **found.as_dict()}))
+
     @router.post("/v1/plan", response_model=models.PlanAnswer, responses={202: {"model": models.JobAnswer}})
     async def plan(asked: models.PlanRequest) -> Any:
         """The best weights per rule for a target; with `effort` full a job (202) that searches as `dpmerge plan` does."""
         if asked.effort == "full":
-            return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked)).status(), 202)
+            return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked), asked).status(), 202)
         ladder = state.ladder(asked.delta)
         if not state.in_memory(asked.delta):
             await server.compute(lambda: ladder.known)
@@ -168,6 +176,7 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         shuffle=state.shuffle,
         progress=job.report,
     )
+    state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
     return _plan(state, found, {"done": 1, "total": 1})
 
 
@@ -225,7 +234,7 @@ def _jobs(server: _Server) -> APIRouter:
     @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
     async def start_frontier(asked: models.FrontierRequest) -> Any:
         """Utility against ε, as a job; its result is the document that `dpmerge frontier --json` prints."""
-        return server.jobs.start("frontier", partial(_frontier, server.state, asked)).status()
+        return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked).status()
 
     @router.get("/v1/jobs/{job}", response_model=models.JobAnswer)
     async def job_state(job: JobId) -> Any:
@@ -236,6 +245,14 @@ def _jobs(server: _Server) -> APIRouter:
     async def job_events(job: JobId) -> StreamingResponse:
         """Progress as server-sent events: `progress`, and `end` once."""
         return StreamingResponse(server.job(job).events(), media_type="text/event-stream")
+
+    @router.get("/v1/jobs/{job}/figure", response_model=models.FigureAnswer)
+    async def job_figure(job: JobId) -> Any:
+        """The picture of a finished frontier, as plotly.js draws it."""
+        found = server.job(job)
+        if found.kind != "frontier" or found.result is None:
+            raise HTTPException(404, "that job has no picture: only a frontier that is finished has one")
+        return JSONResponse(web_figure(found.result))
 
     @router.delete("/v1/jobs/{job}", status_code=202, response_model=models.JobAnswer)
     async def cancel_job(job: JobId) -> Any:

@@ -38,6 +38,7 @@ class Job:
     total: int | None = None
     result: Any = None
     problem: str | None = None
+    question: object = None
     _version: int = 0
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -116,10 +117,13 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
 
-    def start(self, kind: str, work: Callable[[Job], Any]) -> Job:
-        """Begin a job, or refuse it while too many run."""
-        job = Job(kind)
+    def start(self, kind: str, work: Callable[[Job], Any], question: object = None) -> Job:
+        """Begin a job, or refuse it while too many run. The same question again is the same job, unless that one failed."""
+        job = Job(kind, question=question)
         with self._lock:
+            for one in self._jobs.values():
+                if question is not None and (one.kind, one.question) == (kind, question) and one.state in ("running", "done"):
+                    return one
             running = [one for one in self._jobs.values() if one.state == "running"]
             if len(running) >= self._at_once:
                 raise JobError(f"{len(running)} jobs are running already; wait for one to end, or cancel it")

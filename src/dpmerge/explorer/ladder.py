@@ -1,39 +1,46 @@
-"""Plans at one δ, made beforehand for a ladder of targets ε, so that a slider is answered from memory.
+"""Plans made beforehand at many targets of one δ, so that a move of a slider is answered from memory.
 
-Whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε: a plan for a target is looked up among those for smaller ones, and
-nothing that is shown to fit is less than proved. Between two rungs it may be a little less than the best; `dpmerge plan`, and a
-plan with full effort, search at the target itself.
+Whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε: a plan for a target is looked up among what is known of smaller ones,
+and nothing that is shown to fit is less than proved. Between two rungs it may be a little less than the best; `dpmerge plan`,
+and a plan with full effort, search at the target itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import dpmerge
+from dpmerge.explorer.landscape import RULES, Account, GridRule, Landscape
 from dpmerge.records import Portfolio
+from dpmerge.rules import Guarantee
 from dpmerge.rules.guarantee import round_up
 from dpmerge.weights import Option, Plan, Utilities
 
-SEARCHED: tuple[Literal["selection", "combination"], ...] = ("selection", "combination")
 RUNGS = 33
 _ANY = 1e9  # a target that everything private meets
 
 
 @dataclass
 class Ladder:
-    """What is known at one δ: each model alone and joint release exactly, selections and combinations on the rungs."""
+    """What is known at one δ: each model alone and joint release exactly, selections and combinations on the rungs.
+
+    The points of a landscape somebody looks at are candidates too. `advance` adds one piece: the selections first, which are
+    quick, then the landscape that was looked at last, then the combinations.
+    """
 
     portfolio: Portfolio
     utility: Utilities | None
     shuffle: dpmerge.ShuffleAsPoisson | None
     delta: float
-    rungs: int = RUNGS
-    done: int = 0
-    _found: dict[str, list[Option]] = field(default_factory=lambda: {rule: [] for rule in SEARCHED})
+    rungs: int
+    account: Account
+    landscapes: dict[tuple[str, ...], Landscape] = field(default_factory=dict)
+    abandoned: bool = False  # something went wrong: the page goes on with what there is
+    climbed: dict[GridRule, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    _found: dict[str, list[Option]] = field(default_factory=lambda: {rule: [] for rule in RULES})
 
     @cached_property
     def known(self) -> Plan:
@@ -48,43 +55,105 @@ class Ladder:
         )
 
     @cached_property
-    def searches(self) -> list[tuple[Literal["selection", "combination"], float]]:
-        """The quick rule first; targets from half the smallest ε of a model alone to the largest, ends first, then middles."""
+    def targets(self) -> list[float]:
+        """From half the smallest ε of a model alone to the largest; ends first, then middles."""
         alone = [o.epsilon for o in self.known.options if o.rule == "single" and 0 < o.epsilon < math.inf]
         low, high = (0.5 * min(alone), max(alone)) if alone else (0.1, 10.0)
         last = max(1, self.rungs - 1)
-        rungs = [low * (high / low) ** (index / last) for index in _coarse_to_fine(last)]
-        return [(rule, epsilon) for rule in SEARCHED for epsilon in rungs]
+        return [low * (high / low) ** (index / last) for index in _coarse_to_fine(last)]
+
+    @property
+    def done(self) -> int:
+        """How many searches were made."""
+        return sum(self.climbed.values())
 
     @property
     def total(self) -> int:
         """How many searches the whole ladder is."""
-        return len(SEARCHED) * (max(1, self.rungs - 1) + 1)
+        return len(RULES) * (max(1, self.rungs - 1) + 1)
 
-    def climb(self, wanted: Callable[[], bool]) -> None:
-        """Make the plans that are still missing, as long as they are wanted."""
-        while self.done < self.total and wanted():
-            rule, epsilon = self.searches[self.done]
-            found = dpmerge.plan(
-                self.portfolio, epsilon=epsilon, delta=self.delta, utility=self.utility, rules=(rule,), shuffle=self.shuffle
-            )
-            self._found[rule].extend(found.options)
-            self.done += 1
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do in the background."""
+        return self.abandoned or (self.done == self.total and self._unfinished is None)
+
+    def landscape(self, models: tuple[str, ...]) -> Landscape:
+        """The landscape over these models, from now on the first to be worked on."""
+        found = self.landscapes.pop(models, None) or Landscape.over(self.portfolio, models)
+        self.landscapes[models] = found
+        return found
+
+    def advance(self) -> None:
+        """Add the next piece."""
+        landscape = self._unfinished
+        if self.climbed["selection"] < len(self.targets):
+            self._climb("selection")
+        elif landscape is not None:
+            rule, found = landscape.advance(self.account)
+            if found is not None and math.isfinite(found.epsilon):
+                self._found[rule].append(self._option(rule, found))
+        elif self.climbed["combination"] < len(self.targets):
+            self._climb("combination")
+
+    def learn(self, options: Iterable[Option]) -> None:
+        """Keep what a search at one target found."""
+        for option in options:
+            if option.rule in self._found and option.standing != "refused":
+                self._found[option.rule].append(option)
 
     def plan(self, epsilon: float) -> Plan:
         """The best that is known for the target: one option for each rule, and one for each model alone."""
         options = [self._judged(option, epsilon) for option in self.known.options]
         for found in self._found.values():
-            judged = [self._judged(option, epsilon) for option in tuple(found)]
-            options += [min(judged, key=_rank)] if judged else []
+            candidates = tuple(found)
+            if candidates:
+                fit = [one for one in candidates if self._meets(one, epsilon)]
+                best = max(fit, key=_worth) if fit else min(candidates, key=lambda one: one.epsilon)
+                options.append(self._judged(best, epsilon))
         options.sort(key=_rank)
         return replace(self.known, epsilon=epsilon, options=tuple(options))
+
+    @property
+    def _unfinished(self) -> Landscape | None:
+        """The landscape looked at last that is not known whole."""
+        return next((one for one in reversed(tuple(self.landscapes.values())) if one.done < one.total), None)
+
+    def _climb(self, rule: GridRule) -> None:
+        target = self.targets[self.climbed[rule]]
+        found = dpmerge.plan(
+            self.portfolio, epsilon=target, delta=self.delta, utility=self.utility, rules=(rule,), shuffle=self.shuffle
+        )
+        self._found[rule].extend(found.options)
+        self.climbed[rule] += 1
+
+    def _option(self, rule: GridRule, found: Guarantee) -> Option:
+        """A point of a landscape as an option; its utility is weighted as the planner does it."""
+        weights = self.portfolio.weights(found.weights).as_dict()
+        mixed = sum(weight > 0 for weight in weights.values()) > 1
+        return Option(
+            rule=rule,
+            by=found.by,
+            weights=weights,
+            epsilon=found.epsilon,
+            delta=found.delta,
+            standing=found.standing,
+            theorem=found.theorem,
+            expected_utility=_expected(weights, self.known.utilities),
+            feasible=True,
+            why="",
+            utility_kind="interpolated" if rule == "combination" and mixed else "expected",
+            assumptions=found.assumptions,
+            details=found.details,
+        )
+
+    def _meets(self, option: Option, epsilon: float) -> bool:
+        return option.standing != "refused" and option.epsilon <= epsilon and option.delta <= self.delta
 
     def _judged(self, option: Option, epsilon: float) -> Option:
         """The same weights and guarantee beside another target."""
         if option.standing == "refused":
             return option
-        if option.epsilon > epsilon or option.delta > self.delta:
+        if not self._meets(option, epsilon):
             why = f"ε = {round_up(option.epsilon)} at δ = {option.delta:g} is above {epsilon:g}"
             return replace(option, feasible=False, why=why)
         if option.rule != "joint" and self._looked is not None:
@@ -97,6 +166,16 @@ class Ladder:
         if self.known.provenance == "a-priori":
             return None
         return next((o.why for o in self.known.options if o.rule == "single" and o.epsilon <= _ANY), "")
+
+
+def _expected(weights: Mapping[str, float], utilities: Mapping[str, float]) -> float | None:
+    """Nothing where the utilities are private."""
+    return math.fsum(weight * utilities[name] for name, weight in weights.items()) if utilities else None
+
+
+def _worth(option: Option) -> tuple[float, float]:
+    """More utility is better; with the same, more privacy."""
+    return (option.expected_utility or 0.0, -option.epsilon)
 
 
 def _rank(option: Option) -> tuple[bool, float, float]:

@@ -186,6 +186,25 @@ class PlanAnswer(_Told):
     warming: Warming
 
 
+class GridAnswer(_Told):
+    """One rule at every point of the grid: ε, null where it is not known or none is finite, and how it stands."""
+
+    epsilons: list[float | None]
+    standings: list[Literal["proved", "conditional", "refused", "pending"]]
+
+
+class SimplexAnswer(_Told):
+    """ε over the weights of two or three models; asked again, more points are known. Nothing is said between the points."""
+
+    delta: float
+    models: list[str]
+    step: float
+    points: list[list[float]]
+    rules: dict[Literal["selection", "combination"], GridAnswer]
+    done: int
+    total: int
+
+
 class JobAnswer(_Told):
     """A job: follow it at `/v1/jobs/{id}/events`, fetch its result at `/v1/jobs/{id}`."""
 
@@ -197,6 +216,13 @@ class JobAnswer(_Told):
     total: int | None
     problem: str | None
     result: Any = None
+
+
+class FigureAnswer(_Told):
+    """What plotly.js draws."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
 
 
 class EntryAnswer(_Told):
@@ -258,11 +284,16 @@ class ReleasesAnswer(_Told):
 
 
 class ReleasePreview(_Told):
-    """What a release would write and spend. `fits` is null without a ledger."""
+    """What a release would write and spend. A draw writes besides `files` those of one model; `fits` is null without a ledger."""
 
     name: str
+    weights: dict[str, float]
+    provenance: str
     guarantee: GuaranteeAnswer
     files: list[str]
+    files_if_drawn: dict[str, list[str]]
+    keeps_openings: bool
+    budget: TargetAnswer | None
     total: TargetAnswer | None
     fits: bool | None
     notes: list[str]

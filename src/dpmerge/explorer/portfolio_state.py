@@ -6,11 +6,13 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import dpmerge
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.explorer.ladder import RUNGS, Ladder
+from dpmerge.explorer.landscape import Landscape
 from dpmerge.records import DpSgd, Model, Portfolio
 from dpmerge.rules import THEOREMS, Guarantee, Rule, Target
 from dpmerge.rules.guarantee import By
@@ -19,6 +21,7 @@ from dpmerge.weights import Utilities
 RuleName = Literal["selection", "combination", "joint"]
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096
+_CORNERS = 3  # models that a picture of weights has room for
 _LOG = logging.getLogger("dpmerge.explorer")
 
 
@@ -39,7 +42,7 @@ class PortfolioState:
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
         self._answers: OrderedDict[Any, Guarantee] = OrderedDict()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._working = False
         self._climber: threading.Thread | None = None
 
     # --- plans ------------------------------------------------------------------------------------------------------------
@@ -50,15 +53,32 @@ class PortfolioState:
         with self._lock:
             found = self._ladders.get(delta)
             if found is None:
-                found = self._ladders[delta] = Ladder(self.portfolio, self.utility, self.shuffle, delta, self._rungs)
+                account = partial(self.guarantee, delta=delta)
+                found = Ladder(self.portfolio, self.utility, self.shuffle, delta, self._rungs, account)
+                self._ladders[delta] = found
             self._ladders.move_to_end(delta)
             while len(self._ladders) > _LADDERS:
                 self._ladders.popitem(last=False)
-            idle = self._climber is None or not self._climber.is_alive()
-            if found.done < found.total and idle and not self._closed:
-                self._climber = threading.Thread(target=self._climb, name="explorer-ladders", daemon=True)
-                self._climber.start()
+            self._work()
         return found
+
+    def landscape(self, delta: float, models: tuple[str, ...]) -> Landscape:
+        """ε over the weights of these models; by default of all, or of the most private, a middle and the least private one."""
+        ladder = self.ladder(delta)
+        wanted = models or self._corners(ladder)
+        with self._lock:
+            found = ladder.landscape(wanted)
+            self._work()
+        return found
+
+    def _corners(self, ladder: Ladder) -> tuple[str, ...]:
+        names = self.portfolio.names
+        if len(names) <= _CORNERS:
+            return names
+        epsilons = {next(n for n, w in o.weights.items() if w): o.epsilon for o in ladder.known.options if o.rule == "single"}
+        ranked = sorted(names, key=epsilons.__getitem__)
+        chosen = {ranked[0], ranked[len(ranked) // 2], ranked[-1]}
+        return tuple(name for name in names if name in chosen)
 
     def in_memory(self, delta: float) -> bool:
         """Whether a plan at this δ needs no computation."""
@@ -71,18 +91,27 @@ class PortfolioState:
         if self._climber is not None:
             self._climber.join(timeout)
 
+    def _work(self) -> None:
+        """See to it that somebody works where something is missing; called with the lock held."""
+        if not self._working and not self._closed:
+            self._working = True
+            self._climber = threading.Thread(target=self._climb, name="explorer-ladders", daemon=True)
+            self._climber.start()
+
     def _climb(self) -> None:
-        try:
-            while (latest := self._unfinished()) is not None:
-                latest.climb(lambda: self._unfinished() is latest)
-        except Exception:  # the page goes on without the ladder; what the user asks for is answered or refused on its own
-            _LOG.exception("plans in the background stopped")
+        while (latest := self._unfinished()) is not None:
+            try:
+                latest.advance()
+            except Exception:  # what the user asks for is still answered or refused on its own
+                _LOG.exception("plans in the background stopped")
+                latest.abandoned = True
 
     def _unfinished(self) -> Ladder | None:
+        """The ladder asked for last that misses something; with none left, whoever asks stops working."""
         with self._lock:
-            if self._closed:
-                return None
-            return next((one for one in reversed(self._ladders.values()) if one.done < one.total), None)
+            left = [one for one in reversed(self._ladders.values()) if not one.complete]
+            self._working = bool(left) and not self._closed
+            return left[0] if self._working else None
 
     # --- guarantees -------------------------------------------------------------------------------------------------------
 

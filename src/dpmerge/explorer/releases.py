@@ -11,9 +11,7 @@ import dpmerge
 from dpmerge.errors import CertificateError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.release import Choice, Ledger, Released, Settings, Verdict, choose, release, what_fits
-from dpmerge.release.certificate import CARD
-from dpmerge.release.certificate import NAME as CERTIFICATE
+from dpmerge.release import Choice, Ledger, Released, Settings, Verdict, choose, files_to_write, release, what_fits
 from dpmerge.release.ledger import Entry, Planned
 from dpmerge.release.spending import rules_for
 
@@ -80,17 +78,27 @@ class Releases:
         choice, folder = self._choose(asked), self._place(asked.name)
         if folder.exists() or folder.is_symlink():
             raise CertificateError(f"a release named {asked.name!r} exists already; a release is never overwritten")
-        tensors = "the files of the model that is drawn" if choice.form.draws else "the merged tensors"
-        found: dict[str, Any] = {"name": asked.name, "files": [CERTIFICATE, CARD, tensors], "total": None, "fits": None}
-        if self._ledger is None:
+        portfolio, ledger, dependent = self._state.portfolio, self._ledger, asked.depends_on_releases
+        files = files_to_write(portfolio, choice, dependent=dependent, ledger=ledger)
+        found: dict[str, Any] = {
+            "name": asked.name,
+            "weights": choice.form.values,
+            "provenance": choice.provenance,
+            "files": list(files.always),
+            "files_if_drawn": {name: list(names) for name, names in files.if_drawn.items()},
+            "keeps_openings": files.openings,
+            "budget": None,
+            "total": None,
+            "fits": None,
+        }
+        if ledger is None:
             return choice, {**found, "notes": [_NO_LEDGER]}
-        exposure = choice.form.exposure(self._state.portfolio, asked.depends_on_releases)
-        planned = Planned(
-            (choice.form,), self._state.portfolio, exposure, (choice.guarantee,), str(folder), asked.depends_on_releases
-        )
-        self._ledger.delta_spent([], planned)  # refuses a ledger of other data
-        total = self._ledger.budget.total(rules_for(self._ledger.history(), planned))
-        found |= {"total": {"epsilon": total.epsilon, "delta": total.delta}, "fits": self._ledger.budget.allows(total)}
+        exposure = choice.form.exposure(portfolio, dependent)
+        planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(folder), dependent)
+        ledger.delta_spent([], planned)  # refuses a ledger of other data
+        total = ledger.budget.total(rules_for(ledger.history(), planned))
+        found |= {"budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta}}
+        found |= {"total": {"epsilon": total.epsilon, "delta": total.delta}, "fits": ledger.budget.allows(total)}
         return choice, {**found, "notes": []}
 
     def release(self, asked: ReleaseRequest) -> Released:

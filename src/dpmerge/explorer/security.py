@@ -168,7 +168,8 @@ def problem(status: int, detail: str) -> dict[str, Any]:
 async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive:
     """The body, read before anything else is done: not too long, and not too slowly."""
     length = _single(headers, b"content-length")
-    if length is not None and (not length.isdigit() or int(length[:12]) > BODY_LIMIT or len(length) > 12):
+    number = length is None or (length.isascii() and length.isdigit() and len(length) <= 12)
+    if not number or (length is not None and int(length) > BODY_LIMIT):
         raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"requests have at most {BODY_LIMIT} bytes")
     body = b""
     try:

@@ -13,6 +13,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import FigureError
@@ -20,7 +21,7 @@ from dpmerge.errors import FigureError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "render"]
+__all__ = ["draw", "render", "web_figure"]
 
 _LIBRARIES = {".png": "matplotlib", ".svg": "matplotlib", ".html": "plotly"}
 _KINDS = ("frontier", "heatmap", "lines")
@@ -59,15 +60,26 @@ def render(document: Mapping[str, Any], suffix: str) -> bytes:
     """The file's content; `suffix` is .png, .svg or .html."""
     if suffix not in _LIBRARIES:
         raise FigureError(f"no picture format has the suffix {suffix!r}; use {', '.join(_LIBRARIES)}")
-    kind = document.get("kind")
-    if kind not in _KINDS:
-        raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
+    module = _drawing(document)
     library = require_library(suffix)
-    module = importlib.import_module(f"dpmerge.figures.{kind}")
     if library == "plotly":
         page: Callable[[Mapping[str, Any]], str] = module.page
         return page(document).encode()
     return _image(module.figure, document, suffix)
+
+
+def web_figure(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What plotly.js draws for the document: "data" and "layout" as plain JSON data, for who brings the script himself."""
+    made: dict[str, Any] = _drawing(document).web_figure(document)
+    return made
+
+
+def _drawing(document: Mapping[str, Any]) -> ModuleType:
+    """The module that draws documents of this kind."""
+    kind = document.get("kind")
+    if kind not in _KINDS:
+        raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
+    return importlib.import_module(f"dpmerge.figures.{kind}")
 
 
 def require_library(suffix: str) -> str:
@@ -78,6 +90,16 @@ def require_library(suffix: str) -> str:
     except ImportError:
         raise FigureError(f"pictures as {suffix} need {library}: install dpmerge[plots]") from None
     return library
+
+
+def require_place(path: Path, suffix: str) -> None:
+    """Refuse a place where no such file can be written; for who wants to know before the work begins."""
+    if path.suffix.lower() != suffix:
+        raise FigureError(f"{path}: this is written as {suffix}; give it a name that ends so")
+    if path.is_dir() or not path.parent.is_dir():
+        raise FigureError(f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FigureError(f"{path}: cannot be written: its folder is read-only")
 
 
 def _image(figure: Callable[[Mapping[str, Any]], Figure], document: Mapping[str, Any], suffix: str) -> bytes:

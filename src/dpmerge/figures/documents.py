@@ -89,7 +89,7 @@ class Curve(Form):
 
 
 class Frontier(Form):
-    """Utility against ε at a fixed δ."""
+    """Utility against ε at a fixed δ, perhaps with some targets ε to be marked."""
 
     kind: Literal["frontier"]
     delta: Finite
@@ -101,6 +101,7 @@ class Frontier(Form):
     models: list[Model]
     joint: Joint | None = None
     curves: list[Curve]
+    targets: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
 
 
 class Panel(Form):

@@ -24,7 +24,7 @@ def figure(document: Mapping[str, Any]) -> Figure:
     from matplotlib.figure import Figure
 
     frontier = read(Frontier, document)
-    scene = arrange(frontier)
+    scene = _with_room(arrange(frontier), frontier.targets)
     drawn = Figure(figsize=(ink.WIDTH, ink.HEIGHT))
     FigureCanvasAgg(drawn)
     top = ink.write_headings(drawn, summary.title(frontier), summary.subtitle(frontier), frontier.warning)
@@ -35,10 +35,34 @@ def figure(document: Mapping[str, Any]) -> Figure:
         _draw_stroke(axes, stroke)
     axes.plot(*_columns(scene.models), **ink.mark_style(style.MODEL), zorder=6)
     axes.plot(*_columns([scene.joint] if scene.joint else []), **ink.mark_style(style.JOINT), zorder=7)
+    for target in frontier.targets:
+        axes.axvline(target, color=style.QUIET, linewidth=1.2, linestyle=(0, (8, 3)), zorder=1)
+        beside: dict[str, Any] = {
+            "xytext": (2, -2),
+            "textcoords": "offset points",
+            "rotation": 90,
+            "va": "top",
+            "fontsize": 8.5,
+        }
+        axes.annotate(_target_text(target), (target, scene.top), color=style.QUIET, **beside)
     if scene.empty:
         axes.text(0.5, 0.5, summary.NOTHING, transform=axes.transAxes, ha="center", va="center", color=style.QUIET)
     _write_names(axes, scene)
     return drawn
+
+
+def _with_room(scene: Scene, targets: Sequence[float]) -> Scene:
+    """The scene with an axis that reaches every target; steps go on to its edge."""
+    low, high = (min([scene.low, *(t / 1.1 for t in targets)]), max([scene.high, *(t * 1.1 for t in targets)]))
+    strokes = [
+        stroke if stroke.exact or not stroke.line else replace(stroke, line=[*stroke.line[:-1], (high, stroke.line[-1][1])])
+        for stroke in scene.strokes
+    ]
+    return replace(scene, low=low, high=high, strokes=strokes)
+
+
+def _target_text(target: float) -> str:
+    return f"target ε = {style.epsilon_text(target)}"
 
 
 def _legend_columns(scene: Scene) -> list[list[Line2D]]:
@@ -94,26 +118,27 @@ def _columns(spots: Sequence[Spot]) -> tuple[list[float], list[float]]:
     return [spot.x for spot in spots], [spot.y for spot in spots]
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """The frontier as a web page: the same picture with hover texts, and the same in tables."""
-    import plotly.graph_objects as go
-
+def web_figure(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What plotly.js draws, as plain JSON data: the same picture with hover texts."""
     frontier = read(Frontier, document)
-    scene = arrange(frontier)
+    scene = _with_room(arrange(frontier), frontier.targets)
     traces = [trace for stroke in scene.strokes for trace in _stroke_traces(scene, stroke)]
     traces.append(_mark_trace(style.MODEL, scene.models))
     if scene.joint:
         traces.append(_mark_trace(style.JOINT, [scene.joint]))
-    plot = go.Figure(traces, _layout(frontier, scene))
-    if scene.empty:
-        plot.add_annotation(text=summary.NOTHING, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
+    return {"data": traces, "layout": _layout(frontier, scene)}
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The frontier as a web page: the same picture with hover texts, and the same in tables."""
+    frontier = read(Frontier, document)
     what = frontier.utility_label
     columns, rows = summary.target_table(frontier)
     return pages.page(
         summary.title(frontier),
         summary.subtitle(frontier),
         frontier.warning,
-        plot,
+        web_figure(document),
         [
             pages.prose("How to read this", summary.HOW_TO_READ, *summary.notes(frontier)),
             pages.prose("Who chose the weights", *summary.provenance(frontier)),
@@ -125,15 +150,16 @@ def page(document: Mapping[str, Any]) -> str:
 
 def _layout(frontier: Frontier, scene: Scene) -> dict[str, Any]:
     ticks = style.log_ticks(scene.low, scene.high)
+    shapes, notes = _target_lines(frontier.targets)
     return {
-        "template": "plotly_white",
         "height": 680,
-        "margin": {"l": 70, "r": 20, "t": 20, "b": 20},
+        "margin": {"l": 70, "r": 20, "t": 30 if frontier.targets else 20, "b": 20},
         "font": {"size": 13, "color": style.INK},
         "hovermode": "closest",
         "hoverlabel": {"align": "left"},
         "legend": {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top"},
-        "annotations": _name_notes(scene),
+        "annotations": _name_notes(scene) + _nothing(scene) + notes,
+        "shapes": shapes,
         "xaxis": {
             "type": "log",
             "range": [math.log10(scene.low), math.log10(scene.high)],
@@ -172,6 +198,22 @@ def _name_notes(scene: Scene) -> list[dict[str, Any]]:
     """The models' names, where there is room on a screen of usual width; hovering tells the others."""
     placed = scene.labels(1050 / web.SCALE, 480 / web.SCALE)
     return [web.name_note(label, math.log10(spot.x), spot.y) for spot, label in placed if label is not None]
+
+
+def _target_lines(targets: Sequence[float]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A vertical line for each target, and its name above it."""
+    stroke = {"color": style.QUIET, "width": 1.5, "dash": "longdash"}
+    along = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "layer": "below", "line": stroke}
+    shapes = [{**along, "x0": target, "x1": target} for target in targets]
+    same = {"yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 11, "color": style.QUIET}}
+    notes = [{**same, "x": math.log10(target), "text": _target_text(target)} for target in targets]
+    return shapes, notes
+
+
+def _nothing(scene: Scene) -> list[dict[str, Any]]:
+    """A word where there would be an empty frame."""
+    where = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+    return [{"text": summary.NOTHING, "showarrow": False, **where}] if scene.empty else []
 
 
 def _hover(spots: Sequence[Spot]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WIDTH, _TOP, _ROW = 10.0, 0.85, 4.1  # inches: 1400 × 1267 pixels for four panels
 
-_HOW_TO_READ = (
+HOW_TO_READ = (
     "Every point of a triangle is a choice of weights: a corner is that model alone, and the side opposite leaves it out. "
     "Colour is the ε of a release with these weights, on one scale for all triangles; darker is more private. White has no "
     "finite ε. What is conditional holds only under an assumption that fails in general."
@@ -66,7 +66,8 @@ def _ordered(heatmap: Heatmap) -> list[Panel]:
     return sorted(heatmap.panels, key=lambda panel: (panel.rule != "selection", panel.standing != "proved", panel.by != "rdp"))
 
 
-def _title(heatmap: Heatmap) -> str:
+def title(heatmap: Heatmap) -> str:
+    """The heading."""
     return f"ε of every merge of three models at δ = {style.epsilon_text(heatmap.delta)}"
 
 
@@ -101,7 +102,7 @@ def figure(document: Mapping[str, Any]) -> Figure:
     height = _TOP + _ROW * math.ceil(len(heatmap.panels) / 2)
     drawn = Figure(figsize=(_WIDTH, height))
     FigureCanvasAgg(drawn)
-    drawn.text(0.25 / _WIDTH, 1 - 0.38 / height, _title(heatmap), fontsize=14, fontweight="bold", color=style.INK)
+    drawn.text(0.25 / _WIDTH, 1 - 0.38 / height, title(heatmap), fontsize=14, fontweight="bold", color=style.INK)
     drawn.text(0.25 / _WIDTH, 1 - 0.63 / height, _subtitle(heatmap), fontsize=9.5, color=style.QUIET)
     for index, panel in enumerate(_ordered(heatmap)):
         row, column = divmod(index, 2)
@@ -149,10 +150,8 @@ def _fill(axes: Axes, heatmap: Heatmap, panel: Panel, scale: Scale, norm: Normal
     contours.draw_lines(axes, grid, values, inner, norm)
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """The heatmap as a web page: every point of the grid with its weights and ε, and the extremes in a table."""
-    import plotly.graph_objects as go
-
+def web_figure(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What plotly.js draws, as plain JSON data: every point of the grid with its weights and ε."""
     heatmap = read(Heatmap, document)
     scale, panels = Scale.of(heatmap), _ordered(heatmap)
     traces = [
@@ -160,16 +159,20 @@ def page(document: Mapping[str, Any]) -> str:
         for index, panel in enumerate(panels)
         for trace in _traces(heatmap, panel, scale)
     ]
-    plot = go.Figure(traces, _layout(heatmap, scale, panels))
-    columns = ["triangle", "standing", "smallest ε", "at", "largest finite ε", "at", "points without finite ε"]
+    return {"data": traces, "layout": _layout(heatmap, scale, panels)}
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The heatmap as a web page: every point of the grid with its weights and ε, and the extremes in a table."""
+    heatmap = read(Heatmap, document)
     return pages.page(
-        _title(heatmap),
+        title(heatmap),
         _subtitle(heatmap),
         None,
-        plot,
+        web_figure(document),
         [
-            pages.prose("How to read this", _HOW_TO_READ),
-            pages.table("The extremes", "of each triangle", columns, [_extremes(heatmap, panel) for panel in panels]),
+            pages.prose("How to read this", HOW_TO_READ),
+            pages.table("The extremes", "of each triangle", *extremes(heatmap)),
         ],
     )
 
@@ -191,7 +194,6 @@ def _layout(heatmap: Heatmap, scale: Scale, panels: list[Panel]) -> dict[str, An
         for side, name in zip("abc", heatmap.models, strict=True)
     }
     layout: dict[str, Any] = {
-        "template": "plotly_white",
         "width": _PIXELS,
         "height": _PANEL * rows,
         "margin": {"l": 0, "r": 0, "t": 10, "b": 10},
@@ -245,6 +247,12 @@ def _traces(heatmap: Heatmap, panel: Panel, scale: Scale) -> list[dict[str, Any]
 
 def _weights(heatmap: Heatmap, weights: tuple[float, float, float]) -> list[str]:
     return style.weights_text(dict(zip(heatmap.models, weights, strict=True)))
+
+
+def extremes(heatmap: Heatmap) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows for who cannot see the triangles: where each is most and least private."""
+    columns = ["triangle", "standing", "smallest ε", "at", "largest finite ε", "at", "points without finite ε"]
+    return columns, [_extremes(heatmap, panel) for panel in _ordered(heatmap)]
 
 
 def _extremes(heatmap: Heatmap, panel: Panel) -> list[str]:

@@ -143,10 +143,8 @@ def _numbers(values: list[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """The lines as a web page: the same picture with hover texts, and the same in tables."""
-    import plotly.graph_objects as go
-
+def web_figure(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What plotly.js draws, as plain JSON data: the same picture with hover texts."""
     chart = read(Chart, document)
     looks = charts.looks(chart)
     traces: list[dict[str, Any]] = []
@@ -156,7 +154,12 @@ def page(document: Mapping[str, Any]) -> str:
             legend = {"showlegend": trace.get("showlegend", True) and trace["name"] not in shown}
             traces.append({"legendgroup": trace["name"], **trace, **legend, "xaxis": f"x{number}", "yaxis": f"y{number}"})
             shown |= {trace["name"]} if legend["showlegend"] else set()
-    plot = go.Figure(traces, _layout(chart))
+    return {"data": traces, "layout": _layout(chart)}
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The lines as a web page: the same picture with hover texts, and the same in tables."""
+    chart = read(Chart, document)
     tables = [
         pages.table(panel.title or "The numbers", f"{panel.y_label} against {panel.x_label}", *charts.table(panel))
         for panel in chart.panels
@@ -165,7 +168,7 @@ def page(document: Mapping[str, Any]) -> str:
         chart.title,
         chart.subtitle,
         chart.warning,
-        plot,
+        web_figure(document),
         [pages.prose("How to read this", chart.caption, _HOW_TO_READ), *tables],
     )
 
@@ -173,7 +176,6 @@ def page(document: Mapping[str, Any]) -> str:
 def _layout(chart: Chart) -> dict[str, Any]:
     rows, columns = _grid(chart)
     layout: dict[str, Any] = {
-        "template": "plotly_white",
         "height": 260 + 400 * rows,
         "margin": {"l": 70, "r": 20, "t": 40, "b": 20},
         "font": {"size": 13, "color": style.INK},

@@ -7,7 +7,7 @@ that whoever opens it is told to nobody.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _POLICY = "; ".join(
@@ -55,16 +55,10 @@ table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tab
 caption {{ padding: 0.25rem 0; text-align: left; color: var(--quiet); }}
 th, td {{ padding: 0.3rem 0.9rem 0.3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
 tbody th {{ font-weight: 600; }}
-</style>
+{style}</style>
 </head>
 <body>
 <main>
-<h1>{title}</h1>
-<p class="quiet">{subtitle}</p>
-{warning}<figure aria-label="{title}">
-{plot}
-<noscript>The plot needs JavaScript; the tables below do not.</noscript>
-</figure>
 {body}
 </main>
 </body>
@@ -72,21 +66,45 @@ tbody th {{ font-weight: 600; }}
 """
 
 
-def page(title: str, subtitle: str, warning: str | None, plot: Any, sections: Iterable[str]) -> str:
-    """The whole page: `plot` is a plotly figure, `sections` are pieces of HTML made by the functions below."""
-    return _PAGE.format(
-        policy=_POLICY,
-        title=html.escape(title),
-        subtitle=html.escape(subtitle),
-        warning=f'<p class="warning" role="note">{html.escape(warning)}</p>\n' if warning else "",
-        plot=plot.to_html(
-            full_html=False,
-            include_plotlyjs=True,
-            div_id="plot",  # a random one would make every drawing a different file
-            config=_CONFIG,
-        ),
-        body="\n".join(sections),
-    )
+def page(title: str, subtitle: str, warning: str | None, figure: Mapping[str, Any], sections: Iterable[str]) -> str:
+    """The whole page: `figure` is what `web_figure` gives, `sections` are pieces of HTML made by the functions below."""
+    parts = [
+        heading(title, subtitle, warning),
+        picture(title, figure, "plot", "The plot needs JavaScript; the tables below do not."),
+        *sections,
+    ]
+    return whole(title, "\n".join(parts))
+
+
+def whole(title: str, body: str, style: str = "") -> str:
+    """The file around a body that is HTML already; `style` is added to the common one."""
+    return _PAGE.format(policy=_POLICY, title=html.escape(title), style=style, body=body)
+
+
+def heading(title: str, subtitle: str, warning: str | None) -> str:
+    """The page's title, one line under it, and what to beware of."""
+    beware = f'\n<p class="warning" role="note">{html.escape(warning)}</p>' if warning else ""
+    return f'<h1>{html.escape(title)}</h1>\n<p class="quiet">{html.escape(subtitle)}</p>{beware}'
+
+
+def picture(title: str, figure: Mapping[str, Any], identifier: str, without: str, *, with_library: bool = True) -> str:
+    """An interactive picture, and what to say where there is no JavaScript."""
+    drawn = plot(figure, identifier, with_library=with_library)
+    told = f"<noscript>{html.escape(without)}</noscript>"
+    return f'<figure tabindex="0" aria-label="{html.escape(title)}">\n{drawn}\n{told}\n</figure>'
+
+
+def plot(figure: Mapping[str, Any], identifier: str, *, with_library: bool = True) -> str:
+    """An interactive picture as a piece of HTML; the first one of a page brings plotly.js with it.
+
+    The identifier is given, because a random one would make every drawing a different file.
+    """
+    import plotly.graph_objects as go
+
+    # Templates are known by name to the Python library only: it writes them out for plotly.js.
+    drawn = go.Figure(figure["data"], {"template": "plotly_white", **figure["layout"]})
+    made: str = drawn.to_html(full_html=False, include_plotlyjs=with_library, div_id=identifier, config=_CONFIG)
+    return made
 
 
 def prose(heading: str, *paragraphs: str) -> str:
@@ -96,12 +114,19 @@ def prose(heading: str, *paragraphs: str) -> str:
 
 def table(heading: str, caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A heading and a table whose first column names the rows."""
+    return f"<h2>{html.escape(heading)}</h2>\n{grid(caption, columns, rows)}"
+
+
+def grid(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column names the rows."""
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in columns)
     lines = [
         f'<tr><th scope="row">{html.escape(first)}</th>' + "".join(f"<td>{html.escape(text)}</td>" for text in rest) + "</tr>"
         for first, *rest in rows
     ]
+    name = html.escape(caption)
     return (
-        f'<h2>{html.escape(heading)}</h2>\n<div class="table"><table>\n<caption>{html.escape(caption)}</caption>\n'
+        # Wider than a phone, it is scrolled, by keyboard as well.
+        f'<div class="table" role="region" tabindex="0" aria-label="{name}"><table>\n<caption>{name}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table></div>"
     )

@@ -3,7 +3,7 @@
 from dpmerge.release.certificate import Certificate
 from dpmerge.release.choice import Choice, Settings, choose
 from dpmerge.release.ledger import Ledger
-from dpmerge.release.release import Merge, Released, release, release_together
+from dpmerge.release.release import Files, Merge, Released, files_to_write, release, release_together
 from dpmerge.release.remaining import what_fits
 from dpmerge.release.signing import Signer, new_keys, trusted_key
 from dpmerge.release.verdict import Verdict
@@ -12,6 +12,7 @@ from dpmerge.release.verify import verify
 __all__ = [
     "Certificate",
     "Choice",
+    "Files",
     "Ledger",
     "Merge",
     "Released",
@@ -19,6 +20,7 @@ __all__ = [
     "Signer",
     "Verdict",
     "choose",
+    "files_to_write",
     "new_keys",
     "release",
     "release_together",

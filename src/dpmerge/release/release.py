@@ -67,6 +67,15 @@ class Released:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Files:
+    """The names of a release's files: those of a merge, or by each model that may be drawn; and whether openings are kept."""
+
+    always: tuple[str, ...]
+    if_drawn: Mapping[str, tuple[str, ...]]
+    openings: bool
+
+
 def release(
     portfolio: Portfolio,
     choice: Choice,
@@ -83,7 +92,8 @@ def release(
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
     showed: then only the total of the ledger that holds these covers the release.
     """
-    folders = _folders(portfolio, out)
+    require_absent(out)
+    folders = _folders(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
     notes, entry = _entered(ledger, portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
@@ -108,7 +118,8 @@ def release_together(
 
     Neighbouring targets mostly draw the same model, so less leaks than by drawing for each (docs/theory.md §5).
     """
-    folders = _folders(portfolio, out)
+    require_absent(out)
+    folders = _folders(portfolio)
     for name, choice in choices.items():
         if choice.form.rule != "selection":
             raise CertificateError(f"only random selections can share a uniform number, not {choice.form.rule}")
@@ -131,6 +142,13 @@ def release_together(
     return [replace(one, folder=out / name, notes=tuple(notes)) for name, one in zip(choices, written, strict=True)]
 
 
+def files_to_write(portfolio: Portfolio, choice: Choice, *, dependent: bool, ledger: Ledger | None) -> Files:
+    """What `release` would write, once it is known that nothing but budget and folder could refuse it. Nothing is written."""
+    folders = _folders(portfolio)
+    _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
+    return _check_files(choice, folders, _AVERAGE)
+
+
 def draw(choice: Choice) -> str:
     """The model that a selection draws: by the operating system's secure randomness, exactly with the stated odds."""
     odds = [Fraction(weight) for weight in choice.weights.values]
@@ -146,9 +164,8 @@ def draw(choice: Choice) -> str:
 # --- before anything is charged or written ------------------------------------------------------------------------------------
 
 
-def _folders(portfolio: Portfolio, out: Path) -> dict[str, Path]:
-    """Where the models are, by name, once `out` is known to be new."""
-    require_absent(out)
+def _folders(portfolio: Portfolio) -> dict[str, Path]:
+    """Where the models are, by name."""
     folders = {}
     for model in portfolio.models:
         if not _is_text(model.name):
@@ -196,15 +213,29 @@ def _check_choice(portfolio: Portfolio, choice: Choice, merge: Merge, dependent:
         )
 
 
-def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> None:
+def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> Files:
     """Everything that headers and configurations can tell, before the ledger is charged or a byte is written."""
     used = choice.form.values
+    own = (NAME, CARD)
     with ExitStack() as stack:
         if not choice.form.draws:
-            open_plan(stack, {name: folders[name] for name in used}, used, **_how(merge))
-            return
-        for name in used:  # any of them may be drawn, and a draw that cannot be released would tell which
-            plan_copy(stack.enter_context(open_model(folders[name], name)))
+            checkpoints, plan = open_plan(stack, {name: folders[name] for name in used}, used, **_how(merge))
+            inputs = [file.path.name for checkpoint in checkpoints for file in checkpoint.files]
+            return Files((*plan.names, *own), {}, not all(_published(choice, name) for name in inputs))
+        # Any of them may be drawn, and a draw that cannot be released would tell which.
+        drawn = [stack.enter_context(open_model(folders[name], name)) for name in used]
+        names = {checkpoint.model: plan_copy(checkpoint).names for checkpoint in drawn}
+        inputs = [file.path.name for checkpoint in drawn for file in checkpoint.files]
+        return Files(own, names, not all(_published(choice, name) for name in inputs))
+
+
+def _published(choice: Choice, file: str) -> bool:
+    """Whether the digest of an input may be: the guarantee covers the model, and the file holds nothing else.
+
+    A PyTorch file may hold more than the model, an optimizer's state or a generator's, which no guarantee covers.
+    """
+    covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
+    return covered and file.endswith((".safetensors", ".json"))
 
 
 def _entered(
@@ -294,11 +325,7 @@ class _Making:
         return {"number": self.entry.number, "entry": self.entry.hash, "epsilon": total["epsilon"], "delta": total["delta"]}
 
     def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
-        """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5).
-
-        A PyTorch file may hold more than the model, an optimizer's state or a generator's, which no guarantee covers.
-        """
-        covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
+        """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5)."""
         inputs: dict[str, Any] = {}
         openings: dict[str, dict[str, Opening]] = {}
         for name, files in report.inputs.items():
@@ -306,7 +333,7 @@ class _Making:
                 continue
             inputs[name] = dict(files)
             for file, digest in files.items():
-                if not covered or not file.endswith((".safetensors", ".json")):
+                if not _published(choice, file):
                     public, openings.setdefault(name, {})[file] = commit(digest)
                     inputs[name][file] = public.model_dump(mode="json")
         return inputs, openings

@@ -1,0 +1,397 @@
+// Any weights of two or three models: a picture with a point that can be dragged, fields to type into, and the guarantee.
+// A guarantee is known at the points of a grid; the point moves from one to the next, and nothing is interpolated.
+
+import { get, latest, post } from "./api.js";
+import { badge, byId, deltaText, epsilonText, exactWeights, fitBadge, h, ruleText, svg, weightText } from "./dom.js";
+
+const WIDTH = 520;
+const CORNERS = [[260, 34], [30, 432], [490, 432]]; // top, left, right
+const PLOT = { left: 62, right: 500, top: 20, bottom: 290 };
+const POLL_MS = 1500;
+
+export class Weights {
+  constructor(portfolio, release) {
+    this.names = portfolio.models.map((model) => model.name);
+    this.grid = null;
+    this.target = null;
+    this.point = null; // weights, in the order of the corners
+    this.corners = [];
+    this.dragging = false;
+    this.asked = latest((...given) => this.account(...given));
+    this.alone = this.names.length < 2;
+    if (this.alone) {
+      byId("weights").replaceChildren(byId("weights-title"), h("p", { class: "quiet" }, "There is one model: nothing to weigh."));
+      return;
+    }
+    for (const input of document.querySelectorAll("input[name=rule]")) {
+      input.addEventListener("change", () => { this.draw(); this.moved(); });
+    }
+    byId("release-weights").addEventListener("click", () => release(this.rule, this.named(), `weights from ${ruleText(this.rule).toLowerCase()}`));
+  }
+
+  get rule() {
+    return document.querySelector("input[name=rule]:checked").value;
+  }
+
+  get cells() {
+    return Math.round(1 / this.grid.step);
+  }
+
+  named(point = this.point) {
+    return Object.fromEntries(this.corners.map((name, index) => [name, point[index]]).filter(([, weight]) => weight > 0));
+  }
+
+  // --- what the server knows ------------------------------------------------------------------------------------------------
+
+  async setTarget(target) {
+    if (this.alone) return;
+    const other = this.target === null || this.target.delta !== target.delta;
+    this.target = target;
+    if (other) await this.load();
+    else { this.draw(); this.judge(); }
+  }
+
+  async load() {
+    clearTimeout(this.timer);
+    const delta = this.target.delta;
+    const query = new URLSearchParams({ delta: String(delta) });
+    for (const name of this.corners) query.append("model", name);
+    const grid = await get(`/v1/simplex?${query}`);
+    if (delta !== this.target.delta) return; // another was asked for meanwhile
+    this.grid = grid;
+    this.corners = grid.models;
+    if (this.point === null || this.point.length !== this.corners.length) this.point = this.nearest(this.corners.map(() => 1 / this.corners.length));
+    if (byId("weights-form").childElementCount === 0) this.fields();
+    this.draw();
+    this.moved();
+    this.poll();
+  }
+
+  poll() {
+    clearTimeout(this.timer);
+    if (this.grid.done >= this.grid.total) return;
+    this.timer = setTimeout(async () => {
+      try {
+        const query = new URLSearchParams({ delta: String(this.target.delta) });
+        for (const name of this.corners) query.append("model", name);
+        const grid = await get(`/v1/simplex?${query}`);
+        if (grid.delta === this.target.delta && String(grid.models) === String(this.corners)) {
+          this.grid = grid;
+          if (!this.dragging) this.draw();
+        }
+      } catch { /* told elsewhere: every other call fails as well */ }
+      this.poll();
+    }, POLL_MS);
+  }
+
+  show(weights) {
+    if (this.alone) return;
+    const used = Object.keys(weights).filter((name) => weights[name] > 0);
+    if (!used.every((name) => this.corners.includes(name))) {
+      const rest = this.corners.filter((name) => !used.includes(name));
+      if (used.length > 3) {
+        byId("weights-error").textContent = "More than three models have weight: the picture has no room for them.";
+        return;
+      }
+      this.choose([...used, ...rest].slice(0, 3), weights);
+    } else {
+      this.point = this.corners.map((name) => weights[name] || 0);
+      this.moved();
+    }
+    byId("weights").scrollIntoView({ block: "nearest" });
+  }
+
+  choose(corners, weights = null) {
+    this.corners = corners;
+    this.point = weights === null ? null : corners.map((name) => weights[name] || 0);
+    byId("weights-form").replaceChildren();
+    this.load().catch((error) => { byId("weights-error").textContent = error.message; });
+  }
+
+  // --- fields ---------------------------------------------------------------------------------------------------------------
+
+  fields() {
+    byId("weights-form").replaceChildren(...this.corners.map((name, index) => {
+      const input = h("input", { type: "number", min: "0", max: "1", step: "any", inputmode: "decimal", id: `weight-${index}`, "aria-describedby": "weights-error" });
+      input.addEventListener("input", () => this.typed());
+      return h("span", { class: "field" }, h("label", { for: `weight-${index}` }, name), input);
+    }));
+    const place = byId("corners");
+    if (this.names.length <= 3) return;
+    place.replaceChildren(h("span", {}, "Corners:"), ...this.corners.map((name, index) => {
+      const choice = h("select", { "aria-label": `corner ${index + 1}` }, this.names.map((one) => h("option", { value: one, selected: one === name }, one)));
+      choice.addEventListener("change", () => {
+        const corners = [...this.corners];
+        const other = corners.indexOf(choice.value);
+        if (other >= 0) corners[other] = corners[index];
+        corners[index] = choice.value;
+        this.choose(corners);
+      });
+      return choice;
+    }));
+  }
+
+  typed() {
+    const values = this.corners.map((_, index) => byId(`weight-${index}`).valueAsNumber);
+    if (values.some((value) => !Number.isFinite(value) || value < 0)) {
+      byId("weights-error").textContent = "Each weight is a number from 0 to 1.";
+      return;
+    }
+    const sum = values.reduce((a, b) => a + b, 0);
+    if (Math.abs(sum - 1) > 1e-9) {
+      byId("weights-error").textContent = `The weights sum to ${Number(sum.toPrecision(6))}, not 1: nothing is accounted.`;
+      return;
+    }
+    this.point = values;
+    this.moved(false);
+  }
+
+  // --- moving ---------------------------------------------------------------------------------------------------------------
+
+  nearest(point) {
+    const cells = this.cells;
+    const parts = point.map((weight) => Math.max(0, weight) * cells);
+    const scale = cells / parts.reduce((a, b) => a + b, 0);
+    const whole = parts.map((part) => Math.floor(part * scale + 1e-9));
+    const order = parts.map((part, index) => [part * scale - whole[index], index]).sort((a, b) => b[0] - a[0]);
+    for (let left = cells - whole.reduce((a, b) => a + b, 0), turn = 0; left > 0; left -= 1, turn += 1) whole[order[turn][1]] += 1;
+    return this.grid.points[this.index(whole)];
+  }
+
+  index(whole) {
+    if (this.places === undefined || this.placesOf !== this.grid.points) {
+      this.placesOf = this.grid.points;
+      this.places = new Map(this.grid.points.map((point, index) => [String(point.map((weight) => Math.round(weight * this.cells))), index]));
+    }
+    return this.places.get(String(whole));
+  }
+
+  // The grid's own knowledge of the point, or null off the grid.
+  known(point = this.point) {
+    const index = this.index(point.map((weight) => Math.round(weight * this.cells)));
+    if (index === undefined || this.grid.points[index].some((weight, place) => weight !== point[place])) return null;
+    const rule = this.grid.rules[this.rule];
+    return { epsilon: rule.epsilons[index], standing: rule.standings[index] };
+  }
+
+  step(key) {
+    const parts = this.nearest(this.point).map((weight) => Math.round(weight * this.cells));
+    const move = (from, to) => { if (parts[from] > 0) { parts[from] -= 1; parts[to] += 1; } };
+    if (parts.length === 2) {
+      const keys = { ArrowRight: [0, 1], ArrowUp: [0, 1], ArrowLeft: [1, 0], ArrowDown: [1, 0] };
+      if (key === "Home") { parts[0] = this.cells; parts[1] = 0; } else if (key === "End") { parts[0] = 0; parts[1] = this.cells; } else if (keys[key]) move(...keys[key]);
+      else return false;
+    } else if (key === "ArrowRight") move(1, 2);
+    else if (key === "ArrowLeft") move(2, 1);
+    else if (key === "ArrowUp") move(parts[1] >= parts[2] ? 1 : 2, 0);
+    else if (key === "ArrowDown") move(0, parts[1] <= parts[2] ? 1 : 2);
+    else if (key === "Home") { parts[0] = this.cells; parts[1] = 0; parts[2] = 0; } else return false;
+    this.point = this.grid.points[this.index(parts)];
+    this.moved();
+    return true;
+  }
+
+  moved(fill = true) {
+    byId("weights-error").textContent = "";
+    if (fill) this.corners.forEach((_, index) => { byId(`weight-${index}`).value = String(this.point[index]); });
+    this.placeHandle();
+    this.judge();
+    this.asked(this.rule, this.named(), this.target.delta);
+  }
+
+  // At once from what the grid knows; the sentence follows from the server.
+  judge() {
+    const place = byId("weights-verdict");
+    const known = this.known();
+    if (known !== null && known.standing !== "pending") this.tell(place, known.epsilon, known.standing);
+    else place.replaceChildren(h("span", { class: "quiet" }, "accounting for these weights …"));
+    if (this.sentence && this.sentence.key === this.key()) byId("weights-sentence").replaceChildren(...this.sentence.shown);
+    else byId("weights-sentence").replaceChildren();
+  }
+
+  key(rule = this.rule, weights = this.named(), delta = this.target.delta) {
+    return `${rule} ${delta} ${exactWeights(weights)}`;
+  }
+
+  tell(place, epsilon, standing) {
+    const fits = epsilon !== null && epsilon <= this.target.epsilon;
+    if (standing === "refused") place.replaceChildren(badge("refused"), " no theorem covers these weights");
+    else place.replaceChildren(h("strong", { class: "big" }, `ε = ${epsilonText(epsilon)}`), ` at δ = ${deltaText(this.target.delta)} `, badge(standing), " ", fitBadge(fits));
+    this.handle?.setAttribute("aria-valuetext", `${this.corners.map((name, index) => `${name} ${weightText(this.point[index])}`).join(", ")}: ${place.textContent}`);
+  }
+
+  async account(rule, weights, delta) {
+    const started = performance.now();
+    let shown;
+    try {
+      const found = await post("/v1/account", { rule, weights, delta });
+      shown = [
+        h("p", { class: "sentence" }, found.sentence),
+        h("details", {}, h("summary", {}, "Theorem and exact weights"), h("p", {}, `${found.theorem_title} (${found.theorem_source})`), h("p", { class: "quiet" }, exactWeights(weights))),
+      ];
+      if (this.key() === this.key(rule, weights, delta)) this.tell(byId("weights-verdict"), found.epsilon, found.standing);
+    } catch (error) {
+      shown = [h("p", { class: "sentence" }, error.message)];
+      if (this.key() === this.key(rule, weights, delta)) byId("weights-verdict").replaceChildren(badge("refused"));
+    }
+    if (this.key() !== this.key(rule, weights, delta)) return;
+    this.sentence = { key: this.key(), shown };
+    byId("weights-sentence").replaceChildren(...shown);
+    byId("weights-sentence").dataset.ms = (performance.now() - started).toFixed(0);
+  }
+
+  // --- the picture ----------------------------------------------------------------------------------------------------------
+
+  draw() {
+    if (this.grid === null) return;
+    const focused = document.activeElement === this.handle;
+    this.handle = svg("g", { id: "handle", class: "handle", role: "slider", tabindex: "0", "aria-label": `Weights for ${ruleText(this.rule).toLowerCase()}; arrow keys move them`, "aria-valuemin": "0", "aria-valuemax": "100" });
+    this.handle.addEventListener("keydown", (event) => { if (this.step(event.key)) event.preventDefault(); });
+    const drawn = this.corners.length === 3 ? this.triangle() : this.curve();
+    this.picture = drawn;
+    drawn.append(this.handle);
+    drawn.addEventListener("pointerdown", (event) => this.grab(event));
+    drawn.addEventListener("pointermove", (event) => { if (this.dragging) this.drag(event); });
+    for (const name of ["pointerup", "pointercancel"]) drawn.addEventListener(name, () => { this.dragging = false; });
+    const place = byId("picture");
+    place.replaceChildren(drawn, this.legend());
+    this.placeHandle();
+    if (focused) this.handle.focus({ preventScroll: true });
+    const left = this.grid.total - this.grid.done;
+    byId("weights-progress").textContent = left > 0 ? `${this.grid.done} of ${this.grid.total} guarantees are known; the others follow` : "";
+  }
+
+  fits(rule, index) {
+    const epsilon = this.grid.rules[rule].epsilons[index];
+    return epsilon !== null && epsilon <= this.target.epsilon;
+  }
+
+  legend() {
+    const standings = this.grid.rules[this.rule].standings;
+    const count = standings.filter((_, index) => this.fits(this.rule, index)).length;
+    const open = standings.filter((standing) => standing === "pending").length;
+    const marks = this.corners.length === 3
+      ? [["fits", "●", "fits the target"], ["misses", "○", "does not"], ["pending", "·", "not known yet"]]
+      : [["selection", "●", "random selection"], ["combination", "■", "linear combination"], ["line", "┄", "the target"]];
+    return h("div", {},
+      h("ul", { class: "legend", "aria-hidden": "true" }, marks.map(([name, sign, text]) => h("li", {}, h("span", { class: `mark ${name}` }, sign), ` ${text}`))),
+      h("p", { class: "quiet", id: "picture-summary" }, `${ruleText(this.rule)}: ${count} of ${standings.length} points fit ε ≤ ${this.target.epsilon}${open ? `, ${open} are not known yet` : ""}. Each mark stands for its own point; nothing is said between them.`));
+  }
+
+  place(point) {
+    if (point.length === 3) return [0, 1].map((axis) => point.reduce((sum, weight, index) => sum + weight * CORNERS[index][axis], 0));
+    const known = this.known(point);
+    const epsilon = known === null || known.epsilon === null ? this.target.epsilon : known.epsilon;
+    return [this.x(point[1]), this.y(epsilon)];
+  }
+
+  triangle() {
+    const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} 470`, class: "simplex", role: "group", "aria-label": `The weights of ${this.corners.join(", ")}, with those marked that fit the target` });
+    const path = `M${CORNERS.map((corner) => corner.join(" ")).join("L")}Z`;
+    drawn.append(svg("defs", {}, svg("clipPath", { id: "inside" }, svg("path", { d: path }))));
+    const radius = ((CORNERS[2][0] - CORNERS[1][0]) * this.grid.step) / Math.sqrt(3);
+    const rise = ((CORNERS[1][1] - CORNERS[0][1]) * this.grid.step) / 1.5;
+    const cells = svg("g", { "clip-path": "url(#inside)", "aria-hidden": "true" });
+    const marks = svg("g", { "aria-hidden": "true" });
+    const standings = this.grid.rules[this.rule].standings;
+    this.grid.points.forEach((point, index) => {
+      const [x, y] = this.place(point);
+      const kind = standings[index] === "pending" ? "pending" : this.fits(this.rule, index) ? "fits" : "misses";
+      if (kind === "fits") {
+        const dx = radius * Math.sqrt(3) / 2;
+        const outline = [[0, -rise], [dx, -rise / 2], [dx, rise / 2], [0, rise], [-dx, rise / 2], [-dx, -rise / 2]];
+        cells.append(svg("path", { class: "cell", d: `M${outline.map(([a, b]) => `${(x + a).toFixed(2)} ${(y + b).toFixed(2)}`).join("L")}Z` }));
+      }
+      const at = { cx: x.toFixed(2), cy: y.toFixed(2) };
+      if (standings[index] === "conditional") marks.append(svg("path", { class: `dot ${kind}`, d: `M${x} ${y - 4.5}l4.5 4.5l-4.5 4.5l-4.5 -4.5Z` }));
+      else marks.append(svg("circle", { class: `dot ${kind}`, r: kind === "pending" ? 1 : 3, ...at }));
+    });
+    drawn.append(cells, svg("path", { class: "frame", d: path, "aria-hidden": "true" }), marks);
+    const labels = [[260, 18, "middle"], [6, 458, "start"], [514, 458, "end"]];
+    this.corners.forEach((name, index) => {
+      const [x, y, anchor] = labels[index];
+      drawn.append(svg("text", { x, y, "text-anchor": anchor, class: "corner", "aria-hidden": "true" }, name.length > 28 ? `${name.slice(0, 27)}…` : name));
+    });
+    this.handle.append(svg("circle", { r: 22, class: "halo" }), svg("circle", { r: 10, class: "knob-dot" }), svg("circle", { r: 2.5, class: "knob-pin" }));
+    return drawn;
+  }
+
+  curve() {
+    const all = Object.values(this.grid.rules).flatMap((rule) => rule.epsilons).filter((epsilon) => epsilon !== null && epsilon > 0);
+    const low = Math.min(...all, this.target.epsilon) / 1.15;
+    const high = Math.max(...all, this.target.epsilon) * 1.15;
+    this.x = (weight) => PLOT.left + weight * (PLOT.right - PLOT.left);
+    this.y = (epsilon) => PLOT.bottom - (Math.log(Math.max(epsilon, low) / low) / Math.log(high / low)) * (PLOT.bottom - PLOT.top);
+    const [first, second] = this.corners;
+    const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} 350`, class: "simplex", role: "group", "aria-label": `ε over the weight of ${second}, from ${first} alone to ${second} alone` });
+    const frame = svg("g", { "aria-hidden": "true" }, svg("path", { class: "frame", d: `M${PLOT.left} ${PLOT.top}V${PLOT.bottom}H${PLOT.right}` }));
+    for (const tick of logTicks(low, high)) {
+      frame.append(svg("path", { class: "rule", d: `M${PLOT.left} ${this.y(tick)}H${PLOT.right}` }), svg("text", { x: PLOT.left - 8, y: this.y(tick) + 4, "text-anchor": "end", class: "tick" }, String(tick)));
+    }
+    for (const tick of [0, 0.25, 0.5, 0.75, 1]) frame.append(svg("text", { x: this.x(tick), y: PLOT.bottom + 20, "text-anchor": "middle", class: "tick" }, String(tick)));
+    frame.append(svg("text", { x: (PLOT.left + PLOT.right) / 2, y: PLOT.bottom + 46, "text-anchor": "middle", class: "corner" }, `λ, the weight of ${second}`), svg("text", { x: 14, y: PLOT.top + 4, class: "corner" }, "ε"));
+    const target = this.y(this.target.epsilon);
+    frame.append(svg("path", { class: "target-line", d: `M${PLOT.left} ${target}H${PLOT.right}` }), svg("text", { x: PLOT.right, y: target - 6, "text-anchor": "end", class: "tick" }, `target ${this.target.epsilon}`));
+    for (const [rule, grid] of Object.entries(this.grid.rules)) {
+      const group = svg("g", { class: `curve ${rule}${rule === this.rule ? " chosen" : ""}` });
+      const known = this.grid.points.map((point, index) => [point[1], grid.epsilons[index], grid.standings[index]]).filter(([, epsilon]) => epsilon !== null).sort((a, b) => a[0] - b[0]);
+      if (known.length > 1) group.append(svg("path", { class: "guide", d: `M${known.map(([weight, epsilon]) => `${this.x(weight)} ${this.y(epsilon)}`).join("L")}` }));
+      for (const [weight, epsilon, standing] of known) {
+        const hollow = standing === "conditional" ? " hollow" : "";
+        if (rule === "selection") group.append(svg("circle", { class: `point${hollow}`, cx: this.x(weight), cy: this.y(epsilon), r: 3 }));
+        else group.append(svg("rect", { class: `point${hollow}`, x: this.x(weight) - 3, y: this.y(epsilon) - 3, width: 6, height: 6 }));
+      }
+      frame.append(group);
+    }
+    drawn.append(frame);
+    this.handle.append(svg("circle", { r: 22, class: "halo" }), svg("circle", { r: 10, class: "knob-dot" }), svg("circle", { r: 2.5, class: "knob-pin" }));
+    return drawn;
+  }
+
+  placeHandle() {
+    if (!this.handle || this.grid === null) return;
+    const [x, y] = this.place(this.point);
+    this.handle.setAttribute("transform", `translate(${x.toFixed(2)} ${y.toFixed(2)})`);
+    this.handle.setAttribute("aria-valuenow", String(Math.round(100 * this.point[this.point.length === 3 ? 0 : 1])));
+  }
+
+  // A mouse or pen may start anywhere; a finger on the point alone, so that a phone can still scroll past the picture.
+  grab(event) {
+    if (event.button !== 0 || (event.pointerType === "touch" && !this.handle.contains(event.target))) return;
+    this.dragging = true;
+    this.picture.setPointerCapture(event.pointerId);
+    this.handle.focus({ preventScroll: true });
+    event.preventDefault();
+    this.drag(event);
+  }
+
+  drag(event) {
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.picture.getScreenCTM().inverse());
+    let point;
+    if (this.corners.length === 2) {
+      const share = Math.min(1, Math.max(0, (at.x - PLOT.left) / (PLOT.right - PLOT.left)));
+      point = [1 - share, share];
+    } else {
+      const top = Math.min(1, Math.max(0, (CORNERS[1][1] - at.y) / (CORNERS[1][1] - CORNERS[0][1])));
+      const right = (at.x - CORNERS[1][0]) / (CORNERS[2][0] - CORNERS[1][0]) - top / 2;
+      const rest = 1 - top;
+      const third = Math.min(rest, Math.max(0, right));
+      point = [top, rest - third, third];
+    }
+    const next = this.nearest(point);
+    if (String(next) === String(this.point)) return;
+    this.point = next;
+    this.moved();
+  }
+}
+
+function logTicks(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const factor of [1, 2, 5]) {
+      const tick = Number((factor * 10 ** power).toPrecision(3));
+      if (tick >= low && tick <= high) ticks.push(tick);
+    }
+  }
+  return ticks;
+}

@@ -1,0 +1,258 @@
+"""The explorer's pictures as one document: what `dpmerge report` writes as a page to send to someone. Needs no server."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dpmerge
+from dpmerge.errors import AccountingError, UtilityError
+from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.explorer.releases import Releases
+from dpmerge.figures.style import epsilon_text
+from dpmerge.figures.writing import finite_or_null
+from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.records import Portfolio
+from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules.guarantee import Target, round_down, significant
+from dpmerge.rules.selection import selection_epsilons
+from dpmerge.weights import Option, Plan, Utilities
+from dpmerge.weights.frontier import frontier
+from dpmerge.weights.heatmap import heatmap
+from dpmerge.weights.plan import RuleName
+from dpmerge.weights.points import ACCOUNTANTS, Accounting, Mapper, combination_points
+from dpmerge.weights.simplex import simplex_grid
+
+_RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
+_ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
+_GIVEN = "These targets were asked for."
+_OUR_OWN = (
+    "No targets were asked for. These are half of the smallest ε that a model has alone, rounded down; the largest such ε, "
+    "rounded up; and the middle between the two on a logarithmic scale."
+)
+_NO_FINITE = "No targets were asked for, and no model has a finite ε to go by: these are round numbers."
+_LOOKED = (
+    "The utilities on this page were measured on the private models, and weights were searched by them: both are functions of "
+    "those models, and no guarantee on this page covers showing them. It is for those who may see the models themselves."
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a report is about: targets (none: sensible ones), and how fine the pictures are."""
+
+    delta: float
+    epsilons: tuple[float, ...] = ()
+    points: int = 25
+    step: float = 0.05
+
+    def __post_init__(self) -> None:
+        Target(delta=self.delta)
+        for epsilon in self.epsilons:
+            Target(epsilon=epsilon)
+        simplex_grid(1, self.step)  # refuses a step that does not divide 1
+
+
+def report(
+    portfolio: Portfolio,
+    asked: Question,
+    *,
+    run: Mapper,
+    utility: Utilities | None = None,
+    shuffle: ShuffleAsPoisson | None = None,
+    ledger: str | None = None,
+    progress: Callable[[str], None] = lambda label: None,
+) -> dict[str, Any]:
+    """The whole report as plain data (docs/report.md describes it); infinities are null."""
+    if utility is not None and utility.validation is not None:
+        raise UtilityError(
+            "a report would publish scores on a private validation set, or weights chosen by them; use dpmerge plan"
+        )
+    state = PortfolioState(portfolio, utility, shuffle)
+    opened = None if ledger is None else _ledger(state, ledger)
+    progress("each model alone")
+    cards = state.models(asked.delta)
+    alone = _alone(cards)
+    targets, chosen = _targets(asked.epsilons, alone)
+    plans = []
+    for epsilon in targets:
+        progress(f"plans for ε = {epsilon:g}")
+        plans.append(
+            dpmerge.plan(portfolio, epsilon=epsilon, delta=asked.delta, utility=utility, rules=_RULES, shuffle=shuffle)
+        )
+    known = plans[0]
+    by_privacy = Utilities(tuple(known.utilities[name] for name in portfolio.names), "a-priori", known.source)
+    accounting = Accounting(asked.delta, None, shuffle)
+    drawn = frontier(
+        portfolio,
+        accounting=accounting,
+        epsilons=_axis(targets, alone),
+        utility=utility or by_privacy,
+        edge_points=asked.points,
+        run=run,
+        progress=progress,
+    )
+    progress("all weights")
+    found: dict[str, Any] = finite_or_null(
+        {
+            "kind": "report",
+            "version": dpmerge.__version__,
+            "dataset": portfolio.models[0].record.dataset,
+            "adjacency": portfolio.adjacency,
+            "delta": asked.delta,
+            "provenance": known.provenance,
+            "utilities_source": known.source,
+            "warning": None if known.provenance == "a-priori" else _LOOKED,
+            "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
+            "targets_chosen": chosen,
+            "plans": [_plan(portfolio, plan) for plan in plans],
+            "frontier": {**drawn, "targets": [epsilon for epsilon in targets if epsilon > 0]},
+            "weights": _weights(portfolio, accounting, targets, asked.step, run),
+            "ledger": opened,
+        }
+    )
+    progress("")
+    return found
+
+
+def _ledger(state: PortfolioState, ledger: str) -> dict[str, Any]:
+    """The budget, what of it is left for this portfolio, and every entry: names, no paths."""
+    releases = Releases(state, Path(os.devnull), ledger)  # there is no folder of releases here, and nothing is released
+    return {"budget": releases.budget(), "entries": releases.history()}
+
+
+def _alone(cards: Sequence[dict[str, Any]]) -> list[float]:
+    """The finite ε of the models alone, each by the accountant that gives less."""
+    known = [[epsilon for epsilon in card["epsilon"].values() if epsilon is not None] for card in cards]
+    smallest = [min(epsilons) for epsilons in known if epsilons]
+    return [epsilon for epsilon in smallest if 0 < epsilon < math.inf]
+
+
+def _targets(given: Sequence[float], alone: Sequence[float]) -> tuple[list[float], str]:
+    """The targets of the report from small to large, and who chose them."""
+    if given:
+        return sorted(set(given)), _GIVEN
+    if not alone:
+        return [0.1, 1.0, 10.0], _NO_FINITE
+    low, high = round_down(0.5 * min(alone), 2), float(significant(max(alone), 3))
+    return sorted({low, round_down(math.sqrt(low * high), 2), high}), _OUR_OWN
+
+
+def _axis(targets: Sequence[float], alone: Sequence[float]) -> list[float]:
+    """Where random selection is solved: evenly in log ε over all that is of interest, and at the targets themselves."""
+    shown = [epsilon for epsilon in (*targets, *alone, *(0.5 * epsilon for epsilon in alone)) if epsilon > 0] or [0.1, 10.0]
+    low, high = min(shown), max(shown)
+    return [*targets, *(low * (high / low) ** (k / (_ON_THE_FRONTIER - 1)) for k in range(_ON_THE_FRONTIER))]
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------------
+
+
+def _plan(portfolio: Portfolio, plan: Plan) -> dict[str, Any]:
+    return {"epsilon": plan.epsilon, "delta": plan.delta, "options": [_option(portfolio, one) for one in plan.options]}
+
+
+def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
+    theorem = THEOREMS.get(option.theorem)
+    return {
+        **asdict(option),
+        "sentence": sentence(portfolio, option),
+        "theorem_title": theorem and theorem.title,
+        "theorem_source": theorem and theorem.source,
+    }
+
+
+def sentence(portfolio: Portfolio, option: Option) -> str:
+    """The option's guarantee in the words of the library; where it is refused, why."""
+    if option.standing == "refused":
+        return option.why
+    guarantee = Guarantee(
+        option.epsilon,
+        option.delta,
+        portfolio.adjacency,
+        option.theorem,
+        option.assumptions,
+        option.standing,  # type: ignore[arg-type]
+        option.by,  # type: ignore[arg-type]
+        option.rule,
+        option.weights,
+    )
+    return str(guarantee)
+
+
+# --- ε over all weights -----------------------------------------------------------------------------------------------------
+
+
+def _weights(
+    portfolio: Portfolio, accounting: Accounting, targets: Sequence[float], step: float, run: Mapper
+) -> dict[str, Any]:
+    """A picture of ε over all weights of two or three models, or why there is none."""
+    count = len(portfolio.names)
+    if count not in (2, 3):
+        there_are = "one model has no weights to choose" if count == 1 else f"the weights of {count} models do not fit a plane"
+        return {"picture": None, "why": f"There is no picture of ε over all weights: {there_are}."}
+    try:
+        picture = (
+            _over_lambda(portfolio, accounting, targets, step, run)
+            if count == 2
+            else heatmap(portfolio, accounting=accounting, step=step, run=run)
+        )
+    except AccountingError as error:
+        return {"picture": None, "why": f"There is no picture of ε over all weights: {error}."}
+    return {"picture": picture, "why": None}
+
+
+def _over_lambda(
+    portfolio: Portfolio, accounting: Accounting, targets: Sequence[float], step: float, run: Mapper
+) -> dict[str, Any]:
+    """ε of random selection and of linear combination against the weight of the second of two models, as proved."""
+    first, second = portfolio.names
+    grid = simplex_grid(2, step)[::-1]
+    runs = [run_profile(model, accounting.shuffle) for model in portfolio.models]
+    points = combination_points(portfolio, [tuple(row) for row in grid.tolist()], accounting, run, ("proved",))
+    combined = [point["proved"] for point in points]
+    assumed = any(one.conditional for one in runs)
+    conditional = any(point["standing"] == "conditional" for point in combined)
+    lines = []
+    for by in ACCOUNTANTS:
+        try:
+            selected = selection_epsilons([one.profile for one in runs], grid, accounting.delta, by, accounting.conversion)
+            lines.append(_line("selection", "random selection", by, assumed, grid[:, 1].tolist(), selected.tolist()))
+        except AccountingError:  # an accountant that does not apply draws nothing
+            continue
+    for by in ACCOUNTANTS:
+        epsilons = [point[by] for point in combined]
+        lines.append(_line("combination", "linear combination", by, conditional, grid[:, 1].tolist(), epsilons))
+    lines = [line for line in lines if any(math.isfinite(epsilon) for epsilon in line["y"])]
+    if not lines:
+        raise AccountingError("no weights have a finite ε")
+    lines += [
+        {"label": f"target ε = {epsilon:g}", "standing": "reference", "x": [0.0, 1.0], "y": [epsilon, epsilon]}
+        for epsilon in targets
+    ]
+    at = f"δ = {epsilon_text(accounting.delta)}"
+    return {
+        "kind": "lines",
+        "title": f"ε of every merge of two models at {at}",
+        "subtitle": f"{portfolio.adjacency} neighbours, weights in steps of {step:g}",
+        "caption": "A guarantee is known at the markers; the lines between them only guide the eye.",
+        "x_label": f"weight of {second}, the rest on {first}",
+        "y_label": f"ε at {at}",
+        "lines": lines,
+    }
+
+
+def _line(rule: str, title: str, by: str, conditional: bool, shares: list[float], epsilons: list[float]) -> dict[str, Any]:
+    return {
+        "label": f"{title}, {by.upper()}",
+        "rule": rule,
+        "by": by,
+        "standing": "conditional" if conditional else "proved",
+        "x": shares,
+        "y": epsilons,
+        "markers": True,
+    }
