@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from dpmerge.cli import explore as command
 from dpmerge.cli.explore import explore
 from dpmerge.errors import DpmergeError, ExplorerError
+from dpmerge.explorer import serving
 from dpmerge.explorer.security import Door, Guard, Message, Receive, Send
 from tests import ledger_builders
 from tests.explorer_builders import DELTA, TOKEN
@@ -173,12 +173,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(portfolio: Path) -> None:
 
 def test_a_port_that_is_bound_before_it_is_listened_on(portfolio: Path) -> None:
     """Two that were both bound: only one can listen, and the other is told."""
-    with command._bound("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        with command._bound("127.0.0.1", port) as second:
-            second.listen()
-            with pytest.raises(ExplorerError, match="is in use"), command._told("127.0.0.1", port):
-                first.listen()
+    with serving.taking("127.0.0.1", 0) as first, serving.taking("127.0.0.1", first.port) as second:
+        second.listen(slow_app)
+        with pytest.raises(ExplorerError, match="is in use"):
+            first.listen(slow_app)
 
 
 @pytest.mark.parametrize(
@@ -283,9 +281,9 @@ def test_localhost_is_this_machine_whatever_a_resolver_says(monkeypatch: pytest.
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with command._bound("localhost", 0) as found:
-        assert found.getsockname()[0] == "127.0.0.1"
-        assert found.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on, and answers wait 40 ms
+    with serving.taking("localhost", 0) as found:
+        assert found.place.getsockname()[0] == "127.0.0.1"
+        assert found.place.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on, and answers wait 40 ms
     assert asked == ["127.0.0.1"]
 
 
@@ -329,10 +327,10 @@ async def slow_app(scope: Message, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(command, "_REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(command, "_CONNECTIONS", 3)
+    monkeypatch.setattr(serving, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(serving, "_CONNECTIONS", 3)
     with socket.create_server(("127.0.0.1", 0)) as place:
-        config = uvicorn.Config(slow_app, http=command._impatient(), lifespan="off", log_level="error")
+        config = uvicorn.Config(slow_app, http=serving._Impatient, lifespan="off", log_level="error")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()

@@ -17,14 +17,16 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 import dpmerge
-from dpmerge.errors import JobError
+from dpmerge.errors import AccountingError, JobError
 from dpmerge.explorer.api import Explorer
 from dpmerge.explorer.jobs import Job, Jobs
-from dpmerge.explorer.ladder import _coarse_to_fine
+from dpmerge.explorer.ladder import Ladder, _coarse_to_fine
+from dpmerge.explorer.landscape import Landscape
+from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.security import Door
-from tests import ledger_builders
+from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, portfolio, warm
-from tests.release_builders import WEIGHTS, runs
+from tests.release_builders import WEIGHTS, on_disk, runs
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,23 @@ def test_health_and_description(client: TestClient) -> None:
     assert page.status_code == 200
     assert "<script" not in page.text
     assert "/v1/frontier" in page.text
+
+
+def test_the_page_and_its_files_are_served_by_name(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<script" in page.text and "<style" not in page.text and 'style="' not in page.text
+    for name in sorted(path.name for path in PAGE.iterdir()):
+        assert client.get(f"/{name}").content == (PAGE / name).read_bytes()
+    assert client.get("/app.js").headers["content-type"].startswith("text/javascript")
+    assert client.get("/plotly.min.js").headers["content-type"].startswith("text/javascript")
+    for nothing in ("/app.py", "/pages.py", "/..%2Fapi.py", "/%2e%2e%2fapi.py", "/page/app.js", "/.", "/nothing"):
+        is_problem(client.get(nothing), 404)
+
+
+def test_plotly_that_is_missing_is_said(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "dpmerge[explorer]" in is_problem(client.get("/plotly.min.js"), 404)
 
 
 def test_portfolio_is_what_the_library_says(client: TestClient, home: Path) -> None:
@@ -226,6 +245,101 @@ def test_the_latest_delta_is_planned_first_and_old_ones_are_let_go(client: TestC
         client.post("/v1/plan", json={"epsilon": 1.0, "delta": 10.0**-exponent})
     assert warm(client, 1e-11)["target"]["delta"] == 1e-11
     assert warm(client)["best"] is not None
+
+
+# --- ε over the weights -------------------------------------------------------------------------------------------------------
+
+
+def filled(client: TestClient, **query: Any) -> dict[str, Any]:
+    """The grid once every point is known."""
+    for _ in range(1200):
+        found: dict[str, Any] = client.get("/v1/simplex", params={"delta": DELTA, **query}).json()
+        if found["done"] == found["total"]:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("the grid was not filled")
+
+
+def test_every_point_of_the_grid_is_the_librarys_guarantee(client: TestClient, home: Path) -> None:
+    warm(client)
+    found = filled(client)
+    loaded = portfolio(home)
+    assert found["models"] == list(loaded.names)
+    assert len(found["points"]) == 231
+    for rule in ("selection", "combination"):
+        grid = found["rules"][rule]
+        assert set(grid["standings"]) == {"proved"}
+        for index in range(0, 231, 23):
+            weights = dict(zip(loaded.names, found["points"][index], strict=True))
+            own = getattr(dpmerge, rule)(loaded, weights).guarantee(delta=DELTA)
+            assert grid["epsilons"][index] == own.epsilon
+            asked = {"rule": rule, "weights": {name: w for name, w in weights.items() if w}, "delta": DELTA}
+            assert client.post("/v1/account", json=asked).json()["epsilon"] == own.epsilon
+
+
+def test_points_of_the_grid_are_candidates_for_plans(client: TestClient, home: Path) -> None:
+    """A plan is never worse than the best point of the grid that fits."""
+    warm(client)
+    found = filled(client)
+    for epsilon in (0.2, 0.5, 1.0, 2.0):
+        plan = client.post("/v1/plan", json={"epsilon": epsilon, "delta": DELTA}).json()
+        utilities = dpmerge.plan(portfolio(home), epsilon=1.0, delta=DELTA, rules=("single",)).utilities
+        for rule in ("selection", "combination"):
+            fits = [
+                sum(w * utilities[name] for name, w in zip(found["models"], point, strict=True))
+                for point, known in zip(found["points"], found["rules"][rule]["epsilons"], strict=True)
+                if known <= epsilon
+            ]
+            best = next(option for option in plan["options"] if option["rule"] == rule)
+            assert best["expected_utility"] >= max(fits, default=0.0) - 1e-12
+
+
+def test_a_grid_between_two_models_and_its_refusals(client: TestClient) -> None:
+    assert len(filled(client, model=["a", "c"])["points"]) == 51
+    for models, words in (
+        (["a"], "needs two or three different models"),
+        (["a", "a"], "needs two or three different models"),
+        (["a", "nobody"], "no model named 'nobody'"),
+    ):
+        assert words in is_problem(client.get("/v1/simplex", params={"model": models}), 422)
+    is_problem(client.get("/v1/simplex", params={"model": ["a", "b", "c", "a"]}), 422)
+
+
+def test_grids_are_coarse_first_and_say_what_is_not_known_or_refused(home: Path) -> None:
+    grid = Landscape.over(portfolio(home), ("a", "b", "c"))
+    assert sorted(grid.order) == list(range(231))
+    assert [max(grid.points[index]) for index in grid.order[:3]] == [1.0] * 3
+    assert set(grid.as_dict()["rules"]["selection"]["standings"]) == {"pending"}
+
+    def refuse(*_: Any) -> Any:
+        raise AccountingError("no theorem")
+
+    assert grid.advance(refuse) == ("selection", None)
+    shown = grid.as_dict()
+    assert shown["rules"]["selection"]["standings"].count("refused") == shown["done"] == 1
+
+
+def test_with_many_models_the_corners_are_chosen_by_privacy(tmp_path: Path) -> None:
+    noise = {"loud": 50.0, "m1": 20.0, "m2": 9.0, "quiet": 3.0}
+    models = [builders.dp_sgd(name, sigma=sigma, steps=10, smoothness=0.2) for name, sigma in noise.items()]
+    on_disk(tmp_path / "runs", *models)
+    with explorer(tmp_path) as client:
+        assert client.get("/v1/simplex").json()["models"] == ["loud", "m2", "quiet"]
+        assert client.get("/v1/simplex", params={"model": ["m1", "m2"]}).json()["models"] == ["m1", "m2"]
+
+
+def test_background_work_that_fails_is_given_up_and_the_rest_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Ladder) -> None:
+        raise ZeroDivisionError("unexpected")
+
+    monkeypatch.setattr(Ladder, "advance", fail)
+    with explorer(tmp_path) as client:
+        for _ in range(3):
+            found = client.post("/v1/plan", json={"epsilon": 1.0}).json()
+            assert {option["rule"] for option in found["options"]} == {"single", "joint"}
+    assert [record.message for record in caplog.records].count("plans in the background stopped") == 1
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
@@ -69,6 +69,7 @@ UTILITY = {"a": 0.93, "b": 0.9, "c": 0.8}
     low=st.floats(0.01, 2),
     seed=st.integers(0, 99),
 )
+@example(sigma=0.4375, rate=0.03, steps=73, low=2.0, seed=0)
 def test_many_deltas_are_the_single_ones_and_wide_curves_are_as_good(
     sigma: float, rate: float, steps: int, low: float, seed: int
 ) -> None:
@@ -82,8 +83,9 @@ def test_many_deltas_are_the_single_ones_and_wide_curves_are_as_good(
         for epsilon, value in zip(epsilons.tolist(), many.tolist(), strict=True):
             # Sums in another order, and a larger allowance for rounding.
             assert value == pytest.approx(curve.delta(epsilon), rel=1e-6, abs=1e-9 * DELTA + 9 * curve.noise(epsilon))
-            precise = profile.curve(direction, epsilon, None).delta(epsilon)
-            assert value == pytest.approx(precise, rel=5e-3, abs=1e-6 * DELTA)
+            precise = profile.curve(direction, epsilon, None)
+            # Near the largest loss δ is next to nothing, and what one curve allows for rounding is more than it.
+            assert value == pytest.approx(precise.delta(epsilon), rel=5e-3, abs=1e-6 * DELTA + precise.noise(epsilon))
 
 
 def test_curves_of_every_kind_answer_many_questions() -> None:

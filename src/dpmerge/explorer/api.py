@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 
 import dpmerge
 from dpmerge.explorer import models
-from dpmerge.explorer.jobs import Job, Jobs
+from dpmerge.explorer.jobs import Job, Jobs, unattended
 from dpmerge.explorer.ladder import RUNGS
 from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.explorer.releases import Releases
+from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import Door, Guard
 from dpmerge.figures import web_figure
 from dpmerge.figures.writing import finite_or_null
@@ -74,14 +74,21 @@ class _Server:
         self.state = PortfolioState(
             portfolio, Utilities.asked(portfolio, explorer.utility, None), explorer.shuffle, explorer.rungs
         )
-        self.releases = Releases(self.state, explorer.releases or explorer.portfolio / ".releases", explorer.ledger)
+        folder = explorer.releases or explorer.portfolio / ".releases"
+        check_folder(folder, explorer.allow_release)
+        self.releases = Releases(self.state, folder, explorer.ledger)
         self.jobs = Jobs()
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def compute(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Work in a thread, a few at a time, while the server goes on answering."""
+        """Work in a thread, a few at a time, while the server goes on answering; not waited for when it leaves."""
         self._limiter = self._limiter or anyio.CapacityLimiter(_COMPUTING)
-        return await anyio.to_thread.run_sync(partial(function, *arguments), limiter=self._limiter)
+        async with self._limiter:
+            return await unattended(partial(function, *arguments))
+
+    async def finish(self, function: Callable[..., R], *arguments: Any) -> R:
+        """Work that is always brought to its end, even when the server leaves."""
+        return await anyio.to_thread.run_sync(partial(function, *arguments), abandon_on_cancel=False)
 
     def job(self, name: str) -> Job:
         """A job by its id."""
@@ -198,25 +205,7 @@ def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[s
 def _option(state: PortfolioState, option: Option) -> dict[str, Any]:
     theorem = THEOREMS.get(option.theorem)
     shown = {name: getattr(option, name) for name in models.OptionAnswer.model_fields if hasattr(option, name)}
-    return {**shown, "theorem_title": theorem and theorem.title, "sentence": _sentence(state, option)}
-
-
-def _sentence(state: PortfolioState, option: Option) -> str:
-    """The option's guarantee in the words of the library; where it is refused, why."""
-    if option.standing == "refused":
-        return option.why
-    guarantee = Guarantee(
-        option.epsilon,
-        option.delta,
-        state.portfolio.adjacency,
-        option.theorem,
-        option.assumptions,
-        option.standing,  # type: ignore[arg-type]
-        option.by,  # type: ignore[arg-type]
-        option.rule,
-        option.weights,
-    )
-    return str(guarantee)
+    return {**shown, "theorem_title": theorem and theorem.title, "sentence": option.sentence(state.portfolio.adjacency)}
 
 
 def _guarantee(found: Guarantee) -> dict[str, Any]:
@@ -308,7 +297,7 @@ def _releasing(server: _Server) -> APIRouter:
         """Release, by the same code as `dpmerge merge`. Needs the token, and a server that allows it."""
         if not server.explorer.allow_release:
             raise HTTPException(403, "releasing is off: start the explorer with --allow-release")
-        made = await server.compute(releases.release, asked)
+        made = await server.finish(releases.release, asked)
         certificate = made.certificate.model_dump(mode="json", by_alias=True)
         return {"name": made.folder.name, "certificate": certificate, "notes": list(made.notes)}
 

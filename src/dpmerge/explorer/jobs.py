@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -149,3 +150,25 @@ class Jobs:
 def one_line(error: Exception) -> str:
     """An error's text as the command line prints it."""
     return " ".join(str(error).split())
+
+
+async def unattended(work: Callable[[], R]) -> R:
+    """Work in a thread that nobody waits for when the server leaves; anyio's own would keep the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def settle(tell: Callable[[Any], None], outcome: Any) -> None:
+        if not done.done():
+            tell(outcome)
+
+    def run() -> None:
+        told: tuple[Callable[[Any], None], Any]
+        try:
+            told = (done.set_result, work())
+        except Exception as error:
+            told = (done.set_exception, error)
+        with suppress(RuntimeError):  # the server has left
+            loop.call_soon_threadsafe(settle, *told)
+
+    threading.Thread(target=run, name="explorer-computing", daemon=True).start()
+    return await done

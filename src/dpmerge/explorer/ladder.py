@@ -16,8 +16,8 @@ import dpmerge
 from dpmerge.explorer.landscape import RULES, Account, GridRule, Landscape
 from dpmerge.records import Portfolio
 from dpmerge.rules import Guarantee
-from dpmerge.rules.guarantee import round_up
 from dpmerge.weights import Option, Plan, Utilities
+from dpmerge.weights.plan import above, leaves
 
 RUNGS = 33
 _ANY = 1e9  # a target that everything private meets
@@ -154,11 +154,10 @@ class Ladder:
         if option.standing == "refused":
             return option
         if not self._meets(option, epsilon):
-            why = f"ε = {round_up(option.epsilon)} at δ = {option.delta:g} is above {epsilon:g}"
-            return replace(option, feasible=False, why=why)
+            return replace(option, feasible=False, why=above(option.epsilon, option.delta, epsilon))
         if option.rule != "joint" and self._looked is not None:
             return replace(option, feasible=False, why=self._looked)
-        return replace(option, feasible=True, why=f"leaves ε = {epsilon - option.epsilon:.4f}")
+        return replace(option, feasible=True, why=leaves(epsilon - option.epsilon))
 
     @cached_property
     def _looked(self) -> str | None:

@@ -284,7 +284,7 @@ class ReleasesAnswer(_Told):
 
 
 class ReleasePreview(_Told):
-    """What a release would write and spend. A draw writes besides `files` those of one model; `fits` is null without a ledger."""
+    """What a release would write and spend. A draw also writes the files of one model; `fits` is null without a ledger."""
 
     name: str
     weights: dict[str, float]

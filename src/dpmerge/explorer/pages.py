@@ -11,7 +11,6 @@ import anyio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from dpmerge.errors import DpmergeError, JobError
@@ -20,6 +19,7 @@ from dpmerge.explorer.releases import UnknownRelease
 from dpmerge.explorer.security import problem
 
 PAGE = Path(__file__).parent / "page"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LOG = logging.getLogger("dpmerge.explorer")
 
 
@@ -55,7 +55,7 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def add_pages(app: FastAPI) -> None:
-    """The page itself where it is shipped, plotly.js, and the API in words."""
+    """The page itself, plotly.js, and the API in words."""
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -69,12 +69,20 @@ def add_pages(app: FastAPI) -> None:
 
         found = find_spec("plotly")
         if found is None or found.origin is None:
-            raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[plots]'")
+            raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[explorer]'")
         script = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
         return Response(script, media_type="text/javascript")
 
-    if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in _TYPES}
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/{name}", include_in_schema=False)
+    async def page(name: str = "index.html") -> Response:
+        """A file of the page: one of those that are shipped, by its name, and no path."""
+        found = files.get(name)
+        if found is None:
+            raise HTTPException(404, "no such page; the API is described at /docs")
+        return Response(await anyio.Path(found).read_bytes(), media_type=_TYPES[found.suffix])
 
 
 def _description(schema: dict[str, Any]) -> str:
@@ -84,8 +92,10 @@ def _description(schema: dict[str, Any]) -> str:
             text = html.escape(route.get("description") or route.get("summary", ""))
             rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>dpmerge explorer: the API</title></head><body>'
-        f"<h1>dpmerge explorer: the API</h1><p>{html.escape(schema['info']['description'])} "
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="/icon.svg">'
+        "<title>dpmerge explorer: the API</title></head><body><main><h1>dpmerge explorer: the API</h1>"
+        f"<p>{html.escape(schema['info']['description'])} "
         'Machine-readable: <a href="/openapi.json">openapi.json</a>.</p>'
-        f"<dl>{''.join(rows)}</dl></body></html>"
+        f"<dl>{''.join(rows)}</dl></main></body></html>"
     )

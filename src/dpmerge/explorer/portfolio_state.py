@@ -85,7 +85,7 @@ class PortfolioState:
         found = self._ladders.get(delta)
         return found is not None and "known" in vars(found)
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float = 1.0) -> None:
         """Stop the work in the background after the search it is at."""
         self._closed = True
         if self._climber is not None:

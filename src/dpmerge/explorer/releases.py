@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import dpmerge
-from dpmerge.errors import CertificateError
+from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.release import Choice, Ledger, Released, Settings, Verdict, choose, files_to_write, release, what_fits
@@ -30,6 +31,8 @@ class Releases:
         self._folder = folder
         self._where = ledger
         self._ledger = None if ledger is None else Ledger(ledger)
+        if self._ledger is not None:
+            self._ledger.require_same_data(state.portfolio)
         self._alone = threading.Lock()
         self._fits: tuple[int, dict[str, Any]] | None = None
 
@@ -95,7 +98,6 @@ class Releases:
             return choice, {**found, "notes": [_NO_LEDGER]}
         exposure = choice.form.exposure(portfolio, dependent)
         planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(folder), dependent)
-        ledger.delta_spent([], planned)  # refuses a ledger of other data
         total = ledger.budget.total(rules_for(ledger.history(), planned))
         found |= {"budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta}}
         found |= {"total": {"epsilon": total.epsilon, "delta": total.delta}, "fits": ledger.budget.allows(total)}
@@ -105,7 +107,10 @@ class Releases:
         """Release, one at a time."""
         with self._alone:
             choice, folder = self._choose(asked), self._place(asked.name)
-            self._folder.mkdir(exist_ok=True)
+            try:
+                self._folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise CertificateError(f"the folder for releases cannot be made: {error.strerror}") from None
             return release(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
 
     def _choose(self, asked: ReleaseRequest) -> Choice:
@@ -147,3 +152,15 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "own": content["own"],
         "total": total,
     }
+
+
+def check_folder(folder: Path, writing: bool) -> None:
+    """Refuse a place for releases that is none, before anyone has chosen what to release."""
+    if folder.exists() and not folder.is_dir():
+        raise ExplorerError(f"{folder}: releases go into a folder, and this is none; choose another with --releases")
+    if writing:
+        place = folder if folder.exists() else folder.parent
+        if not place.is_dir():
+            raise ExplorerError(f"{place}: no such folder; make it, or choose another with --releases")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ExplorerError(f"{place}: this user may not write there; choose another folder with --releases")

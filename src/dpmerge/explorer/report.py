@@ -17,7 +17,7 @@ from dpmerge.figures.style import epsilon_text
 from dpmerge.figures.writing import finite_or_null
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules import THEOREMS
 from dpmerge.rules.guarantee import Target, round_down, significant
 from dpmerge.rules.selection import selection_epsilons
 from dpmerge.weights import Option, Plan, Utilities
@@ -160,28 +160,10 @@ def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
     theorem = THEOREMS.get(option.theorem)
     return {
         **asdict(option),
-        "sentence": sentence(portfolio, option),
+        "sentence": option.sentence(portfolio.adjacency),
         "theorem_title": theorem and theorem.title,
         "theorem_source": theorem and theorem.source,
     }
-
-
-def sentence(portfolio: Portfolio, option: Option) -> str:
-    """The option's guarantee in the words of the library; where it is refused, why."""
-    if option.standing == "refused":
-        return option.why
-    guarantee = Guarantee(
-        option.epsilon,
-        option.delta,
-        portfolio.adjacency,
-        option.theorem,
-        option.assumptions,
-        option.standing,  # type: ignore[arg-type]
-        option.by,  # type: ignore[arg-type]
-        option.rule,
-        option.weights,
-    )
-    return str(guarantee)
 
 
 # --- ε over all weights -----------------------------------------------------------------------------------------------------

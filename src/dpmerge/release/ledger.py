@@ -73,7 +73,7 @@ class Ledger:
     def delta_spent(self, entries: Sequence[Entry] | None = None, planned: Planned | None = None) -> float:
         """δ of all releases at the budget's ε, and of one more."""
         if planned is not None:
-            self._require_same_data(planned.portfolio)
+            self.require_same_data(planned.portfolio)
         rules = rules_for(self.history() if entries is None else entries, planned)
         return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in rules), default=0.0)
 
@@ -96,7 +96,7 @@ class Ledger:
 
     def enter(self, planned: Planned) -> Entry:
         """Check a release against the budget and enter it, in one transaction; refuse it if it does not fit."""
-        self._require_same_data(planned.portfolio)
+        self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
         # What is promised must not come from a cache's files.
@@ -185,7 +185,8 @@ class Ledger:
         except LedgerError as fault:
             raise LedgerError(f"{self.name}: {fault}; nothing is released from a ledger that was tampered with") from None
 
-    def _require_same_data(self, portfolio: Portfolio) -> None:
+    def require_same_data(self, portfolio: Portfolio) -> None:
+        """Refuse a portfolio of other data, or of another notion of neighbours."""
         record = portfolio.models[0].record
         if record.dataset != self.budget.dataset:
             raise LedgerError(f"{self.name} is for dataset {self.budget.dataset!r}; the portfolio is for {record.dataset!r}")

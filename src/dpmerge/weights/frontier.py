@@ -21,7 +21,7 @@ from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.runs import run_profile
 from dpmerge.records import Portfolio
 from dpmerge.rules import Joint
-from dpmerge.rules.guarantee import Target
+from dpmerge.rules.guarantee import Target, round_up
 from dpmerge.weights.optimum import Optimum, selection_frontier
 from dpmerge.weights.points import (
     ACCOUNTANTS,
@@ -253,7 +253,7 @@ def _joint(portfolio: Portfolio, utility: Utilities, accounting: Accounting) -> 
 def _warning(utility: Utilities, joint: dict[str, Any] | None) -> str | None:
     if utility.provenance == "a-priori":
         return None
-    cost = "which no guarantee covers here" if joint is None else f"ε = {joint['epsilon']:.4g}"
+    cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint['epsilon'])}"
     return (
         "The utilities were measured on the private models, so weights read off this picture are a function of them: the "
         f"curves do not cover such a choice; joint release ({cost}) or tempered selection does (docs/theory.md §4)."

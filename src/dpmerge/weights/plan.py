@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
-from dpmerge.records import Portfolio, Weights
+from dpmerge.records import Adjacency, Portfolio, Weights
 from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection
-from dpmerge.rules.guarantee import By, Target, round_up
+from dpmerge.rules.guarantee import Accountant, By, Standing, Target, round_down, round_up
 from dpmerge.rules.tempered import Tempered
 from dpmerge.rules.validation import Validated
 from dpmerge.weights.feasible import FeasibleSet, blend
@@ -52,6 +52,14 @@ class Option:
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def sentence(self, adjacency: Adjacency) -> str:
+        """The guarantee in the library's words; where it is refused, why."""
+        if self.standing == "refused":
+            return self.why
+        standing, by = cast("Standing", self.standing), cast("Accountant", self.by)
+        found = (self.epsilon, self.delta, adjacency, self.theorem, self.assumptions, standing, by, self.rule, self.weights)
+        return str(Guarantee(*found))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -83,6 +91,16 @@ class Plan:
             "utilities_source": self.source,
             "options": [asdict(option) for option in self.options],
         }
+
+
+def above(epsilon: float, delta: float, target: float) -> str:
+    """Why something does not fit a target."""
+    return f"ε = {round_up(epsilon)} at δ = {delta:g} is above {target:g}"
+
+
+def leaves(room: float) -> str:
+    """What a release leaves of a target; rounded down, never in the user's favour."""
+    return f"leaves ε = {round_down(room):g}"
 
 
 def plan(
@@ -198,12 +216,12 @@ class _Planner:
         """Whatever is made of all models, even after looking at them: worth at least the best of them."""
         everyone = self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
         best = max(self.utility.values)
-        rule: Rule = Joint(everyone, self.shuffle)
         if self.validation is not None and self.validation_epsilon is None:
             return [self._refused("joint", everyone, _NO_VALIDATION_EPSILON)]
-        if self.validation is not None and self.validation_epsilon is not None:
-            rule = Validated(rule, self.validation, self.validation_epsilon)
         try:
+            rule: Rule = Joint(everyone, self.shuffle)
+            if self.validation is not None and self.validation_epsilon is not None:
+                rule = Validated(rule, self.validation, self.validation_epsilon)
             guarantee = rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
         except AccountingError as error:
             return [self._refused("joint", everyone, str(error))]
@@ -344,13 +362,13 @@ class _Planner:
         fits = found.epsilon <= self.epsilon and found.delta <= self.delta
         looked_away = not self.looked or covered or rule == "joint"
         if not fits:
-            why = f"ε = {round_up(found.epsilon)} at δ = {found.delta:g} is above {self.epsilon:g}"
+            why = above(found.epsilon, found.delta, self.epsilon)
         elif not looked_away:
             why = _LOOKED
         elif found.epsilon < self.epsilon:
-            why = f"leaves ε = {self.epsilon - found.epsilon:.4f}"
+            why = leaves(self.epsilon - found.epsilon)
         else:
-            why = f"leaves δ = {max(0.0, self.delta - found.delta):.3g}"
+            why = f"leaves δ = {round_down(max(0.0, self.delta - found.delta), 3):g}"
         return Option(
             rule=rule,
             by=found.by,

@@ -11,7 +11,7 @@ import { Weights } from "./weights.js";
 
 const POLL_MS = 2000;
 const SMALLEST_DELTA = 1e-100;
-const page = { target: null, plan: null, range: [0.1, 10] };
+const page = { target: null, delta: null, range: [0.1, 10] };
 
 function tell(problem) {
   byId("problem").textContent = problem;
@@ -65,24 +65,28 @@ byId("target-form").addEventListener("submit", (event) => event.preventDefault()
 
 const ask = latest(async () => {
   const target = page.target;
-  const started = performance.now();
   try {
-    const plan = await post("/v1/plan", target);
-    page.plan = plan;
-    showPlan(plan);
-    byId("verdict").dataset.ms = (performance.now() - started).toFixed(1);
-    byId("verdict").dataset.target = `${target.epsilon} ${target.delta}`;
+    await Promise.all([plan(target), page.weights.setTarget(target), models(target.delta)]);
     tell("");
-    if (page.delta !== target.delta) {
-      page.delta = target.delta;
-      showModels(await get(`/v1/portfolio?delta=${encodeURIComponent(target.delta)}`));
-    }
-    page.frontier.setTarget(target, plan);
-    await page.weights.setTarget(target);
   } catch (error) {
     tell(error.message);
   }
 });
+
+async function plan(target) {
+  const started = performance.now();
+  const found = await post("/v1/plan", target);
+  showPlan(found);
+  byId("verdict").dataset.ms = (performance.now() - started).toFixed(1);
+  byId("verdict").dataset.target = `${target.epsilon} ${target.delta}`;
+  page.frontier.setTarget(target, found);
+}
+
+async function models(delta) {
+  if (page.delta === delta) return;
+  showModels(await get(`/v1/portfolio?delta=${encodeURIComponent(delta)}`));
+  page.delta = delta;
+}
 
 function showPlan(plan) {
   showVerdict(plan);

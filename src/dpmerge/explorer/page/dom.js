@@ -18,9 +18,14 @@ function filled(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...there(children));
   return element;
 }
+
+const there = (children) => children.flat().filter((child) => child !== null && child !== undefined);
+
+// The element with these children alone; what is null is left out, where replaceChildren would write "null".
+export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
 // Privacy parameters are rounded up, never in the reader's favour; null is no finite number.
 export function epsilonText(value, digits = 4) {
@@ -33,7 +38,7 @@ export function deltaText(value) {
   if (value === 0) return "0";
   const text = value.toPrecision(3);
   const up = Number(text) >= value ? Number(text) : value + 10 ** (Math.floor(Math.log10(value)) - 2);
-  return Number(up.toPrecision(3)).toExponential().replace("e-", "e-").replace(/\.0+e/, "e");
+  return Number(up.toPrecision(3)).toExponential();
 }
 
 // A weight as it is, or with four digits and a sign that says so.
@@ -66,15 +71,6 @@ export function weightBars(weights) {
     return h("li", {}, h("span", { class: "name" }, name), bar, h("span", { class: "number" }, weightText(weight)));
   });
   return h("ul", { class: "weights" }, rows);
-}
-
-export function assumptions(texts, theorem, exact) {
-  const items = texts.map((text) => h("li", {}, text));
-  return h("details", {},
-    h("summary", {}, "Theorem and assumptions"),
-    theorem ? h("p", {}, `By ${theorem}. It assumes:`) : h("p", {}, "It assumes:"),
-    h("ul", {}, items),
-    exact ? h("p", { class: "quiet" }, `Exact weights: ${exact}`) : null);
 }
 
 export const exactWeights = (weights) => Object.entries(weights).filter(([, weight]) => weight > 0).map(([name, weight]) => `${name}=${weight}`).join(",");

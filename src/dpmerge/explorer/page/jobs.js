@@ -8,7 +8,7 @@ export async function runJob(place, title, path, body) {
   const label = h("span", {}, `${title} …`);
   const bar = h("progress", { "aria-label": title });
   const stop = h("button", { type: "button" }, "Stop");
-  place.replaceChildren(h("p", { class: "row job" }, label, bar, stop));
+  place.replaceChildren(h("div", { class: "row job" }, label, bar, stop));
   let told = null;
   try {
     const job = await post(path, body);

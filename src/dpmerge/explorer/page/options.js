@@ -24,14 +24,14 @@ export function showOptions(plan, actions) {
   shown = text;
   const place = byId("options");
   const focused = document.activeElement?.dataset?.key;
-  const open = new Set([...place.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+  const before = new Map([...place.querySelectorAll("details")].map((one) => [one.dataset.key, one.open]));
   const cards = [];
   for (const rule of ORDER) {
     const [first, ...others] = plan.options.filter((option) => option.rule === rule);
     if (first !== undefined) cards.push(card(first, others, plan, actions));
   }
   place.replaceChildren(...cards);
-  for (const details of place.querySelectorAll("details")) details.open = open.has(details.dataset.key);
+  for (const details of place.querySelectorAll("details")) details.open = before.get(details.dataset.key) ?? details.dataset.open !== undefined;
   if (focused) place.querySelector(`button[data-key="${focused}"]`)?.focus({ preventScroll: true });
 }
 
@@ -49,12 +49,23 @@ function card(option, others, plan, actions) {
     h("p", { class: "quiet" }, option.why),
     option.rule === "joint" ? h("p", { class: "quiet" }, "Anything made of all the models, even after looking at them.") : weightBars(option.weights),
     worth,
-    h("p", { class: "sentence" }, option.sentence),
-    h("details", { "data-key": `theorem-${option.rule}` }, h("summary", {}, "Theorem and exact weights"), h("p", {}, option.theorem_title), h("p", { class: "quiet" }, exactWeights(option.weights))),
+    ...guarantee(option),
     others.length ? h("details", { "data-key": `others-${option.rule}` }, h("summary", {}, "The other models"), h("ul", {}, others.map(line))) : null,
     h("p", { class: "row" },
       option.rule === "joint" ? null : h("button", { type: "button", "data-key": `show-${option.rule}`, onclick: () => actions.show(option) }, "Show in the picture"),
       h("button", { type: "button", "data-key": `release-${option.rule}`, onclick: () => actions.release(option) }, "Release …")));
+}
+
+// The guarantee as a sentence; what it assumes opens below, and stands open where it holds only under one assumption more.
+function guarantee(option) {
+  const [said] = option.sentence.split(" · assumes ");
+  const count = option.assumptions.length;
+  return [
+    h("p", { class: "sentence" }, said, count ? `, under ${count} ${count === 1 ? "assumption" : "assumptions"}:` : ""),
+    h("details", { "data-key": `theorem-${option.rule}`, "data-open": option.standing === "conditional" }, h("summary", {}, "Assumptions, theorem, exact weights"),
+      h("ul", { class: "assumed" }, option.assumptions.map((text) => h("li", {}, text))),
+      h("p", {}, option.theorem_title), h("p", { class: "quiet" }, exactWeights(option.weights))),
+  ];
 }
 
 function line(option) {

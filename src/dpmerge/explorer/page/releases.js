@@ -1,7 +1,7 @@
 // What the ledger allows, what was released, and releasing.
 
 import { get, post } from "./api.js";
-import { badge, byId, deltaText, epsilonText, exactWeights, h, ruleText, weightBars } from "./dom.js";
+import { badge, byId, deltaText, epsilonText, exactWeights, fill, h, ruleText, weightBars } from "./dom.js";
 
 const VERDICTS = { 0: ["✓", "holds"], 1: ["✗", "broken"], 2: ["?", "unchecked"] };
 const PAUSE_MS = 250;
@@ -16,7 +16,7 @@ export class Releases {
     byId("release-cancel").addEventListener("click", () => this.dialog.close());
     byId("release-confirm").addEventListener("click", () => this.confirm());
     byId("release-form").addEventListener("submit", (event) => event.preventDefault());
-    this.dialog.addEventListener("close", () => this.opener?.focus({ preventScroll: true }));
+    this.dialog.addEventListener("close", () => this.opener().focus({ preventScroll: true }));
   }
 
   async refresh() {
@@ -33,7 +33,7 @@ export class Releases {
     const { spent } = budget;
     const meter = h("meter", { min: "0", max: String(budget.budget.epsilon), value: String(spent.epsilon ?? budget.budget.epsilon), "aria-label": "ε spent of the budget" });
     const fits = budget.fits;
-    byId("budget").replaceChildren(
+    fill(byId("budget"),
       h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${deltaText(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing)),
       meter,
       fits === null ? null : h("ul", {}, fits.text.map((text) => h("li", {}, text.trim()))));
@@ -72,7 +72,7 @@ export class Releases {
     const show = (found) => {
       const [sign, kind] = VERDICTS[found.code];
       const list = [...found.broken, ...found.unchecked];
-      result.replaceChildren(h("strong", { class: `verdict-${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.sentence),
+      fill(result, h("strong", { class: `verdict-${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.sentence),
         list.length ? h("ul", {}, list.map((text) => h("li", {}, text))) : null,
         h("details", {}, h("summary", {}, `${found.holds.length} checks hold`), h("ul", {}, found.holds.map((text) => h("li", {}, text)))));
     };
@@ -96,10 +96,14 @@ export class Releases {
   // --- the dialogue ---------------------------------------------------------------------------------------------------------
 
   open(rule, weights, target, bound) {
-    this.opener = document.activeElement;
+    const from = document.activeElement;
+    const { key } = from.dataset;
+    this.opener = () => (key === undefined ? from : document.querySelector(`button[data-key="${key}"]`) || byId("search")); // it may be drawn anew
     const used = Object.fromEntries(Object.entries(weights).filter(([, weight]) => weight > 0));
     this.asked = { rule, weights: used, delta: target.delta, ...(bound ? { epsilon: target.epsilon } : {}) };
-    byId("release-title").textContent = `Release by ${ruleText(rule).toLowerCase()}`;
+    const names = Object.keys(used);
+    const together = names.length === 1 ? `Release ${names[0]} alone` : "Release the models jointly";
+    byId("release-title").textContent = rule === "joint" ? together : `Release by ${ruleText(rule).toLowerCase()}`;
     byId("release-name").value = `release-${new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-")}`;
     byId("release-depends").checked = false;
     byId("release-cancel").textContent = "Leave everything as it is";
