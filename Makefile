@@ -19,7 +19,7 @@ demo: $(VENV)/.demo
 	$(BIN)/dpmerge frontier $(DEMO)/portfolio --delta 1e-4 --evaluate digits --out $(DEMO)/frontier
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist loadgroup
 
 # The watchdog of the suite, with more trials: every scenario attacked, one table and one picture (docs/soundness.md).
 audit: $(VENV)/.dev

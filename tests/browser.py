@@ -71,10 +71,11 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *, rungs: int = 5, **options: Any) -> Iterator[Server]:
+def serving(folder: Path, *, rungs: int = 5, host: str = "127.0.0.1", **options: Any) -> Iterator[Server]:
     """A real server in a thread, over the portfolio in `folder / "runs"`; where there is none, three full-batch runs.
 
-    The options are those of `Explorer`: allow_release, ledger, utility, releases, …
+    The options are those of `Explorer`: allow_release, ledger, utility, releases, … With another `host` the door takes the
+    server for one that others can reach; it listens on loopback all the same.
     """
     if not (folder / "runs").exists():
         runs(folder)
@@ -83,7 +84,7 @@ def serving(folder: Path, *, rungs: int = 5, **options: Any) -> Iterator[Server]
         place.bind(("127.0.0.1", 0))
         place.listen(256)
         port = place.getsockname()[1]
-        app = Explorer(folder / "runs", Door(port=port, token=TOKEN), rungs=rungs, **options).app()
+        app = Explorer(folder / "runs", Door(host, port, TOKEN), rungs=rungs, **options).app()
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
@@ -123,6 +124,16 @@ def a_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def another(browser: Browser, *flags: str) -> Iterator[Browser]:
+    """A second browser beside this one, started with these flags too."""
+    found = browser.browser_type.launch(executable_path=chromium_path(), args=[*_FLAGS, *flags])
+    try:
+        yield found
+    finally:
+        found.close()
 
 
 @dataclass

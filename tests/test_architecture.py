@@ -56,6 +56,14 @@ def floor(module: str) -> int:
     return FLOORS.index(module.split(".")[1])
 
 
+def test_the_explorer_uses_what_anybody_may() -> None:
+    """The page's server is built on the public API: the front doors of the rooms, and nothing behind them."""
+    for path in sorted((PACKAGE / "explorer").rglob("*.py")):
+        for module in imports(path):
+            if module.startswith("dpmerge.") and not module.startswith("dpmerge.explorer"):
+                assert module.count(".") == 1, f"{path.name} goes behind the front door of a room: {module}"
+
+
 def test_imports_go_down_only() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE)

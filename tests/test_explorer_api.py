@@ -69,7 +69,7 @@ def test_the_page_and_its_files_are_served_by_name(client: TestClient) -> None:
         assert client.get(f"/{name}").content == (PAGE / name).read_bytes()
     assert client.get("/app.js").headers["content-type"].startswith("text/javascript")
     assert client.get("/plotly.min.js").headers["content-type"].startswith("text/javascript")
-    for nothing in ("/app.py", "/pages.py", "/..%2Fapi.py", "/%2e%2e%2fapi.py", "/page/app.js", "/.", "/nothing"):
+    for nothing in ("/app.py", "/pages.py", "/..%2Fapi.py", "/%2e%2e%2fapi.py", "/page/app.js", "/nothing"):
         is_problem(client.get(nothing), 404)
 
 

@@ -28,7 +28,7 @@ from dpmerge.records import Portfolio
 from dpmerge.rules import Combination, Selection
 from dpmerge.rules.selection import selection_epsilons
 from dpmerge.tasks import digits
-from dpmerge.weights import Utilities, plan, selection_optimum
+from dpmerge.weights import Utilities, edge, plan, selection_optimum
 from dpmerge.weights.frontier import frontier
 from dpmerge.weights.heatmap import heatmap
 from dpmerge.weights.points import Accounting
@@ -484,3 +484,22 @@ def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
     proved = {tuple(point["weights"].values()): point["epsilon"] for point in curves["combination", "pld", "proved"]}
     for point in curves["combination", "pld", "conditional"]:
         assert point["epsilon"] <= proved[tuple(point["weights"].values())] * (1 + 3e-4)
+
+
+# --- the edge between two models ----------------------------------------------------------------------------------------------
+
+
+def test_an_edge_has_the_guarantees_of_its_points() -> None:
+    portfolio = Portfolio((builders.dp_sgd("a", sigma=4.0, smoothness=0.2), builders.dp_sgd("b", sigma=40.0, smoothness=0.2)))
+    drawn = edge(portfolio, accounting=Accounting(DELTA), step=0.25)
+    assert {(line["rule"], line["by"]) for line in drawn["lines"]} == {
+        (rule, by) for rule in ("selection", "combination") for by in ("pld", "rdp")
+    }
+    makers: dict[str, Any] = {"selection": dpmerge.selection, "combination": dpmerge.combination}
+    for line in drawn["lines"]:
+        assert line["x"] == [0.0, 0.25, 0.5, 0.75, 1.0]
+        for share, epsilon in zip(line["x"], line["y"], strict=True):
+            own = makers[line["rule"]](portfolio, {"a": 1 - share, "b": share}).guarantee(delta=DELTA, by=line["by"])
+            assert epsilon == pytest.approx(own.epsilon, rel=1e-3)
+    with pytest.raises(TargetError, match="needs two models; this portfolio has 1"):
+        edge(Portfolio(portfolio.models[:1]), accounting=Accounting(DELTA))

@@ -39,6 +39,7 @@ from dpmerge.release import (
     Signer,
     choose,
     new_keys,
+    preview,
     release,
     release_together,
     trusted_key,
@@ -858,6 +859,57 @@ def test_a_pytorch_model_that_is_drawn(tmp_path: Path) -> None:
         (tmp_path / "runs" / str(released.certificate.drawn) / "model.pt").read_bytes() + b"more"
     )
     assert any("is not the file that was released from" in text for text in verify(released.folder, portfolio=portfolio).broken)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("layout", ["single", "sharded", "adapter", "pytorch"])
+def test_a_preview_names_exactly_what_is_written(rule: RuleName, layout: str, tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    for seed, name in enumerate(portfolio.names):
+        folder, values = tmp_path / "runs" / name, tensors(seed)
+        (folder / "model.safetensors").unlink()
+        if layout == "pytorch":
+            torch = pytest.importorskip("torch", reason="torch is not installed")
+            torch.save({key: torch.from_numpy(value) for key, value in values.items()}, folder / "model.pt")
+        elif layout == "adapter":
+            adapter(folder, {"q.lora_A.weight": values["weight"][:2], "q.lora_B.weight": values["weight"][:, :2]})
+        elif layout == "sharded":
+            sharded(folder, {"weight": values["weight"]}, {"bias": values["bias"]})
+        else:
+            single(folder, values)
+    choice = chosen(portfolio, rule)
+    seen = preview(portfolio, choice, tmp_path / "out")
+    assert (seen.total, seen.fits) == (None, None)
+    assert left_behind(tmp_path) == set()
+    released = release(portfolio, choice, tmp_path / "out")
+    drawn = seen.files.if_drawn.get(str(released.certificate.drawn), ())
+    assert set(seen.files.if_drawn) == (set(choice.form.values) if choice.form.draws else set())
+    assert sorted((*seen.files.always, *drawn)) == sorted(path.name for path in released.folder.iterdir())
+    assert seen.files.openings == (tmp_path / "runs" / ".dpmerge" / "openings").exists()
+
+
+def test_a_preview_refuses_what_the_release_would(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    choice = chosen(portfolio, "combination")
+    with pytest.raises(CertificateError, match="give --ledger"):
+        preview(portfolio, choice, tmp_path / "out", dependent=True)
+    (tmp_path / "runs" / "b" / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="'b'"):
+        preview(portfolio, choice, tmp_path / "out")
+
+
+def test_a_preview_tells_what_the_ledger_will_hold(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    ledger = Ledger.create(tmp_path / "ledger.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=8.0, delta=DELTA)
+    choice = chosen(portfolio, "selection")
+    seen = preview(portfolio, choice, tmp_path / "one", ledger=ledger)
+    assert ledger.history() == []
+    release(portfolio, choice, tmp_path / "one", ledger=ledger)
+    assert seen.total is not None
+    assert ledger.history()[0].content["total"]["epsilon"] == seen.total.epsilon
+    assert seen.fits is True
+    tiny = Ledger.create(tmp_path / "tiny.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=0.01, delta=DELTA)
+    assert preview(portfolio, choice, tmp_path / "two", ledger=tiny).fits is False
 
 
 def test_a_drawn_model_is_copied_as_it_is(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dpmerge.cli import app
 from dpmerge.errors import TargetError, UtilityError
 from dpmerge.profiles.gaussian import gaussian_delta
 from dpmerge.profiles.profile import Profile
-from dpmerge.records import Portfolio
+from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Selection
 from dpmerge.rules.guarantee import round_up
 from dpmerge.rules.tempered import Tempered
@@ -265,3 +265,17 @@ def test_whole_numbers_and_absurd_targets_are_answered() -> None:
     far = plan(sampled, epsilon=2e4, delta=1e-5, kappa=0.5, utility={"a": 0.5, "n": 0.9})
     assert far.best is not None
     assert round_up(1e308) == "∞"
+
+
+def test_a_model_that_no_theorem_covers_does_not_refuse_the_others() -> None:
+    known = builders.dp_sgd("known", sigma=4.0)
+    shuffled = builders.dp_sgd("shuffled", sigma=4.0)
+    record = shuffled.record.model_dump(mode="json", by_alias=True)
+    record["mechanism"]["sampling"] = {"scheme": "shuffle"}
+    portfolio = Portfolio((known, Model("shuffled", Record.model_validate(record))))
+    found = plan(portfolio, epsilon=50.0, delta=1e-5)
+    assert found.best is not None
+    assert found.best.weights == {"known": 1.0, "shuffled": 0.0}
+    (joint,) = (option for option in found.options if option.rule == "joint")
+    assert joint.standing == "refused"
+    assert "shuffled" in joint.why

@@ -23,12 +23,9 @@ from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import Door, Guard
-from dpmerge.figures import web_figure
-from dpmerge.figures.writing import finite_or_null
+from dpmerge.figures import finite_or_null, web_figure
 from dpmerge.rules import THEOREMS, Guarantee
-from dpmerge.weights import Option, Plan, Utilities
-from dpmerge.weights.frontier import frontier
-from dpmerge.weights.points import Accounting
+from dpmerge.weights import Accounting, Option, Plan, Utilities, frontier
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts

@@ -16,8 +16,7 @@ import dpmerge
 from dpmerge.explorer.landscape import RULES, Account, GridRule, Landscape
 from dpmerge.records import Portfolio
 from dpmerge.rules import Guarantee
-from dpmerge.weights import Option, Plan, Utilities
-from dpmerge.weights.plan import above, leaves
+from dpmerge.weights import Option, Plan, Utilities, above, leaves
 
 RUNGS = 33
 _ANY = 1e9  # a target that everything private meets

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.records import Portfolio
 from dpmerge.rules import Guarantee
-from dpmerge.weights.simplex import simplex_grid
+from dpmerge.weights import simplex_grid
 
 GridRule = Literal["selection", "combination"]
 RULES: tuple[GridRule, ...] = ("selection", "combination")

@@ -14,8 +14,7 @@ from dpmerge.errors import AccountingError, TargetError
 from dpmerge.explorer.ladder import RUNGS, Ladder
 from dpmerge.explorer.landscape import Landscape
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, Guarantee, Rule, Target
-from dpmerge.rules.guarantee import By
+from dpmerge.rules import THEOREMS, By, Guarantee, Rule, Target
 from dpmerge.weights import Utilities
 
 RuleName = Literal["selection", "combination", "joint"]

@@ -6,15 +6,13 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.release import Choice, Ledger, Released, Settings, Verdict, choose, files_to_write, release, what_fits
-from dpmerge.release.ledger import Entry, Planned
-from dpmerge.release.spending import rules_for
+from dpmerge.release import Choice, Entry, Ledger, Released, Settings, Verdict, choose, preview, release, what_fits
 
 _NO_LEDGER = "no ledger: releases from this data are not being added up"
 
@@ -81,27 +79,19 @@ class Releases:
         choice, folder = self._choose(asked), self._place(asked.name)
         if folder.exists() or folder.is_symlink():
             raise CertificateError(f"a release named {asked.name!r} exists already; a release is never overwritten")
-        portfolio, ledger, dependent = self._state.portfolio, self._ledger, asked.depends_on_releases
-        files = files_to_write(portfolio, choice, dependent=dependent, ledger=ledger)
-        found: dict[str, Any] = {
+        seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
+        return choice, {
             "name": asked.name,
             "weights": choice.form.values,
             "provenance": choice.provenance,
-            "files": list(files.always),
-            "files_if_drawn": {name: list(names) for name, names in files.if_drawn.items()},
-            "keeps_openings": files.openings,
-            "budget": None,
-            "total": None,
-            "fits": None,
+            "files": list(seen.files.always),
+            "files_if_drawn": {name: list(names) for name, names in seen.files.if_drawn.items()},
+            "keeps_openings": seen.files.openings,
+            "budget": None if self._ledger is None else _pair(self._ledger.budget),
+            "total": None if seen.total is None else _pair(seen.total),
+            "fits": seen.fits,
+            "notes": [_NO_LEDGER] if self._ledger is None else [],
         }
-        if ledger is None:
-            return choice, {**found, "notes": [_NO_LEDGER]}
-        exposure = choice.form.exposure(portfolio, dependent)
-        planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(folder), dependent)
-        total = ledger.budget.total(rules_for(ledger.history(), planned))
-        found |= {"budget": {"epsilon": ledger.budget.epsilon, "delta": ledger.budget.delta}}
-        found |= {"total": {"epsilon": total.epsilon, "delta": total.delta}, "fits": ledger.budget.allows(total)}
-        return choice, {**found, "notes": []}
 
     def release(self, asked: ReleaseRequest) -> Released:
         """Release, one at a time."""
@@ -131,6 +121,17 @@ class Releases:
         if not re.fullmatch(NAME, name):
             raise UnknownRelease("the name of a release has letters, digits, - and _, at most 64")
         return self._folder / name
+
+
+class _EpsilonDelta(Protocol):
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def delta(self) -> float: ...
+
+
+def _pair(of: _EpsilonDelta) -> dict[str, float]:
+    return {"epsilon": of.epsilon, "delta": of.delta}
 
 
 def _is_folder(path: Path) -> bool:

@@ -13,19 +13,10 @@ import dpmerge
 from dpmerge.errors import AccountingError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
-from dpmerge.figures.style import epsilon_text
-from dpmerge.figures.writing import finite_or_null
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.figures import finite_or_null
 from dpmerge.records import Portfolio
-from dpmerge.rules import THEOREMS
-from dpmerge.rules.guarantee import Target, round_down, significant
-from dpmerge.rules.selection import selection_epsilons
-from dpmerge.weights import Option, Plan, Utilities
-from dpmerge.weights.frontier import frontier
-from dpmerge.weights.heatmap import heatmap
-from dpmerge.weights.plan import RuleName
-from dpmerge.weights.points import ACCOUNTANTS, Accounting, Mapper, combination_points
-from dpmerge.weights.simplex import simplex_grid
+from dpmerge.rules import THEOREMS, Target, round_down, significant
+from dpmerge.weights import Accounting, Mapper, Option, Plan, RuleName, Utilities, edge, frontier, heatmap, simplex_grid
 
 _RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
 _ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
@@ -63,7 +54,7 @@ def report(
     *,
     run: Mapper,
     utility: Utilities | None = None,
-    shuffle: ShuffleAsPoisson | None = None,
+    shuffle: dpmerge.ShuffleAsPoisson | None = None,
     ledger: str | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
@@ -178,63 +169,13 @@ def _weights(
         there_are = "one model has no weights to choose" if count == 1 else f"the weights of {count} models do not fit a plane"
         return {"picture": None, "why": f"There is no picture of ε over all weights: {there_are}."}
     try:
-        picture = (
-            _over_lambda(portfolio, accounting, targets, step, run)
-            if count == 2
-            else heatmap(portfolio, accounting=accounting, step=step, run=run)
-        )
+        if count == 3:
+            return {"picture": heatmap(portfolio, accounting=accounting, step=step, run=run), "why": None}
+        picture = edge(portfolio, accounting=accounting, step=step, run=run)
     except AccountingError as error:
         return {"picture": None, "why": f"There is no picture of ε over all weights: {error}."}
-    return {"picture": picture, "why": None}
-
-
-def _over_lambda(
-    portfolio: Portfolio, accounting: Accounting, targets: Sequence[float], step: float, run: Mapper
-) -> dict[str, Any]:
-    """ε of random selection and of linear combination against the weight of the second of two models, as proved."""
-    first, second = portfolio.names
-    grid = simplex_grid(2, step)[::-1]
-    runs = [run_profile(model, accounting.shuffle) for model in portfolio.models]
-    points = combination_points(portfolio, [tuple(row) for row in grid.tolist()], accounting, run, ("proved",))
-    combined = [point["proved"] for point in points]
-    assumed = any(one.conditional for one in runs)
-    conditional = any(point["standing"] == "conditional" for point in combined)
-    lines = []
-    for by in ACCOUNTANTS:
-        try:
-            selected = selection_epsilons([one.profile for one in runs], grid, accounting.delta, by, accounting.conversion)
-            lines.append(_line("selection", "random selection", by, assumed, grid[:, 1].tolist(), selected.tolist()))
-        except AccountingError:  # an accountant that does not apply draws nothing
-            continue
-    for by in ACCOUNTANTS:
-        epsilons = [point[by] for point in combined]
-        lines.append(_line("combination", "linear combination", by, conditional, grid[:, 1].tolist(), epsilons))
-    lines = [line for line in lines if any(math.isfinite(epsilon) for epsilon in line["y"])]
-    if not lines:
-        raise AccountingError("no weights have a finite ε")
-    lines += [
+    marked = [
         {"label": f"target ε = {epsilon:g}", "standing": "reference", "x": [0.0, 1.0], "y": [epsilon, epsilon]}
         for epsilon in targets
     ]
-    at = f"δ = {epsilon_text(accounting.delta)}"
-    return {
-        "kind": "lines",
-        "title": f"ε of every merge of two models at {at}",
-        "subtitle": f"{portfolio.adjacency} neighbours, weights in steps of {step:g}",
-        "caption": "A guarantee is known at the markers; the lines between them only guide the eye.",
-        "x_label": f"weight of {second}, the rest on {first}",
-        "y_label": f"ε at {at}",
-        "lines": lines,
-    }
-
-
-def _line(rule: str, title: str, by: str, conditional: bool, shares: list[float], epsilons: list[float]) -> dict[str, Any]:
-    return {
-        "label": f"{title}, {by.upper()}",
-        "rule": rule,
-        "by": by,
-        "standing": "conditional" if conditional else "proved",
-        "x": shares,
-        "y": epsilons,
-        "markers": True,
-    }
+    return {"picture": {**picture, "lines": [*picture["lines"], *marked]}, "why": None}

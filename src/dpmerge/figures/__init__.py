@@ -17,11 +17,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import FigureError
+from dpmerge.figures.writing import finite_or_null
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "render", "web_figure"]
+__all__ = ["draw", "finite_or_null", "render", "web_figure"]
 
 _LIBRARIES = {".png": "matplotlib", ".svg": "matplotlib", ".html": "plotly"}
 _KINDS = ("frontier", "heatmap", "lines")

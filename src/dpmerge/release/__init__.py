@@ -2,8 +2,8 @@
 
 from dpmerge.release.certificate import Certificate
 from dpmerge.release.choice import Choice, Settings, choose
-from dpmerge.release.ledger import Ledger
-from dpmerge.release.release import Files, Merge, Released, files_to_write, release, release_together
+from dpmerge.release.ledger import Entry, Ledger
+from dpmerge.release.release import Files, Merge, Preview, Released, preview, release, release_together
 from dpmerge.release.remaining import what_fits
 from dpmerge.release.signing import Signer, new_keys, trusted_key
 from dpmerge.release.verdict import Verdict
@@ -12,16 +12,18 @@ from dpmerge.release.verify import verify
 __all__ = [
     "Certificate",
     "Choice",
+    "Entry",
     "Files",
     "Ledger",
     "Merge",
+    "Preview",
     "Released",
     "Settings",
     "Signer",
     "Verdict",
     "choose",
-    "files_to_write",
     "new_keys",
+    "preview",
     "release",
     "release_together",
     "trusted_key",

@@ -92,6 +92,11 @@ class Ledger:
             "releases": sum(entry.kind == "release" for entry in entries),
         }
 
+    def total_with(self, planned: Planned) -> Guarantee:
+        """What everything entered and one more release guarantee together."""
+        self.require_same_data(planned.portfolio)
+        return self.budget.total(rules_for(self.history(), planned))
+
     # --- writing ----------------------------------------------------------------------------------------------------------
 
     def enter(self, planned: Planned) -> Entry:

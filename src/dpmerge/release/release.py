@@ -36,6 +36,7 @@ from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
+from dpmerge.rules import Guarantee
 from dpmerge.rules.releases import Exposure, coupled_outcomes
 from dpmerge.weights.averaging import Averaging
 from dpmerge.weights.draw import DEEPEST, secure_draw
@@ -74,6 +75,15 @@ class Files:
     always: tuple[str, ...]
     if_drawn: Mapping[str, tuple[str, ...]]
     openings: bool
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A release that was not made: its files, what all releases would guarantee together after it, whether that may be."""
+
+    files: Files
+    total: Guarantee | None
+    fits: bool | None
 
 
 def release(
@@ -142,11 +152,19 @@ def release_together(
     return [replace(one, folder=out / name, notes=tuple(notes)) for name, one in zip(choices, written, strict=True)]
 
 
-def files_to_write(portfolio: Portfolio, choice: Choice, *, dependent: bool, ledger: Ledger | None) -> Files:
-    """What `release` would write, once it is known that nothing but budget and folder could refuse it. Nothing is written."""
+def preview(
+    portfolio: Portfolio, choice: Choice, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
+) -> Preview:
+    """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written."""
     folders = _folders(portfolio)
     _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
-    return _check_files(choice, folders, _AVERAGE)
+    files = _check_files(choice, folders, _AVERAGE)
+    if ledger is None:
+        return Preview(files, None, None)
+    exposure = choice.form.exposure(portfolio, dependent)
+    planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(out.resolve()), dependent)
+    total = ledger.total_with(planned)
+    return Preview(files, total, ledger.budget.allows(total))
 
 
 def draw(choice: Choice) -> str:

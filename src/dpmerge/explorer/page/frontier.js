@@ -13,12 +13,15 @@ export class Frontier {
     this.drawn = false;
     this.delta = null;
     this.waiting = false;
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
+    this.tried = false;
+    this.narrow = matchMedia("(max-width: 40rem)");
+    for (const query of [this.narrow, matchMedia("(prefers-color-scheme: dark)")]) query.addEventListener("change", () => this.repaint());
   }
 
   async make(delta) {
     if (this.making) return;
-    this.making = true;
+    this.making = this.tried = true;
+    this.note();
     try {
       const [low, high] = this.range;
       const epsilons = Array.from({ length: TARGETS }, (_, index) => Number((low * (high / low) ** (index / (TARGETS - 1))).toPrecision(4)));
@@ -32,7 +35,6 @@ export class Frontier {
       this.table();
       byId("frontier-warning").textContent = job.result.warning || "";
       byId("frontier-warning").hidden = !job.result.warning;
-      this.note();
     } catch (error) {
       byId("frontier-job").replaceChildren(h("p", { class: "fault", role: "alert" }, `The frontier cannot be drawn: ${error.message}`));
     } finally {
@@ -50,7 +52,7 @@ export class Frontier {
     requestAnimationFrame(() => {
       this.waiting = false;
       const { shapes, best } = this.marks();
-      globalThis.Plotly.update(byId("frontier"), best, { shapes }, [this.figure.data.length]);
+      globalThis.Plotly.update(byId("frontier"), best, { shapes }, [byId("frontier").data.length - 1]);
       this.label();
     });
   }
@@ -58,11 +60,11 @@ export class Frontier {
   // What hangs on δ is drawn for one; another is drawn when it is asked for.
   note() {
     const place = byId("frontier-note");
-    if (this.delta === null || !this.target || this.delta === this.target.delta || this.making) {
+    if (!this.tried || this.making || !this.target || this.delta === this.target.delta) {
       place.replaceChildren();
       return;
     }
-    const text = `The picture is for δ = ${deltaText(this.delta)}. `;
+    const text = this.delta === null ? "" : `The picture is for δ = ${deltaText(this.delta)}. `;
     place.replaceChildren(text, h("button", { type: "button", onclick: () => this.make(this.target.delta) }, `Draw it for δ = ${deltaText(this.target.delta)}`));
   }
 
@@ -73,7 +75,8 @@ export class Frontier {
   }
 
   label() {
-    const best = this.best ? `the best for it has ε = ${epsilonText(this.best.epsilon)} and utility ${numberText(this.best.expected_utility)}` : "nothing fits it";
+    const other = this.delta !== this.target.delta;
+    const best = other ? `what fits it is for δ = ${deltaText(this.target.delta)}` : this.best ? `the best for it has ε = ${epsilonText(this.best.epsilon)} and utility ${numberText(this.best.expected_utility)}` : "nothing fits it";
     byId("frontier").setAttribute("aria-label", `Utility against ε at δ = ${deltaText(this.delta)}, for every rule; the target ε = ${this.target.epsilon} is marked by a line, and ${best}. The numbers follow below.`);
   }
 
@@ -82,39 +85,43 @@ export class Frontier {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     this.ink = colour("--text");
-    const axis = (given) => ({ ...given, gridcolor: colour("--line"), linecolor: colour("--line"), zerolinecolor: colour("--line"), fixedrange: true, automargin: true });
+    const narrow = this.narrow.matches;
+    const legible = (font) => ({ ...font, color: this.ink, size: Math.max(12, font?.size || 12) });
+    const axis = (given) => ({ ...given, tickfont: legible(given.tickfont), title: { ...given.title, font: legible(given.title?.font), standoff: 6 }, gridcolor: colour("--line"), linecolor: colour("--line"), zerolinecolor: colour("--line"), fixedrange: true, automargin: true });
     const { shapes, best } = this.marks();
     const layout = {
       ...this.figure.layout,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      height: 520,
-      margin: { l: 56, r: 12, t: 12, b: 20 },
-      font: { ...this.figure.layout.font, color: this.ink, family: "system-ui, sans-serif" },
+      height: narrow ? 480 : 640,
+      margin: { l: narrow ? 8 : 56, r: 12, t: 12, b: 20 },
+      font: { ...legible(this.figure.layout.font), family: "system-ui, sans-serif" },
       hoverlabel: { ...this.figure.layout.hoverlabel, bgcolor: colour("--back"), font: { color: this.ink } },
       // Bold text would be an inline style, which the content policy refuses.
-      annotations: (this.figure.layout.annotations || []).map((note) => ({ ...note, text: note.text.replace(/<\/?b>/g, ""), bgcolor: "rgba(0,0,0,0)", font: { ...note.font, color: this.ink } })),
-      legend: { ...this.figure.layout.legend, y: -0.2 },
+      annotations: (this.figure.layout.annotations || []).map((note) => ({ ...note, text: note.text.replace(/<\/?b>/g, ""), bgcolor: "rgba(0,0,0,0)", font: legible(note.font) })),
+      legend: { ...this.figure.layout.legend, font: legible(this.figure.layout.legend?.font), orientation: "h", xref: "paper", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" },
       xaxis: axis(this.figure.layout.xaxis),
       yaxis: axis(this.figure.layout.yaxis),
       dragmode: false,
       shapes,
     };
     const star = { type: "scatter", mode: "markers", name: "best known for the target", x: best.x[0], y: best.y[0], marker: { symbol: "diamond-open", size: 16, color: this.ink, line: { width: 3 } }, hovertemplate: "best known for the target<extra></extra>" };
-    const data = this.figure.data.map((trace) => (trace.marker?.line?.color ? { ...trace, marker: { ...trace.marker, line: { ...trace.marker.line, color: this.ink } } } : trace));
+    // A narrow screen has no room for both accountants: PLD is drawn, RDP stands in the table.
+    const room = this.figure.data.filter((trace) => !narrow || !/\bRDP\b/.test(trace.name || ""));
+    const short = (trace) => (narrow && trace.name ? { ...trace, name: trace.name.replace(" (", "<br>(") } : trace);
+    const data = room.map(short).map((trace) => (trace.marker?.line?.color ? { ...trace, marker: { ...trace.marker, line: { ...trace.marker.line, color: this.ink } } } : trace));
     await globalThis.Plotly.react(byId("frontier"), [...data, star], layout, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false });
     this.drawn = true;
     if (this.target) this.label();
   }
 
   table() {
-    const curves = this.document.curves.filter((curve) => curve.by === "pld");
-    const rows = curves.flatMap((curve) => curve.points.filter((point) => point.utility !== null && point.epsilon !== null && point.on_frontier !== false).map((point) => h("tr", {},
-      h("th", { scope: "row" }, curve.title), h("td", {}, curve.standing), h("td", {}, epsilonText(point.epsilon)), h("td", {}, numberText(point.utility)),
+    const rows = this.document.curves.flatMap((curve) => curve.points.filter((point) => point.utility !== null && point.epsilon !== null && point.on_frontier !== false).map((point) => h("tr", {},
+      h("th", { scope: "row" }, curve.title), h("td", {}, curve.by.toUpperCase()), h("td", {}, curve.standing), h("td", {}, epsilonText(point.epsilon)), h("td", {}, numberText(point.utility)),
       h("td", {}, Object.entries(point.weights).filter(([, weight]) => weight > 0).map(([name, weight]) => `${name} ${numberText(weight)}`).join(", ")))));
     byId("frontier-table").replaceChildren(h("table", {},
-      h("caption", {}, `Utility against ε at δ = ${deltaText(this.delta)}, by privacy loss distributions`),
-      h("thead", {}, h("tr", {}, ["rule", "standing", "ε", "utility", "weights"].map((text) => h("th", { scope: "col" }, text)))),
+      h("caption", {}, `Utility against ε at δ = ${deltaText(this.delta)}`),
+      h("thead", {}, h("tr", {}, ["rule", "by", "standing", "ε", "utility", "weights"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, rows)));
     byId("frontier-numbers").hidden = false;
   }

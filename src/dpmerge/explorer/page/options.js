@@ -52,7 +52,7 @@ function card(option, others, plan, actions) {
     ...guarantee(option),
     others.length ? h("details", { "data-key": `others-${option.rule}` }, h("summary", {}, "The other models"), h("ul", {}, others.map(line))) : null,
     h("p", { class: "row" },
-      option.rule === "joint" ? null : h("button", { type: "button", "data-key": `show-${option.rule}`, onclick: () => actions.show(option) }, "Show in the picture"),
+      option.rule === "joint" ? null : h("button", { type: "button", "data-key": `show-${option.rule}`, onclick: () => actions.show(option) }, "In the picture"),
       h("button", { type: "button", "data-key": `release-${option.rule}`, onclick: () => actions.release(option) }, "Release …")));
 }
 
@@ -62,9 +62,9 @@ function guarantee(option) {
   const count = option.assumptions.length;
   return [
     h("p", { class: "sentence" }, said, count ? `, under ${count} ${count === 1 ? "assumption" : "assumptions"}:` : ""),
-    h("details", { "data-key": `theorem-${option.rule}`, "data-open": option.standing === "conditional" }, h("summary", {}, "Assumptions, theorem, exact weights"),
+    h("details", { "data-key": `theorem-${option.rule}`, "data-open": option.standing === "conditional" }, h("summary", {}, "Assumptions and theorem"),
       h("ul", { class: "assumed" }, option.assumptions.map((text) => h("li", {}, text))),
-      h("p", {}, option.theorem_title), h("p", { class: "quiet" }, exactWeights(option.weights))),
+      h("p", {}, option.theorem_title), h("p", { class: "quiet" }, `Exact weights: ${exactWeights(option.weights)}`)),
   ];
 }
 

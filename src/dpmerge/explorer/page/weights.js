@@ -17,6 +17,7 @@ export class Weights {
     this.point = null; // weights, in the order of the corners
     this.corners = [];
     this.dragging = false;
+    this.told = null; // what the server said of one point
     this.asked = latest((...given) => this.account(...given));
     this.alone = this.names.length < 2;
     if (this.alone) {
@@ -24,9 +25,13 @@ export class Weights {
       return;
     }
     for (const input of document.querySelectorAll("input[name=rule]")) {
-      input.addEventListener("change", () => { this.draw(); this.moved(); });
+      input.addEventListener("change", () => {
+        if (this.grid === null) return;
+        this.draw();
+        if (byId("weights-error").textContent === "") this.moved(false);
+      });
     }
-    byId("release-weights").addEventListener("click", () => release(this.rule, this.named(), `weights from ${ruleText(this.rule).toLowerCase()}`));
+    byId("release-weights").addEventListener("click", () => release(this.rule, this.named()));
   }
 
   get rule() {
@@ -48,7 +53,10 @@ export class Weights {
     const other = this.target === null || this.target.delta !== target.delta;
     this.target = target;
     if (other) await this.load();
-    else { this.draw(); this.judge(); }
+    else {
+      this.draw();
+      this.judge();
+    }
   }
 
   async load() {
@@ -133,17 +141,21 @@ export class Weights {
 
   typed() {
     const values = this.corners.map((_, index) => byId(`weight-${index}`).valueAsNumber);
-    if (values.some((value) => !Number.isFinite(value) || value < 0)) {
-      byId("weights-error").textContent = "Each weight is a number from 0 to 1.";
-      return;
-    }
     const sum = values.reduce((a, b) => a + b, 0);
-    if (Math.abs(sum - 1) > 1e-9) {
-      byId("weights-error").textContent = `The weights sum to ${Number(sum.toPrecision(6))}, not 1: nothing is accounted.`;
-      return;
+    if (values.some((value) => !Number.isFinite(value) || value < 0)) this.refuse("Each weight is a number from 0 to 1: nothing is accounted.");
+    else if (Math.abs(sum - 1) > 1e-9) this.refuse(`The weights sum to ${Number(sum.toPrecision(6))}, not 1: nothing is accounted.`);
+    else {
+      this.point = values;
+      this.moved(false);
     }
-    this.point = values;
-    this.moved(false);
+  }
+
+  // No guarantee stands beside numbers that it is not for, and nothing can be released by them.
+  refuse(why) {
+    byId("weights-error").textContent = why;
+    byId("weights-verdict").replaceChildren();
+    byId("weights-sentence").replaceChildren();
+    byId("release-weights").disabled = true;
   }
 
   // --- moving ---------------------------------------------------------------------------------------------------------------
@@ -174,6 +186,13 @@ export class Weights {
     return { epsilon: rule.epsilons[index], standing: rule.standings[index] };
   }
 
+  // What the grid or the server said of the point, or null where neither has yet.
+  sure(point = this.point) {
+    const known = this.known(point);
+    if (known !== null && known.standing !== "pending") return known;
+    return this.told !== null && this.told.key === this.key(this.rule, this.named(point)) ? this.told : null;
+  }
+
   step(key) {
     const parts = this.nearest(this.point).map((weight) => Math.round(weight * this.cells));
     const move = (from, to) => { if (parts[from] > 0) { parts[from] -= 1; parts[to] += 1; } };
@@ -193,6 +212,7 @@ export class Weights {
 
   moved(fill = true) {
     byId("weights-error").textContent = "";
+    byId("release-weights").disabled = false;
     if (fill) this.corners.forEach((_, index) => { byId(`weight-${index}`).value = String(this.point[index]); });
     this.placeHandle();
     this.judge();
@@ -201,9 +221,10 @@ export class Weights {
 
   // At once from what the grid knows; the sentence follows from the server.
   judge() {
+    if (this.grid === null || byId("weights-error").textContent !== "") return;
     const place = byId("weights-verdict");
-    const known = this.known();
-    if (known !== null && known.standing !== "pending") this.tell(place, known.epsilon, known.standing);
+    const known = this.sure();
+    if (known !== null) this.tell(place, known.epsilon, known.standing);
     else place.replaceChildren(h("span", { class: "quiet" }, "accounting for these weights …"));
     if (this.sentence && this.sentence.key === this.key()) byId("weights-sentence").replaceChildren(...this.sentence.shown);
     else byId("weights-sentence").replaceChildren();
@@ -215,7 +236,7 @@ export class Weights {
 
   tell(place, epsilon, standing) {
     const fits = epsilon !== null && epsilon <= this.target.epsilon;
-    if (standing === "refused") place.replaceChildren(badge("refused"), " no theorem covers these weights");
+    if (standing === "refused") place.replaceChildren(badge("refused"), " nothing is guaranteed for these weights");
     else place.replaceChildren(h("strong", { class: "big" }, `ε = ${epsilonText(epsilon)}`), ` at δ = ${deltaText(this.target.delta)} `, badge(standing), " ", fitBadge(fits));
     this.handle?.setAttribute("aria-valuetext", `${this.corners.map((name, index) => `${name} ${weightText(this.point[index])}`).join(", ")}: ${place.textContent}`);
   }
@@ -229,14 +250,15 @@ export class Weights {
         h("p", { class: "sentence" }, found.sentence),
         h("details", {}, h("summary", {}, "Theorem and exact weights"), h("p", {}, `${found.theorem_title} (${found.theorem_source})`), h("p", { class: "quiet" }, exactWeights(weights))),
       ];
-      if (this.key() === this.key(rule, weights, delta)) this.tell(byId("weights-verdict"), found.epsilon, found.standing);
+      this.told = { key: this.key(rule, weights, delta), epsilon: found.epsilon, standing: found.standing };
     } catch (error) {
       shown = [h("p", { class: "sentence" }, error.message)];
-      if (this.key() === this.key(rule, weights, delta)) byId("weights-verdict").replaceChildren(badge("refused"));
+      this.told = { key: this.key(rule, weights, delta), epsilon: null, standing: "refused" };
     }
-    if (this.key() !== this.key(rule, weights, delta)) return;
-    this.sentence = { key: this.key(), shown };
-    byId("weights-sentence").replaceChildren(...shown);
+    if (this.key() !== this.told.key) return;
+    this.sentence = { key: this.told.key, shown };
+    this.placeHandle();
+    this.judge();
     byId("weights-sentence").dataset.ms = (performance.now() - started).toFixed(0);
   }
 
@@ -244,21 +266,32 @@ export class Weights {
 
   draw() {
     if (this.grid === null) return;
-    const focused = document.activeElement === this.handle;
-    this.handle = svg("g", { id: "handle", class: "handle", role: "slider", tabindex: "0", "aria-label": `Weights for ${ruleText(this.rule).toLowerCase()}; arrow keys move them`, "aria-valuemin": "0", "aria-valuemax": "100" });
-    this.handle.addEventListener("keydown", (event) => { if (this.step(event.key)) event.preventDefault(); });
-    const drawn = this.corners.length === 3 ? this.triangle() : this.curve();
-    this.picture = drawn;
-    drawn.append(this.handle);
-    drawn.addEventListener("pointerdown", (event) => this.grab(event));
-    drawn.addEventListener("pointermove", (event) => { if (this.dragging) this.drag(event); });
-    for (const name of ["pointerup", "pointercancel"]) drawn.addEventListener(name, () => { this.dragging = false; });
-    const place = byId("picture");
-    place.replaceChildren(drawn, this.legend());
+    if (this.framed !== String(this.corners)) this.frame();
+    this.under.replaceChildren(...(this.corners.length === 3 ? this.triangle() : this.curve()));
+    this.legend.replaceChildren(...this.summary());
+    this.handle.setAttribute("aria-label", `Weights for ${ruleText(this.rule).toLowerCase()}; arrow keys move them`);
     this.placeHandle();
-    if (focused) this.handle.focus({ preventScroll: true });
     const left = this.grid.total - this.grid.done;
     byId("weights-progress").textContent = left > 0 ? `${this.grid.done} of ${this.grid.total} guarantees are known; the others follow` : "";
+  }
+
+  // The picture and its handle last as long as the corners: they may be in somebody's hand while what is under them changes.
+  frame() {
+    const three = this.corners.length === 3;
+    const [first, second] = this.corners;
+    const label = three ? `The weights of ${this.corners.join(", ")}, with those marked that fit the target` : `ε over the weight of ${second}, from ${first} alone to ${second} alone`;
+    this.handle = svg("g", { id: "handle", class: "handle", role: "slider", tabindex: "0", "aria-valuemin": "0", "aria-valuemax": "100" },
+      svg("circle", { r: 22, class: "halo" }), svg("circle", { r: 10, class: "knob-dot" }), svg("circle", { r: 2.5, class: "knob-pin" }));
+    this.handle.addEventListener("keydown", (event) => { if (this.step(event.key)) event.preventDefault(); });
+    this.under = svg("g", { "aria-hidden": "true" });
+    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${three ? 470 : 350}`, class: "simplex", role: "group", "aria-label": label }, this.under, this.handle);
+    this.picture.addEventListener("pointerdown", (event) => this.grab(event));
+    this.picture.addEventListener("pointermove", (event) => { if (this.dragging) this.drag(event); });
+    for (const name of ["pointerup", "pointercancel"]) this.picture.addEventListener(name, () => { this.dragging = false; });
+    this.dragging = false;
+    this.legend = h("div");
+    byId("picture").replaceChildren(this.picture, this.legend);
+    this.framed = String(this.corners);
   }
 
   fits(rule, index) {
@@ -266,33 +299,32 @@ export class Weights {
     return epsilon !== null && epsilon <= this.target.epsilon;
   }
 
-  legend() {
+  summary() {
     const standings = this.grid.rules[this.rule].standings;
     const count = standings.filter((_, index) => this.fits(this.rule, index)).length;
     const open = standings.filter((standing) => standing === "pending").length;
     const marks = this.corners.length === 3
       ? [["fits", "●", "fits the target"], ["misses", "○", "does not"], ["pending", "·", "not known yet"]]
       : [["selection", "●", "random selection"], ["combination", "■", "linear combination"], ["line", "┄", "the target"]];
-    return h("div", {},
+    return [
       h("ul", { class: "legend", "aria-hidden": "true" }, marks.map(([name, sign, text]) => h("li", {}, h("span", { class: `mark ${name}` }, sign), ` ${text}`))),
-      h("p", { class: "quiet", id: "picture-summary" }, `${ruleText(this.rule)}: ${count} of ${standings.length} points fit ε ≤ ${this.target.epsilon}${open ? `, ${open} are not known yet` : ""}. Each mark stands for its own point; nothing is said between them.`));
+      h("p", { class: "quiet", id: "picture-summary" }, `${ruleText(this.rule)}: ${count} of ${standings.length} points fit ε ≤ ${this.target.epsilon}${open ? `, ${open} are not known yet` : ""}. Each mark stands for its own point; nothing is said between them.`),
+    ];
   }
 
   place(point) {
     if (point.length === 3) return [0, 1].map((axis) => point.reduce((sum, weight, index) => sum + weight * CORNERS[index][axis], 0));
-    const known = this.known(point);
-    const epsilon = known === null || known.epsilon === null ? this.target.epsilon : known.epsilon;
-    return [this.x(point[1]), this.y(epsilon)];
+    const epsilon = this.sure(point)?.epsilon ?? null;
+    return [this.x(point[1]), epsilon === null ? PLOT.bottom : this.y(epsilon)];
   }
 
   triangle() {
-    const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} 470`, class: "simplex", role: "group", "aria-label": `The weights of ${this.corners.join(", ")}, with those marked that fit the target` });
     const path = `M${CORNERS.map((corner) => corner.join(" ")).join("L")}Z`;
-    drawn.append(svg("defs", {}, svg("clipPath", { id: "inside" }, svg("path", { d: path }))));
+    const inside = svg("defs", {}, svg("clipPath", { id: "inside" }, svg("path", { d: path })));
     const radius = ((CORNERS[2][0] - CORNERS[1][0]) * this.grid.step) / Math.sqrt(3);
     const rise = ((CORNERS[1][1] - CORNERS[0][1]) * this.grid.step) / 1.5;
-    const cells = svg("g", { "clip-path": "url(#inside)", "aria-hidden": "true" });
-    const marks = svg("g", { "aria-hidden": "true" });
+    const cells = svg("g", { "clip-path": "url(#inside)" });
+    const marks = svg("g");
     const standings = this.grid.rules[this.rule].standings;
     this.grid.points.forEach((point, index) => {
       const [x, y] = this.place(point);
@@ -304,16 +336,14 @@ export class Weights {
       }
       const at = { cx: x.toFixed(2), cy: y.toFixed(2) };
       if (standings[index] === "conditional") marks.append(svg("path", { class: `dot ${kind}`, d: `M${x} ${y - 4.5}l4.5 4.5l-4.5 4.5l-4.5 -4.5Z` }));
-      else marks.append(svg("circle", { class: `dot ${kind}`, r: kind === "pending" ? 1 : 3, ...at }));
+      else marks.append(svg("circle", { class: `dot ${kind}`, ...at }));
     });
-    drawn.append(cells, svg("path", { class: "frame", d: path, "aria-hidden": "true" }), marks);
     const labels = [[260, 18, "middle"], [6, 458, "start"], [514, 458, "end"]];
-    this.corners.forEach((name, index) => {
+    const names = this.corners.map((name, index) => {
       const [x, y, anchor] = labels[index];
-      drawn.append(svg("text", { x, y, "text-anchor": anchor, class: "corner", "aria-hidden": "true" }, name.length > 28 ? `${name.slice(0, 27)}…` : name));
+      return svg("text", { x, y, "text-anchor": anchor, class: "corner" }, name.length > 20 ? `${name.slice(0, 19)}…` : name);
     });
-    this.handle.append(svg("circle", { r: 22, class: "halo" }), svg("circle", { r: 10, class: "knob-dot" }), svg("circle", { r: 2.5, class: "knob-pin" }));
-    return drawn;
+    return [inside, cells, svg("path", { class: "frame", d: path }), marks, ...names];
   }
 
   curve() {
@@ -322,14 +352,12 @@ export class Weights {
     const high = Math.max(...all, this.target.epsilon) * 1.15;
     this.x = (weight) => PLOT.left + weight * (PLOT.right - PLOT.left);
     this.y = (epsilon) => PLOT.bottom - (Math.log(Math.max(epsilon, low) / low) / Math.log(high / low)) * (PLOT.bottom - PLOT.top);
-    const [first, second] = this.corners;
-    const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} 350`, class: "simplex", role: "group", "aria-label": `ε over the weight of ${second}, from ${first} alone to ${second} alone` });
-    const frame = svg("g", { "aria-hidden": "true" }, svg("path", { class: "frame", d: `M${PLOT.left} ${PLOT.top}V${PLOT.bottom}H${PLOT.right}` }));
+    const frame = svg("g", {}, svg("path", { class: "frame", d: `M${PLOT.left} ${PLOT.top}V${PLOT.bottom}H${PLOT.right}` }));
     for (const tick of logTicks(low, high)) {
       frame.append(svg("path", { class: "rule", d: `M${PLOT.left} ${this.y(tick)}H${PLOT.right}` }), svg("text", { x: PLOT.left - 8, y: this.y(tick) + 4, "text-anchor": "end", class: "tick" }, String(tick)));
     }
     for (const tick of [0, 0.25, 0.5, 0.75, 1]) frame.append(svg("text", { x: this.x(tick), y: PLOT.bottom + 20, "text-anchor": "middle", class: "tick" }, String(tick)));
-    frame.append(svg("text", { x: (PLOT.left + PLOT.right) / 2, y: PLOT.bottom + 46, "text-anchor": "middle", class: "corner" }, `λ, the weight of ${second}`), svg("text", { x: 14, y: PLOT.top + 4, class: "corner" }, "ε"));
+    frame.append(svg("text", { x: (PLOT.left + PLOT.right) / 2, y: PLOT.bottom + 46, "text-anchor": "middle", class: "corner" }, `λ, the weight of ${this.corners[1]}`), svg("text", { x: 14, y: PLOT.top + 4, class: "corner" }, "ε"));
     const target = this.y(this.target.epsilon);
     frame.append(svg("path", { class: "target-line", d: `M${PLOT.left} ${target}H${PLOT.right}` }), svg("text", { x: PLOT.right, y: target - 6, "text-anchor": "end", class: "tick" }, `target ${this.target.epsilon}`));
     for (const [rule, grid] of Object.entries(this.grid.rules)) {
@@ -343,9 +371,7 @@ export class Weights {
       }
       frame.append(group);
     }
-    drawn.append(frame);
-    this.handle.append(svg("circle", { r: 22, class: "halo" }), svg("circle", { r: 10, class: "knob-dot" }), svg("circle", { r: 2.5, class: "knob-pin" }));
-    return drawn;
+    return [frame];
   }
 
   placeHandle() {
