@@ -154,7 +154,7 @@ async function start() {
   page.delta = portfolio.delta;
   showModels(portfolio);
   page.releases = new Releases(portfolio);
-  page.weights = new Weights(portfolio, (rule, weights) => page.releases.open(rule, weights, page.target, false));
+  page.weights = new Weights(portfolio, (rule, weights) => page.releases.open(rule, weights, page.target, false), ask);
   page.frontier = new Frontier(page.range);
   const [low, high] = page.range;
   setTarget(Number(Math.sqrt(low * high).toPrecision(2)), portfolio.delta);

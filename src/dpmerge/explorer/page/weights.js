@@ -10,7 +10,8 @@ const PLOT = { left: 62, right: 500, top: 20, bottom: 290 };
 const POLL_MS = 1500;
 
 export class Weights {
-  constructor(portfolio, release) {
+  constructor(portfolio, release, learned) {
+    this.learned = learned; // more of the grid is known: there may be better weights for the target
     this.names = portfolio.models.map((model) => model.name);
     this.grid = null;
     this.target = null;
@@ -85,7 +86,9 @@ export class Weights {
         const grid = await get(`/v1/simplex?${query}`);
         if (grid.delta === this.target.delta && String(grid.models) === String(this.corners)) {
           this.grid = grid;
-          if (!this.dragging) this.draw();
+          this.draw();
+          this.judge();
+          this.learned();
         }
       } catch { /* told elsewhere: every other call fails as well */ }
       this.poll();

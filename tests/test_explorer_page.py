@@ -1,0 +1,892 @@
+"""The explorer's page in a real browser: what it shows is what the API and the library say, by mouse and by keyboard alike."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+import dpmerge
+from dpmerge.records import Portfolio
+from dpmerge.rules.guarantee import round_up
+from tests import builders, ledger_builders
+from tests.browser import DESKTOP, PHONE, SMALL, Server, Visit, a_browser, another, serving, visiting
+from tests.explorer_builders import DELTA, TOKEN
+from tests.release_builders import on_disk, runs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+QUICK_MS = 150  # the issue's bound for one move
+TYPED = {"a": 0.125, "b": 0.625, "c": 0.25}  # off the grid, and exact
+EVIL = "<img src=x onerror=document.title='inside'>"
+EVIL_DATASET = "<script>document.title='inside'</script>"
+
+
+# --- servers and visits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    yield from a_browser()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Three models, utilities, a ledger with room, and leave to release."""
+    folder = tmp_path_factory.mktemp("explorer")
+    ledger_builders.new(folder / "ledger.db", epsilon=100.0)
+    with serving(folder, ledger=str(folder / "ledger.db"), utility="a=0.9,b=0.5,c=0.8", allow_release=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models; no ledger, and releasing is off."""
+    folder = tmp_path_factory.mktemp("two")
+    models = [builders.dp_sgd(name, sigma=sigma, steps=10, smoothness=0.2) for name, sigma in (("a", 4.0), ("b", 40.0))]
+    on_disk(folder / "runs", *models)
+    with serving(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Four models, and a ledger whose budget is too small for any."""
+    folder = tmp_path_factory.mktemp("four")
+    noise = {"a": 4.0, "b": 40.0, "c": 10.0, "d": 20.0}
+    on_disk(folder / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=10) for name, sigma in noise.items()))
+    ledger_builders.new(folder / "ledger.db", epsilon=0.01)
+    with serving(folder, ledger=str(folder / "ledger.db"), allow_release=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def conditional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models, one trained on shuffled batches that the user has accounted as Poisson ones; names that try to run."""
+    folder = tmp_path_factory.mktemp("conditional")
+    shuffled = builders.dp_sgd(EVIL, sigma=4.0, steps=3, batch=100.0).record.model_dump(by_alias=True, mode="json")["mechanism"]
+    shuffled |= {"sampling": {"scheme": "shuffle"}}
+    plain = builders.dp_sgd("b", sigma=8.0, steps=3).record.model_dump(by_alias=True, mode="json")["mechanism"]
+    models = (builders.model(EVIL, shuffled, dataset=EVIL_DATASET), builders.model("b", plain, dataset=EVIL_DATASET))
+    on_disk(folder / "runs", *models)
+    with serving(folder, rungs=2, shuffle=dpmerge.ShuffleAsPoisson()) as found:
+        yield found
+
+
+READY = """() => document.querySelector('#frontier .main-svg') && !document.querySelector('#frontier-job > *')
+    && document.getElementById('weights-progress').textContent === '' && document.getElementById('warming').textContent === ''
+    && document.getElementById('verdict').dataset.target && document.getElementById('releases').childElementCount"""
+
+
+@contextmanager
+def opened(server: Server, chromium: Browser, ready: str = READY, **options: Any) -> Iterator[Visit]:
+    """The page once everything on it is known; when it is left, nothing may have gone wrong on it."""
+    with visiting(server, chromium, **options) as visit:
+        visit.page.goto(server.url)
+        visit.page.wait_for_function(ready)
+        yield visit
+        visit.assert_clean()
+
+
+def api(server: Server, path: str, body: Any = None) -> Any:
+    """What the API says, asked beside the browser."""
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(f"{server.url}v1/{path}", data, {"Content-Type": "application/json"})  # noqa: S310
+    with urlopen(request) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def portfolio(server: Server) -> Portfolio:
+    return Portfolio.load(server.folder / "runs")
+
+
+def text(page: Page, place: str) -> str:
+    return " ".join(page.locator(place).inner_text().split())
+
+
+def value(page: Page, place: str) -> float:
+    return float(page.locator(place).input_value())
+
+
+def settled(page: Page, epsilon: float, delta: float = DELTA) -> None:
+    """Until the verdict is that of the target."""
+    wanted = f"const [e, d] = document.getElementById('verdict').dataset.target.split(' '); return +e === {epsilon} && +d === {delta}"
+    page.wait_for_function(f"() => {{ {wanted} }}")
+
+
+def set_target(page: Page, epsilon: float) -> None:
+    page.fill("#epsilon-box", str(epsilon))
+    settled(page, epsilon)
+
+
+def assert_shows_plan(server: Server, page: Page, epsilon: float, delta: float = DELTA) -> None:
+    """Every option on the page has the numbers of the API's plan, and so has the verdict."""
+    settled(page, epsilon, delta)
+    plan = api(server, "plan", {"epsilon": epsilon, "delta": delta})
+    for rule in ("combination", "selection", "single", "joint"):
+        option = next(one for one in plan["options"] if one["rule"] == rule)
+        guarantee = f"ε = {round_up(option['epsilon'])} at δ = {delta:g}".replace("e-0", "e-")
+        page.locator(f"#options [data-rule={rule}]", has_text=guarantee).wait_for(timeout=5000)
+        card = text(page, f"#options [data-rule={rule}]")
+        assert ("● fits the target" in card) == option["feasible"]
+        assert option["sentence"].split(" · assumes ")[0] in card
+        assert f"under {len(option['assumptions'])} assumption" in card
+        assert ("★ best" in card) == (plan["best"] is not None and plan["options"][plan["best"]] == option)
+    if plan["best"] is None:
+        assert "Nothing known fits" in text(page, "#verdict")
+    else:
+        assert f"ε = {round_up(plan['options'][plan['best']]['epsilon'])} fits ({epsilon:g}, " in text(page, "#verdict")
+
+
+# --- what the page shows ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_the_api_says(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        known = api(server, "portfolio")
+        cards = page.locator("#models .card")
+        assert cards.count() == len(known["models"]) == 3
+        for index, model in enumerate(known["models"]):
+            card = " ".join(cards.nth(index).inner_text().split())
+            for by in ("pld", "rdp"):
+                assert f"ε at δ = 1e-5 by {by.upper()} {round_up(model['epsilon'][by])}" in card
+            for words in (model["name"], "✓ proved", "sampling full-batch", "steps 10", f"utility {model['utility']}", *model["warnings"]):
+                assert words in card
+        assert "3 models trained on test-data; neighbouring datasets: add-remove." in text(page, "#about")
+        assert_shows_plan(server, page, value(page, "#epsilon-box"))
+        assert "ε = 0.0000 of 100 spent" in text(page, "#budget") or "of 100 spent" in text(page, "#budget")
+        assert "null" not in page.locator("main").inner_text()
+        assert "undefined" not in page.locator("main").inner_text()
+        visit.shot("explorer-light", full=True)
+
+
+def test_conditional_is_a_word_a_sign_and_a_border_and_names_are_text(conditional: Server, chromium: Browser) -> None:
+    with opened(conditional, chromium) as visit:
+        page = visit.page
+        badges = page.locator(".badge.conditional")
+        assert badges.count() >= 3
+        for place in ("#models .card:first-child", "#options [data-rule=joint]", "#weights-verdict"):
+            badge = page.locator(place).locator(".badge.conditional").first
+            assert badge.inner_text() == "◇ conditional"
+            assert badge.evaluate("one => getComputedStyle(one).borderStyle") == "dashed"
+        proved = page.locator("#models .card:nth-child(2) .badge").first
+        assert (proved.inner_text(), proved.evaluate("one => getComputedStyle(one).borderStyle")) == ("✓ proved", "solid")
+        # What it holds under besides stands open, and as a warning at the model.
+        (assumed,) = [one for one in api(conditional, "portfolio")["models"] if one["name"] == EVIL]
+        assert assumed["warnings"]
+        for warning in assumed["warnings"]:
+            assert warning in text(page, "#models .card:first-child .warnings")
+            assert warning in text(page, "#options [data-rule=joint] details[open]")
+        # Names are the user's; they are shown and never run.
+        assert EVIL in text(page, "#models .card:first-child h3")
+        assert EVIL_DATASET in text(page, "#about")
+        page.locator("#frontier-numbers summary").click()
+        assert EVIL in text(page, "#frontier-table")
+        assert page.title() == "dpmerge explorer"
+        assert page.locator("main img, main script").count() == 0
+        visit.assert_accessible()
+
+
+def test_one_model_has_nothing_to_weigh(tmp_path: Path, chromium: Browser) -> None:
+    on_disk(tmp_path / "runs", builders.dp_sgd("a", sigma=4.0, steps=10))
+    ready = READY.replace("document.getElementById('weights-progress').textContent === ''", "true")
+    with serving(tmp_path) as alone, opened(alone, chromium, ready) as visit:
+        assert "There is one model: nothing to weigh." in text(visit.page, "#weights")
+        assert "1 model trained on" in text(visit.page, "#about")
+        set_target(visit.page, 50)
+        assert "fits (50, 1e-5)" in text(visit.page, "#verdict")
+        visit.assert_accessible()
+
+
+# --- the knob ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_target_follows_the_slider_the_keys_and_the_boxes(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        place = page.locator("#epsilon-slider").bounding_box()
+        assert place is not None
+        seen = {value(page, "#epsilon-box")}
+        for share in (0.2, 0.5, 0.9):
+            page.mouse.click(place["x"] + share * place["width"], place["y"] + place["height"] / 2)
+            seen.add(target := value(page, "#epsilon-box"))
+            assert page.get_attribute("#epsilon-slider", "aria-valuetext") == f"ε at most {target:g}"
+            assert_shows_plan(server, page, target)
+        for key in ("ArrowLeft", "ArrowRight", "PageDown", "Home", "End"):
+            page.focus("#epsilon-slider")
+            page.keyboard.press(key)
+            seen.add(target := value(page, "#epsilon-box"))
+            assert_shows_plan(server, page, target)
+        assert len(seen) >= 8
+        set_target(page, 0.7)
+        assert_shows_plan(server, page, 0.7)
+        before = value(page, "#epsilon-slider")
+        set_target(page, 1.4)
+        assert value(page, "#epsilon-slider") > before
+
+
+@pytest.mark.parametrize("place, typed", [("epsilon-box", "-1"), ("epsilon-box", ""), ("epsilon-box", "1e9"), ("delta-box", "2"), ("delta-box", "0")])
+def test_nonsense_is_said_and_changes_nothing(server: Server, chromium: Browser, place: str, typed: str) -> None:
+    with opened(server, chromium, ready="() => document.getElementById('verdict').dataset.target") as visit:
+        page = visit.page
+        set_target(page, 1.5)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.post_data or "") if "/v1/plan" in request.url else None)
+        before = text(page, "#verdict")
+        page.fill(f"#{place}", typed)
+        words = "ε is a number from 0 to a million." if place == "epsilon-box" else "δ is a number between 0 and 1"
+        assert words in text(page, "#target-error")
+        page.wait_for_timeout(100)
+        assert text(page, "#verdict") == before
+        assert all(json.loads(one)["epsilon"] == 1.5 and json.loads(one)["delta"] == DELTA for one in asked)
+        page.focus("#epsilon-slider")
+        page.keyboard.press("ArrowRight")
+        assert text(page, "#target-error") == ""
+
+
+def test_another_delta_is_another_page(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.focus("#delta-slider")
+        page.keyboard.press("ArrowLeft")
+        assert value(page, "#delta-box") == 1e-6
+        assert page.get_attribute("#delta-slider", "aria-valuetext") == "δ at most 1e-6"
+        page.wait_for_function("() => document.getElementById('models').innerText.includes('1e-6')")
+        page.wait_for_function(READY)
+        assert_shows_plan(server, page, value(page, "#epsilon-box"), 1e-6)
+        for index, model in enumerate(api(server, "portfolio?delta=1e-6")["models"]):
+            assert f"ε at δ = 1e-6 by PLD {round_up(model['epsilon']['pld'])}" in " ".join(page.locator("#models .card").nth(index).inner_text().split())
+        assert "at δ = 1e-6" in text(page, "#weights-verdict")
+        # The frontier is for another δ, says so, and is drawn again when it is asked for.
+        assert "The picture is for δ = 1e-5." in text(page, "#frontier-note")
+        page.click("#frontier-note button")
+        page.wait_for_function("() => document.getElementById('frontier').getAttribute('aria-label').includes('at δ = 1e-6')")
+        assert text(page, "#frontier-note") == ""
+
+
+# From an input to the answer on the page, for many moves one after the other.
+MOVES = """async () => {
+  const slider = document.getElementById('epsilon-slider'), verdict = document.getElementById('verdict'), took = [], shown = [];
+  for (let move = 0; move < 24; move += 1) {
+    const started = performance.now();
+    slider.value = String(100 + (move * 337) % 800);
+    slider.dispatchEvent(new Event('input', {bubbles: true}));
+    const wanted = document.getElementById('epsilon-box').value;
+    await new Promise((resolve) => {
+      const look = () => { if (verdict.dataset.target.split(' ')[0] === String(Number(wanted))) { watch.disconnect(); resolve(); } };
+      const watch = new MutationObserver(look);
+      watch.observe(verdict, {childList: true, attributes: true, subtree: true});
+    });
+    took.push(performance.now() - started);
+    shown.push(Number(verdict.dataset.ms));
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+  return {took, shown};
+}"""
+
+
+def p90(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10)[-1]
+
+
+def test_a_move_is_answered_at_once(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        visit.page.evaluate(MOVES)  # the first ones warm the scripts up
+        measured = visit.page.evaluate(MOVES)
+        assert len(measured["took"]) == 24
+        assert p90(measured["took"]) < QUICK_MS, sorted(measured["took"])
+        assert p90(measured["shown"]) < QUICK_MS, sorted(measured["shown"])
+
+
+def test_a_search_at_the_target_itself(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        set_target(visit.page, 1.7)
+        before = api(server, "plan", {"epsilon": 1.7, "delta": DELTA})
+        visit.page.click("#search")
+        visit.page.wait_for_function("() => !document.getElementById('search').disabled")
+        after = api(server, "plan", {"epsilon": 1.7, "delta": DELTA})
+        assert after["options"][0]["expected_utility"] >= before["options"][0]["expected_utility"]
+        visit.page.wait_for_timeout(200)
+        assert_shows_plan(server, visit.page, 1.7)
+
+
+# --- any weights ------------------------------------------------------------------------------------------------------------
+
+
+def guarantee(server: Server, rule: str, weights: dict[str, float]) -> Any:
+    build: Callable[..., Any] = dpmerge.combination if rule == "combination" else dpmerge.selection
+    return build(portfolio(server), weights).guarantee(delta=DELTA)
+
+
+def fields(page: Page, *names: str) -> dict[str, float]:
+    return {name: value(page, f"#weight-{index}") for index, name in enumerate(names)}
+
+
+def assert_shows_weights(server: Server, page: Page, rule: str, *names: str) -> dict[str, float]:
+    """The guarantee shown is the library's at exactly the weights in the fields."""
+    weights = fields(page, *names)
+    page.wait_for_function("() => document.querySelector('#weights-sentence .sentence')")
+    found = guarantee(server, rule, {name: weight for name, weight in weights.items() if weight})
+    shown = text(page, "#weights-verdict")
+    assert f"ε = {round_up(found.epsilon)} at δ = 1e-5" in shown
+    assert f"{'✓' if found.standing == 'proved' else '◇'} {found.standing}" in shown
+    assert ("● fits the target" in shown) == (found.epsilon <= value(page, "#epsilon-box"))
+    assert text(page, "#weights-sentence .sentence") == " ".join(str(found).split())
+    assert round_up(found.epsilon) in (page.get_attribute("#handle", "aria-valuetext") or "")
+    return weights
+
+
+def centre(page: Page, place: str) -> tuple[float, float]:
+    box = page.locator(place).bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def on_screen(page: Page, x: float, y: float) -> tuple[float, float]:
+    """A point of the picture's own coordinates."""
+    script = "([x, y]) => { const one = new DOMPoint(x, y).matrixTransform(document.querySelector('.simplex').getScreenCTM()); return [one.x, one.y]; }"
+    found = page.evaluate(script, [x, y])
+    return found[0], found[1]
+
+
+WATCH = """() => {
+  window.took = [];
+  document.querySelector('.simplex').addEventListener('pointermove', () => { window.moved = performance.now(); }, {capture: true});
+  const watch = new MutationObserver(() => window.took.push(performance.now() - window.moved));
+  watch.observe(document.getElementById('weights-verdict'), {childList: true});
+  watch.observe(document.getElementById('weights-sentence'), {childList: true});
+}"""
+
+
+def test_a_point_is_dragged_and_its_guarantee_follows(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.locator("#handle").scroll_into_view_if_needed()
+        page.evaluate(WATCH)
+        assert fields(page, "a", "b", "c") == {"a": 0.35, "b": 0.35, "c": 0.3}
+        page.mouse.move(*centre(page, "#handle"))
+        page.mouse.down()
+        seen = []
+        for x, y in ((260, 200), (150, 300), (90, 400), (30, 432), (-80, 600), (400, 420), (260, 34)):  # also outside of it
+            page.mouse.move(*on_screen(page, x, y), steps=3)
+            live = text(page, "#weights-verdict")  # before anything else is asked: the point is still held
+            weights = assert_shows_weights(server, page, "combination", "a", "b", "c")
+            assert live.split(" at ")[0] in text(page, "#weights-verdict")
+            seen.append(tuple(weights.values()))
+        page.mouse.up()
+        assert seen[3] == seen[4] == (0.0, 1.0, 0.0)
+        assert seen[-1] == (1.0, 0.0, 0.0)
+        assert len(set(seen)) == 6
+        took = page.evaluate("window.took")
+        assert len(took) > 10
+        assert p90(took) < QUICK_MS, sorted(took)
+        page.mouse.move(*on_screen(page, 260, 200))  # let go: it stays
+        assert fields(page, "a", "b", "c")["a"] == 1.0
+
+
+def test_a_drag_survives_news_from_the_server(server: Server, chromium: Browser) -> None:
+    """Plans and points that become known meanwhile draw the picture anew under the hand."""
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.locator("#handle").scroll_into_view_if_needed()
+        page.mouse.move(*centre(page, "#handle"))
+        page.mouse.down()
+        page.mouse.move(*on_screen(page, 260, 200), steps=2)
+        before = fields(page, "a", "b", "c")
+        page.evaluate("() => { const box = document.getElementById('epsilon-box'); box.value = 3; box.dispatchEvent(new Event('input')); }")
+        settled(page, 3)
+        page.mouse.move(*on_screen(page, 260, 60), steps=2)
+        assert fields(page, "a", "b", "c")["a"] > before["a"]
+        page.mouse.up()
+
+
+def test_the_point_moves_by_keys(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.focus("#handle")
+        seen = []
+        for key in ("ArrowUp", "ArrowDown", "ArrowRight", "ArrowLeft", "Home"):
+            page.keyboard.press(key)
+            seen.append(tuple(assert_shows_weights(server, page, "combination", "a", "b", "c").values()))
+        assert seen == [(0.4, 0.3, 0.3), (0.35, 0.35, 0.3), (0.35, 0.3, 0.35), (0.35, 0.35, 0.3), (1.0, 0.0, 0.0)]
+        page.keyboard.press("Tab")  # and it is left as any other control
+        assert page.evaluate("document.activeElement.id") == "weight-0"
+
+
+def test_weights_are_typed_and_never_normalised(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        for index, weight in enumerate(TYPED.values()):
+            page.fill(f"#weight-{index}", str(weight))
+        assert assert_shows_weights(server, page, "combination", "a", "b", "c") == TYPED
+        for typed, words in (("0.5", "The weights sum to 1.25, not 1"), ("", "Each weight is a number"), ("-0.1", "Each weight is a number")):
+            page.fill("#weight-2", typed)
+            assert words in text(page, "#weights-error")
+            assert page.locator("#weight-2").input_value() == typed
+            assert text(page, "#weights-verdict") == text(page, "#weights-sentence") == ""  # no guarantee beside other numbers
+            assert page.locator("#release-weights").is_disabled()
+        page.fill("#weight-2", "0.25")
+        assert assert_shows_weights(server, page, "combination", "a", "b", "c") == TYPED
+        assert page.locator("#release-weights").is_enabled()
+        page.check("input[value=selection]")
+        assert assert_shows_weights(server, page, "selection", "a", "b", "c") == TYPED
+        page.click("#options [data-rule=selection] >> text=In the picture")
+        chosen = next(one for one in api(server, "plan", {"epsilon": value(page, "#epsilon-box"), "delta": DELTA})["options"] if one["rule"] == "selection")
+        assert assert_shows_weights(server, page, "selection", "a", "b", "c") == chosen["weights"]
+
+
+@pytest.mark.parametrize("rule", ["combination", "selection"])
+def test_every_mark_is_the_librarys_answer(server: Server, chromium: Browser, rule: str) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.check(f"input[value={rule}]")
+        points = api(server, "simplex")["points"]
+        marks = page.evaluate("() => [...document.querySelectorAll('.simplex .dot')].map((one) => one.classList[1])")
+        assert len(marks) == len(points) == 231
+        target = value(page, "#epsilon-box")
+        fits = [guarantee(server, rule, dict(zip("abc", point, strict=True))).epsilon <= target for point in points]
+        assert 0 < sum(fits) < 231
+        assert marks == ["fits" if one else "misses" for one in fits]
+        assert page.locator(".simplex .cell").count() == sum(fits)
+        assert f"{sum(fits)} of 231 points fit ε ≤ {target:g}." in text(page, "#picture-summary")
+
+
+def test_two_models_make_a_curve(two: Server, chromium: Browser) -> None:
+    with opened(two, chromium) as visit:
+        page = visit.page
+        assert page.locator(".curve.combination .point").count() == page.locator(".curve.selection .point").count() == 51
+        page.locator("#handle").scroll_into_view_if_needed()
+        page.mouse.move(*centre(page, "#handle"))
+        page.mouse.down()
+        heights = []
+        for x in (120, 300, 62, 480):
+            page.mouse.move(*on_screen(page, x, 100), steps=3)
+            weights = assert_shows_weights(two, page, "combination", "a", "b")
+            assert weights["b"] == pytest.approx((x - 62) / 438, abs=0.011)
+            heights.append(centre(page, "#handle")[1])
+        page.mouse.up()
+        assert heights[2] < heights[0] < heights[1] < heights[3]  # a alone is the least private: the highest ε
+        page.focus("#handle")
+        seen = []
+        for key in ("Home", "ArrowRight", "ArrowUp", "ArrowLeft", "End", "ArrowDown"):
+            page.keyboard.press(key)
+            seen.append(assert_shows_weights(two, page, "combination", "a", "b")["b"])
+        assert seen == [0.0, 0.02, 0.04, 0.02, 1.0, 0.98]
+        visit.shot("curve-two-models", full=True)
+        visit.assert_accessible()
+
+
+def test_of_four_models_three_are_chosen(four: Server, chromium: Browser) -> None:
+    with opened(four, chromium) as visit:
+        page = visit.page
+        corners = page.locator("#corners select")
+        assert [corners.nth(index).input_value() for index in range(3)] == ["a", "b", "d"]  # least, most, and middle private
+        corners.nth(2).select_option("c")
+        page.wait_for_function("() => document.querySelector('label[for=weight-2]')?.innerText === 'c'")
+        assert_shows_weights(four, page, "combination", "a", "b", "c")
+        corners.nth(0).select_option("b")  # they change places: a corner is never there twice
+        page.wait_for_function("() => document.querySelector('label[for=weight-0]')?.innerText === 'b'")
+        assert [corners.nth(index).input_value() for index in range(3)] == ["b", "a", "c"]
+        assert_shows_weights(four, page, "combination", "b", "a", "c")
+        page.wait_for_function(READY)
+        visit.assert_accessible()
+
+
+# --- the frontier -----------------------------------------------------------------------------------------------------------
+
+LINE = "() => { const [line] = document.getElementById('frontier').layout.shapes; return [line.x0, line.x1]; }"
+
+
+def test_the_frontier_marks_the_target(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        for target in (0.6, 2.5):
+            set_target(page, target)
+            page.wait_for_function(f"() => document.getElementById('frontier').layout.shapes[0].x0 === {target}")
+            assert page.evaluate(LINE) == [target, target]
+            said = page.get_attribute("#frontier", "aria-label") or ""
+            plan = api(server, "plan", {"epsilon": target, "delta": DELTA})
+            best = plan["options"][plan["best"]]
+            assert f"the target ε = {target} is marked" in said
+            assert f"the best for it has ε = {round_up(best['epsilon'])}" in said
+            star = page.evaluate("() => { const {x, y} = document.getElementById('frontier').data.at(-1); return [x[0], y[0]]; }")
+            assert star == [best["epsilon"], best["expected_utility"]]
+        page.locator("#frontier-numbers summary").click()
+        table = text(page, "#frontier-table")
+        for model in api(server, "portfolio")["models"]:
+            assert round_up(model["epsilon"]["pld"]) in table
+        for words in ("random selection", "linear combination", "PLD", "RDP", "proved"):
+            assert words in table
+        assert page.locator("#frontier .shapelayer path").count() == 1
+
+
+def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> None:
+    noise = {"a": 2.0, "b": 8.0, "c": 4.0}
+    on_disk(tmp_path / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=100, sampling=0.01) for name, sigma in noise.items()))
+    with serving(tmp_path, rungs=1) as slow, visiting(slow, chromium) as visit:
+        page = visit.page
+        page.goto(slow.url)
+        page.wait_for_selector("#frontier-job progress[value]")
+        assert re.search(r"The frontier at δ = 1e-5: \d+ of \d+", text(page, "#frontier-job"))
+        visit.expect("401")
+        page.click("#frontier-job >> text=Stop")
+        page.fill("#token", TOKEN)
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => document.getElementById('frontier-job').innerText.includes('stopped.')")
+        assert "Draw it for δ = 1e-5" in text(page, "#frontier-note")
+        visit.assert_clean()
+
+
+# --- releasing --------------------------------------------------------------------------------------------------------------
+
+
+def open_release(page: Page, rule: str, name: str) -> None:
+    """The dialogue for an option, with its preview."""
+    page.click(f"#options [data-rule={rule}] >> text=Release …")
+    page.fill("#release-name", name)
+    page.wait_for_function(f"() => document.querySelector('#release-preview code')?.innerText === '{name}'")
+
+
+def give_token(page: Page, token: str = TOKEN) -> None:
+    page.locator("#token-dialog[open]").wait_for()
+    page.fill("#token", token)
+    page.keyboard.press("Enter")
+
+
+def released(page: Page, name: str) -> None:
+    page.wait_for_function(f"() => document.getElementById('release-preview').innerText.includes('Released as {name}.')")
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_release_is_previewed_made_verified_and_broken(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        urls: list[str] = []
+        page.on("request", lambda request: urls.append(request.url))
+        set_target(page, 1.8)
+        before = page.locator("#releases tbody tr").count()
+        open_release(page, "combination", "first")
+        preview = text(page, "#release-preview")
+        option = next(one for one in api(server, "plan", {"epsilon": 1.8, "delta": DELTA})["options"] if one["rule"] == "combination")
+        asked = {"name": "first", "rule": "combination", "weights": {k: w for k, w in option["weights"].items() if w}, "delta": DELTA}
+        told = api(server, "releases/preview", {**asked, "epsilon": 1.8})
+        assert f"✓ proved ε = {round_up(option['epsilon'])} at δ = 1e-5" in preview
+        assert " ".join(told["guarantee"]["sentence"].split()) in preview
+        assert f"all releases together are ({round_up(told['total']['epsilon'])}, 1e-5)-DP, of a budget of (100, 1e-5). That fits." in preview
+        promised = set(page.locator("#release-preview .files code").all_inner_texts())
+        visit.assert_accessible()
+        visit.shot("release-dialogue")
+        # A wrong token is refused, the right one works; neither is kept anywhere.
+        visit.expect("401")
+        page.click("#release-confirm")
+        give_token(page, "a-wrong-token-0123456789")
+        page.wait_for_function("() => document.getElementById('token-why').innerText.includes('not the right one')")
+        visit.assert_accessible()
+        assert not (server.folder / "runs" / ".releases" / "first").exists()
+        give_token(page)
+        released(page, "first")
+        folder = server.folder / "runs" / ".releases" / "first"
+        assert written(folder) == promised
+        assert f"Certificate {json.loads((folder / 'certificate.json').read_text())['sha256']}" in text(page, "#release-preview")
+        stores = "() => [location.href, document.cookie, JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.documentElement.outerHTML, document.getElementById('token').value]"
+        assert not any(TOKEN in one for one in [*page.evaluate(stores), *urls])
+        assert page.context.cookies() == []
+        page.click("#release-cancel")
+        # History and budget have it.
+        assert page.locator("#releases tbody tr").count() == before + 1
+        row = page.locator("#releases tbody tr", has_text="first")
+        assert f"({round_up(option['epsilon'])}, 1e-5)" in row.inner_text()
+        assert "completed" in row.inner_text()
+        # It is verified; a flipped byte is found.
+        verdict = page.locator("[data-verdict=first]")
+        page.get_by_label("Verify first").click()
+        verdict.get_by_text("it holds").wait_for()
+        assert verdict.inner_text().startswith("✓ it holds")
+        assert "null" not in verdict.inner_text()
+        tensors = folder / "model.safetensors"
+        content = bytearray(tensors.read_bytes())
+        content[-1] ^= 1
+        tensors.write_bytes(content)
+        page.get_by_label("Verify first").click()
+        verdict.get_by_text("it does NOT hold").wait_for()
+        assert verdict.inner_text().startswith("✗ it does NOT hold")
+        assert "model.safetensors" in verdict.inner_text()
+        row.scroll_into_view_if_needed()
+        visit.shot("verify-broken")
+        for details in page.locator("details").all():
+            details.evaluate("one => { one.open = true; }")
+        visit.assert_accessible()
+        # The same name again is refused before anything is asked for.
+        visit.expect("422")
+        page.click("#options [data-rule=single] >> text=Release …")
+        page.fill("#release-name", "first")
+        page.wait_for_function("() => document.getElementById('release-error').innerText.includes('exists already')")
+        assert page.locator("#release-confirm").is_disabled()
+
+
+def test_a_draw_names_the_files_by_model(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.check("input[value=selection]")
+        assert_shows_weights(server, page, "selection", "a", "b", "c")
+        page.click("#release-weights")
+        page.fill("#release-name", "drawn")
+        page.wait_for_function("() => document.querySelector('#release-preview code')?.innerText === 'drawn'")
+        promised = set(page.locator("#release-preview .files code").all_inner_texts())
+        said = text(page, "#release-preview .files")
+        assert "and the files of the one model that is drawn: a (config.json, model.safetensors) or b (" in said
+        visit.expect("401")
+        page.click("#release-confirm")
+        give_token(page)
+        released(page, "drawn")
+        assert written(server.folder / "runs" / ".releases" / "drawn") == promised | {"config.json", "model.safetensors"}
+
+
+def test_beyond_the_budget_nothing_can_be_released(four: Server, chromium: Browser) -> None:
+    with opened(four, chromium) as visit:
+        open_release(visit.page, "single", "too-much")
+        assert "That is more than the budget allows, so it will be refused." in text(visit.page, "#release-preview")
+        assert visit.page.locator("#release-confirm").is_disabled()
+
+
+def test_releasing_is_off_unless_allowed(two: Server, chromium: Browser) -> None:
+    with opened(two, chromium) as visit:
+        open_release(visit.page, "joint", "not-allowed")
+        assert "Releasing is off: start the explorer with --allow-release." in text(visit.page, "#release-preview")
+        assert "Nothing is entered anywhere." in text(visit.page, "#release-preview")
+        assert visit.page.locator("#release-confirm").is_disabled()
+        assert "No ledger: releases from this data are not being added up." in text(visit.page, "#budget")
+        assert "Nothing was released yet." in text(visit.page, "#releases")
+
+
+def test_the_dialogue_keeps_the_keyboard_and_gives_it_back(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        page.focus("#options [data-rule=single] [data-key=release-single]")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => !document.getElementById('release-confirm').disabled")
+        inside = "() => document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
+        seen = set()
+        for _ in range(8):
+            assert page.evaluate(inside)
+            seen.add(page.evaluate("document.activeElement.id"))
+            page.keyboard.press("Tab")
+        assert {"release-name", "release-depends", "release-cancel", "release-confirm"} <= seen
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.dataset.key") == "release-single"
+        assert not page.locator("#release-dialog").is_visible()
+
+
+# --- the token, and others --------------------------------------------------------------------------------------------------
+
+
+def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromium: Browser) -> None:
+    runs(tmp_path)
+    with serving(tmp_path, host="0.0.0.0", rungs=2) as open_server, visiting(open_server, chromium) as visit:  # noqa: S104
+        visit.expect("401")
+        visit.page.goto(open_server.url)
+        visit.page.locator("#token-dialog[open]").wait_for()
+        assert "Reading the portfolio" in text(visit.page, "#about")
+        assert visit.page.evaluate("document.activeElement.id") == "token"
+        visit.assert_accessible()
+        give_token(visit.page)
+        visit.page.wait_for_function(READY)
+        assert "3 models trained on test-data" in text(visit.page, "#about")
+        visit.assert_clean()
+
+
+def test_without_the_token_nothing_is_shown(tmp_path: Path, chromium: Browser) -> None:
+    runs(tmp_path)
+    with serving(tmp_path, host="0.0.0.0", rungs=1) as open_server, visiting(open_server, chromium) as visit:  # noqa: S104
+        visit.expect("401")
+        visit.page.goto(open_server.url)
+        visit.page.locator("#token-dialog[open]").wait_for()
+        visit.page.keyboard.press("Escape")
+        visit.page.locator("#problem").get_by_text("this needs the server's token").wait_for()
+        assert visit.page.locator("#models .card").count() == 0
+        visit.assert_clean()
+
+
+ATTACKS = """async (base) => {
+  const tried = {};
+  const attempt = async (name, work) => { tried[name] = await Promise.race([work().catch((error) => `refused: ${error.name}`), new Promise((done) => setTimeout(done, 3000, 'no answer'))]); };
+  const loaded = (name, given) => new Promise((done, fail) => {
+    const one = Object.assign(document.createElement(name), given);
+    one.onload = () => done('loaded');
+    one.onerror = () => fail(new Error());
+    document.body.append(one);
+  });
+  const body = JSON.stringify({name: 'stolen', rule: 'joint', weights: {a: 1}, delta: 1e-5});
+  const sent = (given) => fetch(`${base}v1/releases`, {method: 'POST', body, ...given}).then((answer) => answer.text());
+  await attempt('read', () => fetch(`${base}v1/portfolio`).then((answer) => answer.text()));
+  await attempt('read without cors', () => fetch(`${base}v1/portfolio`, {mode: 'no-cors'}).then((answer) => answer.text()));
+  await attempt('release', () => sent({headers: {'content-type': 'application/json', authorization: 'Bearer guessed-0123456789'}}));
+  await attempt('release without cors', () => sent({mode: 'no-cors', headers: {'content-type': 'text/plain'}}));
+  await attempt('img', () => loaded('img', {src: `${base}icon.svg`}));
+  await attempt('script', () => loaded('script', {src: `${base}plotly.min.js`}));
+  await attempt('module', () => import(`${base}api.js`).then((found) => Object.keys(found).join()));
+  await attempt('events', () => new Promise((done, fail) => { const one = new EventSource(`${base}v1/portfolio`); one.onopen = () => done('open'); one.onerror = () => { one.close(); fail(new Error()); }; }));
+  await attempt('socket', () => new Promise((done, fail) => { const one = new WebSocket(base.replace('http', 'ws')); one.onopen = () => done('open'); one.onerror = () => fail(new Error()); }));
+  const frame = Object.assign(document.createElement('iframe'), {src: base, name: 'inside'});
+  document.body.append(frame);
+  const form = Object.assign(document.createElement('form'), {method: 'post', action: `${base}v1/releases`, enctype: 'text/plain', target: 'inside'});
+  form.append(Object.assign(document.createElement('input'), {name: body.replace('}}', '},"x":"'), value: '"}'}));
+  document.body.append(form);
+  await new Promise((done) => setTimeout(done, 500));
+  form.submit();
+  await new Promise((done) => setTimeout(done, 500));
+  return {...tried, plotly: typeof window.Plotly, frame: frame.contentDocument === null ? 'closed' : frame.contentDocument.body.innerText};
+}"""
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    """A page of another origin, without any policy of its own."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>elsewhere</title><body>")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_page_of_another_origin_gets_nothing_and_changes_nothing(server: Server, chromium: Browser) -> None:
+    before = api(server, "releases"), written(server.folder)
+    elsewhere = ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere)
+    threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+    context = chromium.new_context()
+    try:
+        page = context.new_page()
+        answers: list[tuple[str, int]] = []
+        page.on("response", lambda response: answers.append((response.url.removeprefix(server.url), response.status)))
+        page.goto(f"http://127.0.0.1:{elsewhere.server_port}/")
+        tried = page.evaluate(ATTACKS, server.url)
+    finally:
+        context.close()
+        elsewhere.shutdown()
+        elsewhere.server_close()
+    assert tried.pop("plotly") == "undefined"
+    assert tried.pop("frame") == "closed"
+    assert len(tried) == 9
+    assert all(one.startswith("refused") or one == "" for one in tried.values()), tried
+    assert all(status == 403 for path, status in answers if path.startswith("v1/")), answers
+    assert (api(server, "releases"), written(server.folder)) == before
+
+
+def test_a_name_that_is_made_to_point_here_is_refused(server: Server, chromium: Browser) -> None:
+    port = server.url.rstrip("/").rpartition(":")[2]
+    with another(chromium, "--host-resolver-rules=MAP evil.example 127.0.0.1") as rebound:
+        page = rebound.new_page()
+        for path in ("", "v1/portfolio", "healthz", "app.js"):
+            answer = page.goto(f"http://evil.example:{port}/{path}")
+            assert answer is not None
+            assert answer.status == 421
+            assert "the Host header is not an address of this server" in page.content()
+            assert "test-data" not in page.content()
+
+
+# --- for everybody ----------------------------------------------------------------------------------------------------------
+
+# Text smaller than 12 px, and targets smaller than 24 px; a link within a sentence is as large as the sentence.
+SIZES = """() => {
+  const small = [];
+  const shown = (one) => one.checkVisibility({visibilityProperty: true, opacityProperty: true}) && !one.closest('.hidden, .skip');
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (words.nextNode()) {
+    const one = words.currentNode.parentElement;
+    if (!words.currentNode.textContent.trim() || !shown(one) || one.closest('noscript, script')) continue;
+    const scale = one instanceof SVGElement && one.getScreenCTM ? one.getScreenCTM().a : 1;
+    const size = parseFloat(getComputedStyle(one).fontSize) * scale;
+    if (size < 11.95) small.push(`text ${size.toFixed(1)}: ${words.currentNode.textContent.slice(0, 40)}`);
+  }
+  for (const one of document.querySelectorAll('button, input, select, summary, [role=slider], a')) {
+    if (!shown(one) || one.closest('p a')) continue;
+    const {width, height} = (one.closest('label') || one).getBoundingClientRect();
+    if (width < 24 || height < 24) small.push(`target ${width.toFixed(0)} × ${height.toFixed(0)}: ${one.id || one.textContent}`);
+  }
+  return small;
+}"""
+SIDEWAYS = """() => [...document.querySelectorAll('body *')].filter((one) => !one.closest('.scroll > *, .js-plotly-plot, .hidden, .skip')
+  && one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 100))"""
+
+
+@pytest.mark.parametrize(
+    "name, viewport, scheme", [("explorer-dark", DESKTOP, "dark"), ("explorer-1024", SMALL, "light"), ("explorer-phone", PHONE, "dark")]
+)
+def test_every_screen_shows_it_whole_and_readable(server: Server, chromium: Browser, name: str, viewport: tuple[int, int], scheme: str) -> None:
+    with opened(server, chromium, viewport=viewport, color_scheme=scheme, touch=viewport == PHONE) as visit:
+        page = visit.page
+        visit.shot(name, full=True)
+        visit.assert_accessible()
+        for details in page.locator("details").all():
+            details.evaluate("one => { one.open = true; }")
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth"), page.evaluate(SIDEWAYS)
+        assert page.evaluate(SIDEWAYS) == []
+        assert page.evaluate(SIZES) == []
+        visit.assert_accessible()
+        page.click("#options [data-rule=single] >> text=Release …")
+        page.locator("#release-preview .files").wait_for()
+        assert page.evaluate(SIZES) == []
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+        visit.assert_accessible()
+
+
+def test_the_two_models_are_readable_on_a_phone(two: Server, chromium: Browser) -> None:
+    with opened(two, chromium, viewport=PHONE) as visit:
+        assert visit.page.evaluate(SIZES) == []
+        assert visit.page.evaluate(SIDEWAYS) == []
+
+
+# Where the focus is: whether it can be seen, is in sight and not under the target's card, and its place in the document.
+FOCUS = """() => {
+  const one = document.activeElement;
+  if (one === document.body) return null;
+  const all = [...document.querySelectorAll('*')];
+  const box = one.getBoundingClientRect();
+  const card = document.getElementById('target');
+  const over = getComputedStyle(card).position === 'sticky' && !card.contains(one) && !one.closest('header, .skip') ? card.getBoundingClientRect().bottom : 0;
+  const style = getComputedStyle(one.id === 'handle' ? one.querySelector('.halo') : one);
+  return {
+    index: all.indexOf(one), id: one.id || one.dataset.key || one.textContent.slice(0, 30),
+    ring: one.id === 'handle' ? style.stroke !== 'none' : style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2,
+    inSight: box.bottom > over + 4 && box.top < innerHeight && (box.top >= over - 4 || box.height > innerHeight / 3),
+  };
+}"""
+REACHABLE = """() => [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex="0"]')].filter((one) =>
+  one.checkVisibility() && !one.disabled && !(one.type === 'radio' && !one.checked)).length"""
+
+
+@pytest.mark.parametrize("viewport", [SMALL, (1024, 500)])
+def test_everything_is_reached_by_tab_in_order_and_in_sight(server: Server, chromium: Browser, viewport: tuple[int, int]) -> None:
+    with opened(server, chromium, viewport=viewport) as visit:
+        page = visit.page
+        wanted = page.evaluate(REACHABLE)
+        seen = []
+        while True:
+            page.keyboard.press("Tab")
+            if (found := page.evaluate(FOCUS)) is None or len(seen) > wanted:
+                break
+            seen.append(found)
+        assert len(seen) == wanted >= 20
+        assert [one["index"] for one in seen] == sorted(one["index"] for one in seen)
+        assert [one["id"] for one in seen if not one["ring"]] == []
+        assert [one["id"] for one in seen if not one["inSight"]] == []
+        assert seen[0]["id"] == "Skip to the target"
