@@ -38,7 +38,7 @@ bench: $(VENV)/.dev
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,tasks]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,tasks,explorer]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
