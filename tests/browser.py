@@ -56,6 +56,11 @@ _VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", event =>
     console.error(`CSP: ${event.effectiveDirective} refused ${event.blockedURI} at ${event.sourceFile}:${event.lineNumber}`));
 """
+# axe takes the canvas for white where a page has no background of its own; in the dark it is not.
+_CANVAS = """() => {
+    const own = [document.documentElement, document.body].map(one => getComputedStyle(one).backgroundColor);
+    if (own.every(colour => colour === "rgba(0, 0, 0, 0)")) document.documentElement.style.backgroundColor = "Canvas";
+}"""
 
 
 # --- the server -------------------------------------------------------------------------------------------------------------
@@ -158,6 +163,8 @@ class Visit:
     def shot(self, name: str, *, full: bool = False) -> Path:
         """A screenshot, kept in build/screenshots."""
         SHOTS.mkdir(parents=True, exist_ok=True)
+        if full:
+            self.page.evaluate("scrollTo(0, 0)")  # what sticks to the window would hide something in the middle
         self.page.screenshot(path=SHOTS / f"{name}.png", full_page=full)
         return SHOTS / f"{name}.png"
 
@@ -212,6 +219,7 @@ def serious(page: Page) -> list[str]:
     found = find_spec("axe_playwright_python")
     if found is None or found.origin is None:
         pytest.skip("axe-playwright-python is not installed")
+    page.evaluate(_CANVAS)
     # Evaluated through the debugger: the page's policy allows no script but its own.
     page.evaluate(Path(found.origin).with_name("axe.min.js").read_text())
     results: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")

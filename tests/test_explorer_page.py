@@ -100,11 +100,31 @@ def opened(server: Server, chromium: Browser, ready: str = READY, **options: Any
         visit.assert_clean()
 
 
+@pytest.fixture(scope="module")
+def desk(server: Server, chromium: Browser) -> Iterator[Visit]:
+    """One page of the three models, for the tests that leave nothing behind on it."""
+    with opened(server, chromium) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(desk: Visit) -> Iterator[Visit]:
+    """That page as at its beginning; when it is left, nothing may have gone wrong on it."""
+    page = desk.page
+    page.evaluate("document.querySelectorAll('dialog[open]').forEach((one) => one.close())")
+    set_target(page, 0.8)
+    page.check("input[value=combination]")
+    for index, weight in enumerate((0.35, 0.35, 0.3)):
+        page.fill(f"#weight-{index}", str(weight))
+    yield desk
+    desk.assert_clean()
+
+
 def api(server: Server, path: str, body: Any = None) -> Any:
     """What the API says, asked beside the browser."""
     data = None if body is None else json.dumps(body).encode()
-    request = Request(f"{server.url}v1/{path}", data, {"Content-Type": "application/json"})  # noqa: S310
-    with urlopen(request) as answer:  # noqa: S310
+    request = Request(f"{server.url}v1/{path}", data, {"Content-Type": "application/json"})
+    with urlopen(request) as answer:
         return json.load(answer)
 
 
@@ -122,8 +142,8 @@ def value(page: Page, place: str) -> float:
 
 def settled(page: Page, epsilon: float, delta: float = DELTA) -> None:
     """Until the verdict is that of the target."""
-    wanted = f"const [e, d] = document.getElementById('verdict').dataset.target.split(' '); return +e === {epsilon} && +d === {delta}"
-    page.wait_for_function(f"() => {{ {wanted} }}")
+    script = "(wanted) => String(document.getElementById('verdict').dataset.target.split(' ').map(Number)) === String(wanted)"
+    page.wait_for_function(script, arg=[epsilon, delta])
 
 
 def set_target(page: Page, epsilon: float) -> None:
@@ -153,24 +173,30 @@ def assert_shows_plan(server: Server, page: Page, epsilon: float, delta: float =
 # --- what the page shows ----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_says_what_the_api_says(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        known = api(server, "portfolio")
-        cards = page.locator("#models .card")
-        assert cards.count() == len(known["models"]) == 3
-        for index, model in enumerate(known["models"]):
-            card = " ".join(cards.nth(index).inner_text().split())
-            for by in ("pld", "rdp"):
-                assert f"ε at δ = 1e-5 by {by.upper()} {round_up(model['epsilon'][by])}" in card
-            for words in (model["name"], "✓ proved", "sampling full-batch", "steps 10", f"utility {model['utility']}", *model["warnings"]):
-                assert words in card
-        assert "3 models trained on test-data; neighbouring datasets: add-remove." in text(page, "#about")
-        assert_shows_plan(server, page, value(page, "#epsilon-box"))
-        assert "ε = 0.0000 of 100 spent" in text(page, "#budget") or "of 100 spent" in text(page, "#budget")
-        assert "null" not in page.locator("main").inner_text()
-        assert "undefined" not in page.locator("main").inner_text()
-        visit.shot("explorer-light", full=True)
+def test_the_page_says_what_the_api_says(server: Server, visit: Visit) -> None:
+    page = visit.page
+    known = api(server, "portfolio")
+    cards = page.locator("#models .card")
+    assert cards.count() == len(known["models"]) == 3
+    for index, model in enumerate(known["models"]):
+        card = " ".join(cards.nth(index).inner_text().split())
+        for by in ("pld", "rdp"):
+            assert f"ε at δ = 1e-5 by {by.upper()} {round_up(model['epsilon'][by])}" in card
+        for words in (
+            model["name"],
+            "✓ proved",
+            "sampling full-batch",
+            "steps 10",
+            f"utility {model['utility']}",
+            *model["warnings"],
+        ):
+            assert words in card
+    assert "3 models trained on test-data; neighbouring datasets: add-remove." in text(page, "#about")
+    assert_shows_plan(server, page, value(page, "#epsilon-box"))
+    assert "ε = 0.0000 of 100 spent" in text(page, "#budget") or "of 100 spent" in text(page, "#budget")
+    assert "null" not in page.locator("main").inner_text()
+    assert "undefined" not in page.locator("main").inner_text()
+    visit.shot("explorer-light", full=True)
 
 
 def test_conditional_is_a_word_a_sign_and_a_border_and_names_are_text(conditional: Server, chromium: Browser) -> None:
@@ -214,47 +240,46 @@ def test_one_model_has_nothing_to_weigh(tmp_path: Path, chromium: Browser) -> No
 # --- the knob ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_target_follows_the_slider_the_keys_and_the_boxes(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        place = page.locator("#epsilon-slider").bounding_box()
-        assert place is not None
-        seen = {value(page, "#epsilon-box")}
-        for share in (0.2, 0.5, 0.9):
-            page.mouse.click(place["x"] + share * place["width"], place["y"] + place["height"] / 2)
-            seen.add(target := value(page, "#epsilon-box"))
-            assert page.get_attribute("#epsilon-slider", "aria-valuetext") == f"ε at most {target:g}"
-            assert_shows_plan(server, page, target)
-        for key in ("ArrowLeft", "ArrowRight", "PageDown", "Home", "End"):
-            page.focus("#epsilon-slider")
-            page.keyboard.press(key)
-            seen.add(target := value(page, "#epsilon-box"))
-            assert_shows_plan(server, page, target)
-        assert len(seen) >= 8
-        set_target(page, 0.7)
-        assert_shows_plan(server, page, 0.7)
-        before = value(page, "#epsilon-slider")
-        set_target(page, 1.4)
-        assert value(page, "#epsilon-slider") > before
-
-
-@pytest.mark.parametrize("place, typed", [("epsilon-box", "-1"), ("epsilon-box", ""), ("epsilon-box", "1e9"), ("delta-box", "2"), ("delta-box", "0")])
-def test_nonsense_is_said_and_changes_nothing(server: Server, chromium: Browser, place: str, typed: str) -> None:
-    with opened(server, chromium, ready="() => document.getElementById('verdict').dataset.target") as visit:
-        page = visit.page
-        set_target(page, 1.5)
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.post_data or "") if "/v1/plan" in request.url else None)
-        before = text(page, "#verdict")
-        page.fill(f"#{place}", typed)
-        words = "ε is a number from 0 to a million." if place == "epsilon-box" else "δ is a number between 0 and 1"
-        assert words in text(page, "#target-error")
-        page.wait_for_timeout(100)
-        assert text(page, "#verdict") == before
-        assert all(json.loads(one)["epsilon"] == 1.5 and json.loads(one)["delta"] == DELTA for one in asked)
+def test_the_target_follows_the_slider_the_keys_and_the_boxes(server: Server, visit: Visit) -> None:
+    page = visit.page
+    place = page.locator("#epsilon-slider").bounding_box()
+    assert place is not None
+    seen = {value(page, "#epsilon-box")}
+    for share in (0.2, 0.5, 0.9):
+        page.mouse.click(place["x"] + share * place["width"], place["y"] + place["height"] / 2)
+        seen.add(target := value(page, "#epsilon-box"))
+        assert page.get_attribute("#epsilon-slider", "aria-valuetext") == f"ε at most {target:g}"
+        assert_shows_plan(server, page, target)
+    for key in ("ArrowLeft", "ArrowRight", "PageDown", "Home", "End"):
         page.focus("#epsilon-slider")
-        page.keyboard.press("ArrowRight")
-        assert text(page, "#target-error") == ""
+        page.keyboard.press(key)
+        seen.add(target := value(page, "#epsilon-box"))
+        assert_shows_plan(server, page, target)
+    assert len(seen) >= 8
+    set_target(page, 0.7)
+    assert_shows_plan(server, page, 0.7)
+    before = value(page, "#epsilon-slider")
+    set_target(page, 1.4)
+    assert value(page, "#epsilon-slider") > before
+
+
+def test_nonsense_is_said_and_changes_nothing(visit: Visit) -> None:
+    page = visit.page
+    set_target(page, 1.5)
+    before = text(page, "#verdict")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for place, typed in (("epsilon", "-1"), ("epsilon", ""), ("epsilon", "1e9"), ("delta", "2"), ("delta", "0"), ("delta", "")):
+        page.fill(f"#{place}-box", typed)
+        words = "ε is a number from 0 to a million." if place == "epsilon" else "δ is a number between 0 and 1"
+        assert words in text(page, "#target-error")
+        page.wait_for_timeout(50)
+        assert text(page, "#verdict") == before
+    assert not any("/v1/plan" in url for url in asked)
+    page.focus("#epsilon-slider")
+    page.keyboard.press("ArrowRight")
+    assert text(page, "#target-error") == ""
+    assert value(page, "#delta-box") == DELTA
 
 
 def test_another_delta_is_another_page(server: Server, chromium: Browser) -> None:
@@ -268,7 +293,9 @@ def test_another_delta_is_another_page(server: Server, chromium: Browser) -> Non
         page.wait_for_function(READY)
         assert_shows_plan(server, page, value(page, "#epsilon-box"), 1e-6)
         for index, model in enumerate(api(server, "portfolio?delta=1e-6")["models"]):
-            assert f"ε at δ = 1e-6 by PLD {round_up(model['epsilon']['pld'])}" in " ".join(page.locator("#models .card").nth(index).inner_text().split())
+            assert f"ε at δ = 1e-6 by PLD {round_up(model['epsilon']['pld'])}" in " ".join(
+                page.locator("#models .card").nth(index).inner_text().split()
+            )
         assert "at δ = 1e-6" in text(page, "#weights-verdict")
         # The frontier is for another δ, says so, and is drawn again when it is asked for.
         assert "The picture is for δ = 1e-5." in text(page, "#frontier-note")
@@ -286,8 +313,11 @@ MOVES = """async () => {
     slider.dispatchEvent(new Event('input', {bubbles: true}));
     const wanted = document.getElementById('epsilon-box').value;
     await new Promise((resolve) => {
-      const look = () => { if (verdict.dataset.target.split(' ')[0] === String(Number(wanted))) { watch.disconnect(); resolve(); } };
-      const watch = new MutationObserver(look);
+      const watch = new MutationObserver(() => {
+        if (Number(verdict.dataset.target.split(' ')[0]) !== Number(wanted)) return;
+        watch.disconnect();
+        resolve();
+      });
       watch.observe(verdict, {childList: true, attributes: true, subtree: true});
     });
     took.push(performance.now() - started);
@@ -302,25 +332,23 @@ def p90(values: list[float]) -> float:
     return statistics.quantiles(values, n=10)[-1]
 
 
-def test_a_move_is_answered_at_once(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        visit.page.evaluate(MOVES)  # the first ones warm the scripts up
-        measured = visit.page.evaluate(MOVES)
-        assert len(measured["took"]) == 24
-        assert p90(measured["took"]) < QUICK_MS, sorted(measured["took"])
-        assert p90(measured["shown"]) < QUICK_MS, sorted(measured["shown"])
+def test_a_move_is_answered_at_once(visit: Visit) -> None:
+    visit.page.evaluate(MOVES)  # the first ones warm the scripts up
+    measured = visit.page.evaluate(MOVES)
+    assert len(measured["took"]) == 24
+    assert p90(measured["took"]) < QUICK_MS, sorted(measured["took"])
+    assert p90(measured["shown"]) < QUICK_MS, sorted(measured["shown"])
 
 
-def test_a_search_at_the_target_itself(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        set_target(visit.page, 1.7)
-        before = api(server, "plan", {"epsilon": 1.7, "delta": DELTA})
-        visit.page.click("#search")
-        visit.page.wait_for_function("() => !document.getElementById('search').disabled")
-        after = api(server, "plan", {"epsilon": 1.7, "delta": DELTA})
-        assert after["options"][0]["expected_utility"] >= before["options"][0]["expected_utility"]
-        visit.page.wait_for_timeout(200)
-        assert_shows_plan(server, visit.page, 1.7)
+def test_a_search_at_the_target_itself(server: Server, visit: Visit) -> None:
+    set_target(visit.page, 1.7)
+    before = api(server, "plan", {"epsilon": 1.7, "delta": DELTA})
+    visit.page.click("#search")
+    visit.page.wait_for_function("() => !document.getElementById('search').disabled")
+    after = api(server, "plan", {"epsilon": 1.7, "delta": DELTA})
+    assert after["options"][0]["expected_utility"] >= before["options"][0]["expected_utility"]
+    visit.page.wait_for_timeout(200)
+    assert_shows_plan(server, visit.page, 1.7)
 
 
 # --- any weights ------------------------------------------------------------------------------------------------------------
@@ -357,111 +385,116 @@ def centre(page: Page, place: str) -> tuple[float, float]:
 
 def on_screen(page: Page, x: float, y: float) -> tuple[float, float]:
     """A point of the picture's own coordinates."""
-    script = "([x, y]) => { const one = new DOMPoint(x, y).matrixTransform(document.querySelector('.simplex').getScreenCTM()); return [one.x, one.y]; }"
+    script = "([x, y]) => new DOMPoint(x, y).matrixTransform(document.querySelector('.simplex').getScreenCTM()).toJSON()"
     found = page.evaluate(script, [x, y])
-    return found[0], found[1]
+    return found["x"], found["y"]
 
 
 WATCH = """() => {
   window.took = [];
-  document.querySelector('.simplex').addEventListener('pointermove', () => { window.moved = performance.now(); }, {capture: true});
+  document.querySelector('.simplex').addEventListener('pointermove', () => { window.moved = performance.now(); }, true);
   const watch = new MutationObserver(() => window.took.push(performance.now() - window.moved));
   watch.observe(document.getElementById('weights-verdict'), {childList: true});
   watch.observe(document.getElementById('weights-sentence'), {childList: true});
 }"""
 
 
-def test_a_point_is_dragged_and_its_guarantee_follows(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        page.locator("#handle").scroll_into_view_if_needed()
-        page.evaluate(WATCH)
-        assert fields(page, "a", "b", "c") == {"a": 0.35, "b": 0.35, "c": 0.3}
-        page.mouse.move(*centre(page, "#handle"))
-        page.mouse.down()
-        seen = []
-        for x, y in ((260, 200), (150, 300), (90, 400), (30, 432), (-80, 600), (400, 420), (260, 34)):  # also outside of it
-            page.mouse.move(*on_screen(page, x, y), steps=3)
-            live = text(page, "#weights-verdict")  # before anything else is asked: the point is still held
-            weights = assert_shows_weights(server, page, "combination", "a", "b", "c")
-            assert live.split(" at ")[0] in text(page, "#weights-verdict")
-            seen.append(tuple(weights.values()))
-        page.mouse.up()
-        assert seen[3] == seen[4] == (0.0, 1.0, 0.0)
-        assert seen[-1] == (1.0, 0.0, 0.0)
-        assert len(set(seen)) == 6
-        took = page.evaluate("window.took")
-        assert len(took) > 10
-        assert p90(took) < QUICK_MS, sorted(took)
-        page.mouse.move(*on_screen(page, 260, 200))  # let go: it stays
-        assert fields(page, "a", "b", "c")["a"] == 1.0
+def test_a_point_is_dragged_and_its_guarantee_follows(server: Server, visit: Visit) -> None:
+    page = visit.page
+    page.locator("#handle").scroll_into_view_if_needed()
+    page.evaluate(WATCH)
+    assert fields(page, "a", "b", "c") == {"a": 0.35, "b": 0.35, "c": 0.3}
+    page.mouse.move(*centre(page, "#handle"))
+    page.mouse.down()
+    seen = []
+    for x, y in ((260, 200), (150, 300), (90, 400), (30, 432), (-80, 600), (400, 420), (260, 34)):  # also outside of it
+        page.mouse.move(*on_screen(page, x, y), steps=3)
+        live = text(page, "#weights-verdict")  # before anything else is asked: the point is still held
+        weights = assert_shows_weights(server, page, "combination", "a", "b", "c")
+        assert live.split(" at ")[0] in text(page, "#weights-verdict")
+        seen.append(tuple(weights.values()))
+    page.mouse.up()
+    assert seen[3] == seen[4] == (0.0, 1.0, 0.0)
+    assert seen[-1] == (1.0, 0.0, 0.0)
+    assert len(set(seen)) == 6
+    took = page.evaluate("window.took")
+    assert len(took) > 10
+    assert p90(took) < QUICK_MS, sorted(took)
+    page.mouse.move(*on_screen(page, 260, 200))  # let go: it stays
+    assert fields(page, "a", "b", "c")["a"] == 1.0
 
 
-def test_a_drag_survives_news_from_the_server(server: Server, chromium: Browser) -> None:
+def test_a_drag_survives_news_from_the_server(visit: Visit) -> None:
     """Plans and points that become known meanwhile draw the picture anew under the hand."""
-    with opened(server, chromium) as visit:
-        page = visit.page
-        page.locator("#handle").scroll_into_view_if_needed()
-        page.mouse.move(*centre(page, "#handle"))
-        page.mouse.down()
-        page.mouse.move(*on_screen(page, 260, 200), steps=2)
-        before = fields(page, "a", "b", "c")
-        page.evaluate("() => { const box = document.getElementById('epsilon-box'); box.value = 3; box.dispatchEvent(new Event('input')); }")
-        settled(page, 3)
-        page.mouse.move(*on_screen(page, 260, 60), steps=2)
-        assert fields(page, "a", "b", "c")["a"] > before["a"]
-        page.mouse.up()
+    page = visit.page
+    page.locator("#handle").scroll_into_view_if_needed()
+    page.mouse.move(*centre(page, "#handle"))
+    page.mouse.down()
+    page.mouse.move(*on_screen(page, 260, 200), steps=2)
+    before = fields(page, "a", "b", "c")
+    page.evaluate(
+        "() => { const box = document.getElementById('epsilon-box'); box.value = 3; box.dispatchEvent(new Event('input')); }"
+    )
+    settled(page, 3)
+    page.mouse.move(*on_screen(page, 260, 60), steps=2)
+    assert fields(page, "a", "b", "c")["a"] > before["a"]
+    page.mouse.up()
 
 
-def test_the_point_moves_by_keys(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        page.focus("#handle")
-        seen = []
-        for key in ("ArrowUp", "ArrowDown", "ArrowRight", "ArrowLeft", "Home"):
-            page.keyboard.press(key)
-            seen.append(tuple(assert_shows_weights(server, page, "combination", "a", "b", "c").values()))
-        assert seen == [(0.4, 0.3, 0.3), (0.35, 0.35, 0.3), (0.35, 0.3, 0.35), (0.35, 0.35, 0.3), (1.0, 0.0, 0.0)]
-        page.keyboard.press("Tab")  # and it is left as any other control
-        assert page.evaluate("document.activeElement.id") == "weight-0"
+def test_the_point_moves_by_keys(server: Server, visit: Visit) -> None:
+    page = visit.page
+    page.focus("#handle")
+    seen = []
+    for key in ("ArrowUp", "ArrowDown", "ArrowRight", "ArrowLeft", "Home"):
+        page.keyboard.press(key)
+        seen.append(tuple(assert_shows_weights(server, page, "combination", "a", "b", "c").values()))
+    assert seen == [(0.4, 0.3, 0.3), (0.35, 0.35, 0.3), (0.35, 0.3, 0.35), (0.35, 0.35, 0.3), (1.0, 0.0, 0.0)]
+    page.keyboard.press("Tab")  # and it is left as any other control
+    assert page.evaluate("document.activeElement.id") == "weight-0"
 
 
-def test_weights_are_typed_and_never_normalised(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        for index, weight in enumerate(TYPED.values()):
-            page.fill(f"#weight-{index}", str(weight))
-        assert assert_shows_weights(server, page, "combination", "a", "b", "c") == TYPED
-        for typed, words in (("0.5", "The weights sum to 1.25, not 1"), ("", "Each weight is a number"), ("-0.1", "Each weight is a number")):
-            page.fill("#weight-2", typed)
-            assert words in text(page, "#weights-error")
-            assert page.locator("#weight-2").input_value() == typed
-            assert text(page, "#weights-verdict") == text(page, "#weights-sentence") == ""  # no guarantee beside other numbers
-            assert page.locator("#release-weights").is_disabled()
-        page.fill("#weight-2", "0.25")
-        assert assert_shows_weights(server, page, "combination", "a", "b", "c") == TYPED
-        assert page.locator("#release-weights").is_enabled()
-        page.check("input[value=selection]")
-        assert assert_shows_weights(server, page, "selection", "a", "b", "c") == TYPED
-        page.click("#options [data-rule=selection] >> text=In the picture")
-        chosen = next(one for one in api(server, "plan", {"epsilon": value(page, "#epsilon-box"), "delta": DELTA})["options"] if one["rule"] == "selection")
-        assert assert_shows_weights(server, page, "selection", "a", "b", "c") == chosen["weights"]
+def test_weights_are_typed_and_never_normalised(server: Server, visit: Visit) -> None:
+    page = visit.page
+    for index, weight in enumerate(TYPED.values()):
+        page.fill(f"#weight-{index}", str(weight))
+    assert assert_shows_weights(server, page, "combination", "a", "b", "c") == TYPED
+    for typed, words in (
+        ("0.5", "The weights sum to 1.25, not 1"),
+        ("", "Each weight is a number"),
+        ("-0.1", "Each weight is a number"),
+    ):
+        page.fill("#weight-2", typed)
+        assert words in text(page, "#weights-error")
+        assert page.locator("#weight-2").input_value() == typed
+        assert text(page, "#weights-verdict") == text(page, "#weights-sentence") == ""  # no guarantee beside other numbers
+        assert page.locator("#release-weights").is_disabled()
+    page.fill("#weight-2", "0.25")
+    assert assert_shows_weights(server, page, "combination", "a", "b", "c") == TYPED
+    assert page.locator("#release-weights").is_enabled()
+    page.check("input[value=selection]")
+    assert assert_shows_weights(server, page, "selection", "a", "b", "c") == TYPED
+    page.click("#options [data-rule=selection] >> text=In the picture")
+    chosen = next(
+        one
+        for one in api(server, "plan", {"epsilon": value(page, "#epsilon-box"), "delta": DELTA})["options"]
+        if one["rule"] == "selection"
+    )
+    assert assert_shows_weights(server, page, "selection", "a", "b", "c") == chosen["weights"]
 
 
 @pytest.mark.parametrize("rule", ["combination", "selection"])
-def test_every_mark_is_the_librarys_answer(server: Server, chromium: Browser, rule: str) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        page.check(f"input[value={rule}]")
-        points = api(server, "simplex")["points"]
-        marks = page.evaluate("() => [...document.querySelectorAll('.simplex .dot')].map((one) => one.classList[1])")
-        assert len(marks) == len(points) == 231
-        target = value(page, "#epsilon-box")
-        fits = [guarantee(server, rule, dict(zip("abc", point, strict=True))).epsilon <= target for point in points]
-        assert 0 < sum(fits) < 231
-        assert marks == ["fits" if one else "misses" for one in fits]
-        assert page.locator(".simplex .cell").count() == sum(fits)
-        assert f"{sum(fits)} of 231 points fit ε ≤ {target:g}." in text(page, "#picture-summary")
+def test_every_mark_is_the_librarys_answer(server: Server, visit: Visit, rule: str) -> None:
+    page = visit.page
+    page.check(f"input[value={rule}]")
+    points = api(server, "simplex")["points"]
+    marks = page.evaluate("() => [...document.querySelectorAll('.simplex .dot')].map((one) => one.classList[1])")
+    assert len(marks) == len(points) == 231
+    target = value(page, "#epsilon-box")
+    fits = [guarantee(server, rule, dict(zip("abc", point, strict=True))).epsilon <= target for point in points]
+    assert 0 < sum(fits) < 231
+    assert marks == ["fits" if one else "misses" for one in fits]
+    assert page.locator(".simplex .cell").count() == sum(fits)
+    assert f"{sum(fits)} of 231 points fit ε ≤ {target:g}." in text(page, "#picture-summary")
 
 
 def test_two_models_make_a_curve(two: Server, chromium: Browser) -> None:
@@ -493,15 +526,14 @@ def test_of_four_models_three_are_chosen(four: Server, chromium: Browser) -> Non
     with opened(four, chromium) as visit:
         page = visit.page
         corners = page.locator("#corners select")
-        assert [corners.nth(index).input_value() for index in range(3)] == ["a", "b", "d"]  # least, most, and middle private
-        corners.nth(2).select_option("c")
-        page.wait_for_function("() => document.querySelector('label[for=weight-2]')?.innerText === 'c'")
-        assert_shows_weights(four, page, "combination", "a", "b", "c")
+        assert [corners.nth(index).input_value() for index in range(3)] == ["a", "b", "c"]  # least, most, and middle private
+        corners.nth(2).select_option("d")
+        page.wait_for_function("() => document.querySelector('label[for=weight-2]')?.innerText === 'd'")
+        assert_shows_weights(four, page, "combination", "a", "b", "d")
         corners.nth(0).select_option("b")  # they change places: a corner is never there twice
         page.wait_for_function("() => document.querySelector('label[for=weight-0]')?.innerText === 'b'")
-        assert [corners.nth(index).input_value() for index in range(3)] == ["b", "a", "c"]
-        assert_shows_weights(four, page, "combination", "b", "a", "c")
-        page.wait_for_function(READY)
+        assert [corners.nth(index).input_value() for index in range(3)] == ["b", "a", "d"]
+        assert_shows_weights(four, page, "combination", "b", "a", "d")
         visit.assert_accessible()
 
 
@@ -510,27 +542,35 @@ def test_of_four_models_three_are_chosen(four: Server, chromium: Browser) -> Non
 LINE = "() => { const [line] = document.getElementById('frontier').layout.shapes; return [line.x0, line.x1]; }"
 
 
-def test_the_frontier_marks_the_target(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        for target in (0.6, 2.5):
-            set_target(page, target)
-            page.wait_for_function(f"() => document.getElementById('frontier').layout.shapes[0].x0 === {target}")
-            assert page.evaluate(LINE) == [target, target]
-            said = page.get_attribute("#frontier", "aria-label") or ""
-            plan = api(server, "plan", {"epsilon": target, "delta": DELTA})
-            best = plan["options"][plan["best"]]
-            assert f"the target ε = {target} is marked" in said
-            assert f"the best for it has ε = {round_up(best['epsilon'])}" in said
-            star = page.evaluate("() => { const {x, y} = document.getElementById('frontier').data.at(-1); return [x[0], y[0]]; }")
-            assert star == [best["epsilon"], best["expected_utility"]]
-        page.locator("#frontier-numbers summary").click()
-        table = text(page, "#frontier-table")
-        for model in api(server, "portfolio")["models"]:
-            assert round_up(model["epsilon"]["pld"]) in table
-        for words in ("random selection", "linear combination", "PLD", "RDP", "proved"):
-            assert words in table
-        assert page.locator("#frontier .shapelayer path").count() == 1
+def test_the_frontier_marks_the_target(server: Server, visit: Visit) -> None:
+    page = visit.page
+    for target in (0.6, 2.5):
+        set_target(page, target)
+        page.wait_for_function(f"() => document.getElementById('frontier').layout.shapes[0].x0 === {target}")
+        assert page.evaluate(LINE) == [target, target]
+        said = page.get_attribute("#frontier", "aria-label") or ""
+        plan = api(server, "plan", {"epsilon": target, "delta": DELTA})
+        best = plan["options"][plan["best"]]
+        assert f"the target ε = {target} is marked" in said
+        assert f"the best for it has ε = {round_up(best['epsilon'])}" in said
+        star = page.evaluate("() => { const {x, y} = document.getElementById('frontier').data.at(-1); return [x[0], y[0]]; }")
+        assert star == [best["epsilon"], best["expected_utility"]]
+    page.locator("#frontier-numbers summary").click()
+    table = text(page, "#frontier-table")
+    for model in api(server, "portfolio")["models"]:
+        assert round_up(model["epsilon"]["pld"]) in table
+    for words in ("random selection", "linear combination", "PLD", "RDP", "proved"):
+        assert words in table
+    assert page.locator("#frontier .shapelayer path").count() == 1
+    tall = page.evaluate("document.getElementById('frontier')._fullLayout.height")
+    assert tall > 500
+    # The window changes, and it is drawn as large as before, the target still marked.
+    page.set_viewport_size({"width": SMALL[0], "height": SMALL[1]})
+    page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
+    page.wait_for_timeout(300)
+    set_target(page, 0.9)
+    page.wait_for_function("() => document.getElementById('frontier').layout.shapes[0].x0 === 0.9")
+    assert page.evaluate("document.getElementById('frontier')._fullLayout.height") == tall
 
 
 def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> None:
@@ -574,6 +614,10 @@ def written(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+STORES = """() => [location.href, document.cookie, JSON.stringify(localStorage), JSON.stringify(sessionStorage),
+  document.documentElement.outerHTML, document.getElementById('token').value]"""
+
+
 def test_a_release_is_previewed_made_verified_and_broken(server: Server, chromium: Browser) -> None:
     with opened(server, chromium) as visit:
         page = visit.page
@@ -583,12 +627,22 @@ def test_a_release_is_previewed_made_verified_and_broken(server: Server, chromiu
         before = page.locator("#releases tbody tr").count()
         open_release(page, "combination", "first")
         preview = text(page, "#release-preview")
-        option = next(one for one in api(server, "plan", {"epsilon": 1.8, "delta": DELTA})["options"] if one["rule"] == "combination")
-        asked = {"name": "first", "rule": "combination", "weights": {k: w for k, w in option["weights"].items() if w}, "delta": DELTA}
+        option = next(
+            one for one in api(server, "plan", {"epsilon": 1.8, "delta": DELTA})["options"] if one["rule"] == "combination"
+        )
+        asked = {
+            "name": "first",
+            "rule": "combination",
+            "weights": {k: w for k, w in option["weights"].items() if w},
+            "delta": DELTA,
+        }
         told = api(server, "releases/preview", {**asked, "epsilon": 1.8})
         assert f"✓ proved ε = {round_up(option['epsilon'])} at δ = 1e-5" in preview
         assert " ".join(told["guarantee"]["sentence"].split()) in preview
-        assert f"all releases together are ({round_up(told['total']['epsilon'])}, 1e-5)-DP, of a budget of (100, 1e-5). That fits." in preview
+        assert (
+            f"all releases together are ({round_up(told['total']['epsilon'])}, 1e-5)-DP, of a budget of (100, 1e-5). That fits."
+            in preview
+        )
         promised = set(page.locator("#release-preview .files code").all_inner_texts())
         visit.assert_accessible()
         visit.shot("release-dialogue")
@@ -603,9 +657,10 @@ def test_a_release_is_previewed_made_verified_and_broken(server: Server, chromiu
         released(page, "first")
         folder = server.folder / "runs" / ".releases" / "first"
         assert written(folder) == promised
-        assert f"Certificate {json.loads((folder / 'certificate.json').read_text())['sha256']}" in text(page, "#release-preview")
-        stores = "() => [location.href, document.cookie, JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.documentElement.outerHTML, document.getElementById('token').value]"
-        assert not any(TOKEN in one for one in [*page.evaluate(stores), *urls])
+        assert f"Certificate {json.loads((folder / 'certificate.json').read_text())['sha256']}" in text(
+            page, "#release-preview"
+        )
+        assert not any(TOKEN in one for one in [*page.evaluate(STORES), *urls])
         assert page.context.cookies() == []
         page.click("#release-cancel")
         # History and budget have it.
@@ -650,12 +705,26 @@ def test_a_draw_names_the_files_by_model(server: Server, chromium: Browser) -> N
         page.wait_for_function("() => document.querySelector('#release-preview code')?.innerText === 'drawn'")
         promised = set(page.locator("#release-preview .files code").all_inner_texts())
         said = text(page, "#release-preview .files")
-        assert "and the files of the one model that is drawn: a (config.json, model.safetensors) or b (" in said
+        assert "and the files of the one model that is drawn: a (model.safetensors, config.json) or b (" in said
         visit.expect("401")
         page.click("#release-confirm")
         give_token(page)
         released(page, "drawn")
         assert written(server.folder / "runs" / ".releases" / "drawn") == promised | {"config.json", "model.safetensors"}
+
+
+def test_one_model_alone_is_released_with_its_own_guarantee(server: Server, visit: Visit) -> None:
+    page = visit.page
+    set_target(page, 1.8)
+    option = next(one for one in api(server, "plan", {"epsilon": 1.8, "delta": DELTA})["options"] if one["rule"] == "single")
+    (name,) = (name for name, weight in option["weights"].items() if weight)
+    open_release(page, "single", "alone")
+    assert text(page, "#release-title") == f"Release {name} alone"
+    assert f"✓ proved ε = {round_up(option['epsilon'])} at δ = 1e-5" in text(page, "#release-preview")
+    assert " ".join(option["sentence"].split()) in text(page, "#release-preview")
+    page.keyboard.press("Escape")
+    page.click("#options [data-rule=single] >> text=In the picture")
+    assert assert_shows_weights(server, page, "combination", "a", "b", "c") == option["weights"]
 
 
 def test_beyond_the_budget_nothing_can_be_released(four: Server, chromium: Browser) -> None:
@@ -675,22 +744,21 @@ def test_releasing_is_off_unless_allowed(two: Server, chromium: Browser) -> None
         assert "Nothing was released yet." in text(visit.page, "#releases")
 
 
-def test_the_dialogue_keeps_the_keyboard_and_gives_it_back(server: Server, chromium: Browser) -> None:
-    with opened(server, chromium) as visit:
-        page = visit.page
-        page.focus("#options [data-rule=single] [data-key=release-single]")
-        page.keyboard.press("Enter")
-        page.wait_for_function("() => !document.getElementById('release-confirm').disabled")
-        inside = "() => document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
-        seen = set()
-        for _ in range(8):
-            assert page.evaluate(inside)
-            seen.add(page.evaluate("document.activeElement.id"))
-            page.keyboard.press("Tab")
-        assert {"release-name", "release-depends", "release-cancel", "release-confirm"} <= seen
-        page.keyboard.press("Escape")
-        assert page.evaluate("document.activeElement.dataset.key") == "release-single"
-        assert not page.locator("#release-dialog").is_visible()
+def test_the_dialogue_keeps_the_keyboard_and_gives_it_back(visit: Visit) -> None:
+    page = visit.page
+    page.focus("#options [data-rule=single] [data-key=release-single]")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => !document.getElementById('release-confirm').disabled")
+    inside = "() => document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
+    seen = set()
+    for _ in range(8):
+        assert page.evaluate(inside)
+        seen.add(page.evaluate("document.activeElement.id"))
+        page.keyboard.press("Tab")
+    assert {"release-name", "release-depends", "release-cancel", "release-confirm"} <= seen
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.dataset.key") == "release-single"
+    assert not page.locator("#release-dialog").is_visible()
 
 
 # --- the token, and others --------------------------------------------------------------------------------------------------
@@ -698,7 +766,7 @@ def test_the_dialogue_keeps_the_keyboard_and_gives_it_back(server: Server, chrom
 
 def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromium: Browser) -> None:
     runs(tmp_path)
-    with serving(tmp_path, host="0.0.0.0", rungs=2) as open_server, visiting(open_server, chromium) as visit:  # noqa: S104
+    with serving(tmp_path, host="0.0.0.0", rungs=2) as open_server, visiting(open_server, chromium) as visit:
         visit.expect("401")
         visit.page.goto(open_server.url)
         visit.page.locator("#token-dialog[open]").wait_for()
@@ -713,7 +781,7 @@ def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromi
 
 def test_without_the_token_nothing_is_shown(tmp_path: Path, chromium: Browser) -> None:
     runs(tmp_path)
-    with serving(tmp_path, host="0.0.0.0", rungs=1) as open_server, visiting(open_server, chromium) as visit:  # noqa: S104
+    with serving(tmp_path, host="0.0.0.0", rungs=1) as open_server, visiting(open_server, chromium) as visit:
         visit.expect("401")
         visit.page.goto(open_server.url)
         visit.page.locator("#token-dialog[open]").wait_for()
@@ -725,33 +793,43 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path, chromium: Browser) -
 
 ATTACKS = """async (base) => {
   const tried = {};
-  const attempt = async (name, work) => { tried[name] = await Promise.race([work().catch((error) => `refused: ${error.name}`), new Promise((done) => setTimeout(done, 3000, 'no answer'))]); };
+  const late = () => new Promise((done) => setTimeout(done, 3000, 'no answer'));
+  const attempt = async (name, work) => {
+    tried[name] = await Promise.race([work().catch((error) => `refused: ${error.name}`), late()]);
+  };
   const loaded = (name, given) => new Promise((done, fail) => {
     const one = Object.assign(document.createElement(name), given);
     one.onload = () => done('loaded');
     one.onerror = () => fail(new Error());
     document.body.append(one);
   });
+  const connected = (one) => new Promise((done, fail) => {
+    one.onopen = () => done('open');
+    one.onerror = () => { one.close(); fail(new Error()); };
+  });
+  const read = (given) => fetch(`${base}v1/portfolio`, given).then((answer) => answer.text());
   const body = JSON.stringify({name: 'stolen', rule: 'joint', weights: {a: 1}, delta: 1e-5});
-  const sent = (given) => fetch(`${base}v1/releases`, {method: 'POST', body, ...given}).then((answer) => answer.text());
-  await attempt('read', () => fetch(`${base}v1/portfolio`).then((answer) => answer.text()));
-  await attempt('read without cors', () => fetch(`${base}v1/portfolio`, {mode: 'no-cors'}).then((answer) => answer.text()));
-  await attempt('release', () => sent({headers: {'content-type': 'application/json', authorization: 'Bearer guessed-0123456789'}}));
-  await attempt('release without cors', () => sent({mode: 'no-cors', headers: {'content-type': 'text/plain'}}));
+  const release = (given) => fetch(`${base}v1/releases`, {method: 'POST', body, ...given}).then((answer) => answer.text());
+  const json = {'content-type': 'application/json', authorization: 'Bearer guessed-0123456789'};
+  await attempt('read', () => read({}));
+  await attempt('read without cors', () => read({mode: 'no-cors'}));
+  await attempt('release', () => release({headers: json}));
+  await attempt('release without cors', () => release({mode: 'no-cors', headers: {'content-type': 'text/plain'}}));
   await attempt('img', () => loaded('img', {src: `${base}icon.svg`}));
   await attempt('script', () => loaded('script', {src: `${base}plotly.min.js`}));
   await attempt('module', () => import(`${base}api.js`).then((found) => Object.keys(found).join()));
-  await attempt('events', () => new Promise((done, fail) => { const one = new EventSource(`${base}v1/portfolio`); one.onopen = () => done('open'); one.onerror = () => { one.close(); fail(new Error()); }; }));
-  await attempt('socket', () => new Promise((done, fail) => { const one = new WebSocket(base.replace('http', 'ws')); one.onopen = () => done('open'); one.onerror = () => fail(new Error()); }));
+  await attempt('events', () => connected(new EventSource(`${base}v1/portfolio`)));
+  await attempt('socket', () => connected(new WebSocket(base.replace('http', 'ws'))));
   const frame = Object.assign(document.createElement('iframe'), {src: base, name: 'inside'});
-  document.body.append(frame);
-  const form = Object.assign(document.createElement('form'), {method: 'post', action: `${base}v1/releases`, enctype: 'text/plain', target: 'inside'});
+  const form = Object.assign(document.createElement('form'), {method: 'post', action: `${base}v1/releases`, target: 'inside'});
+  form.enctype = 'text/plain';
   form.append(Object.assign(document.createElement('input'), {name: body.replace('}}', '},"x":"'), value: '"}'}));
-  document.body.append(form);
+  document.body.append(frame, form);
   await new Promise((done) => setTimeout(done, 500));
   form.submit();
   await new Promise((done) => setTimeout(done, 500));
-  return {...tried, plotly: typeof window.Plotly, frame: frame.contentDocument === null ? 'closed' : frame.contentDocument.body.innerText};
+  const inside = frame.contentDocument === null ? 'closed' : frame.contentDocument.body.innerText;
+  return {...tried, plotly: typeof window.Plotly, frame: inside};
 }"""
 
 
@@ -808,30 +886,35 @@ def test_a_name_that_is_made_to_point_here_is_refused(server: Server, chromium: 
 # Text smaller than 12 px, and targets smaller than 24 px; a link within a sentence is as large as the sentence.
 SIZES = """() => {
   const small = [];
-  const shown = (one) => one.checkVisibility({visibilityProperty: true, opacityProperty: true}) && !one.closest('.hidden, .skip');
+  const seen = {visibilityProperty: true, opacityProperty: true};
+  const shown = (one) => one.checkVisibility(seen) && !one.closest('.hidden, .skip');
   const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (words.nextNode()) {
     const one = words.currentNode.parentElement;
     if (!words.currentNode.textContent.trim() || !shown(one) || one.closest('noscript, script')) continue;
-    const scale = one instanceof SVGElement && one.getScreenCTM ? one.getScreenCTM().a : 1;
-    const size = parseFloat(getComputedStyle(one).fontSize) * scale;
+    const scale = one instanceof SVGElement && one.getScreenCTM ? one.getScreenCTM() : {a: 1, b: 0};
+    const size = parseFloat(getComputedStyle(one).fontSize) * Math.hypot(scale.a, scale.b);
     if (size < 11.95) small.push(`text ${size.toFixed(1)}: ${words.currentNode.textContent.slice(0, 40)}`);
   }
   for (const one of document.querySelectorAll('button, input, select, summary, [role=slider], a')) {
     if (!shown(one) || one.closest('p a')) continue;
     const {width, height} = (one.closest('label') || one).getBoundingClientRect();
-    if (width < 24 || height < 24) small.push(`target ${width.toFixed(0)} × ${height.toFixed(0)}: ${one.id || one.textContent}`);
+    if (Math.min(width, height) < 24) small.push(`target ${width} × ${height}: ${one.id || one.textContent}`);
   }
   return small;
 }"""
-SIDEWAYS = """() => [...document.querySelectorAll('body *')].filter((one) => !one.closest('.scroll > *, .js-plotly-plot, .hidden, .skip')
-  && one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 100))"""
+SIDEWAYS = """() => [...document.querySelectorAll('body *')].filter((one) =>
+  !one.closest('.scroll > *, .js-plotly-plot, .hidden, .skip') && one.checkVisibility()
+  && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 100))"""
 
 
 @pytest.mark.parametrize(
-    "name, viewport, scheme", [("explorer-dark", DESKTOP, "dark"), ("explorer-1024", SMALL, "light"), ("explorer-phone", PHONE, "dark")]
+    "name, viewport, scheme",
+    [("explorer-dark", DESKTOP, "dark"), ("explorer-1024", SMALL, "light"), ("explorer-phone", PHONE, "dark")],
 )
-def test_every_screen_shows_it_whole_and_readable(server: Server, chromium: Browser, name: str, viewport: tuple[int, int], scheme: str) -> None:
+def test_every_screen_shows_it_whole_and_readable(
+    server: Server, chromium: Browser, name: str, viewport: tuple[int, int], scheme: str
+) -> None:
     with opened(server, chromium, viewport=viewport, color_scheme=scheme, touch=viewport == PHONE) as visit:
         page = visit.page
         visit.shot(name, full=True)
@@ -862,7 +945,8 @@ FOCUS = """() => {
   const all = [...document.querySelectorAll('*')];
   const box = one.getBoundingClientRect();
   const card = document.getElementById('target');
-  const over = getComputedStyle(card).position === 'sticky' && !card.contains(one) && !one.closest('header, .skip') ? card.getBoundingClientRect().bottom : 0;
+  const sticks = getComputedStyle(card).position === 'sticky' && !card.contains(one) && !one.closest('.skip');
+  const over = sticks ? card.getBoundingClientRect().bottom : 0;
   const style = getComputedStyle(one.id === 'handle' ? one.querySelector('.halo') : one);
   return {
     index: all.indexOf(one), id: one.id || one.dataset.key || one.textContent.slice(0, 30),
@@ -874,19 +958,30 @@ REACHABLE = """() => [...document.querySelectorAll('a[href], button, input, sele
   one.checkVisibility() && !one.disabled && !(one.type === 'radio' && !one.checked)).length"""
 
 
+def walk(page: Page, key: str, most: int) -> list[dict[str, Any]]:
+    """Where the focus is after each stroke of the key, until it leaves the page."""
+    seen: list[dict[str, Any]] = []
+    while len(seen) <= most:
+        page.keyboard.press(key)
+        if (found := page.evaluate(FOCUS)) is None:
+            break
+        seen.append(found)
+    return seen
+
+
 @pytest.mark.parametrize("viewport", [SMALL, (1024, 500)])
-def test_everything_is_reached_by_tab_in_order_and_in_sight(server: Server, chromium: Browser, viewport: tuple[int, int]) -> None:
+def test_everything_is_reached_by_tab_in_order_and_in_sight(
+    server: Server, chromium: Browser, viewport: tuple[int, int]
+) -> None:
     with opened(server, chromium, viewport=viewport) as visit:
         page = visit.page
         wanted = page.evaluate(REACHABLE)
-        seen = []
-        while True:
-            page.keyboard.press("Tab")
-            if (found := page.evaluate(FOCUS)) is None or len(seen) > wanted:
-                break
-            seen.append(found)
+        seen = walk(page, "Tab", wanted)
         assert len(seen) == wanted >= 20
         assert [one["index"] for one in seen] == sorted(one["index"] for one in seen)
         assert [one["id"] for one in seen if not one["ring"]] == []
         assert [one["id"] for one in seen if not one["inSight"]] == []
+        back = walk(page, "Shift+Tab", wanted - 1)  # upwards things come in from above, where the target's card is
+        assert [one["index"] for one in reversed(back)] == [one["index"] for one in seen]
+        assert [one["id"] for one in back if not one["inSight"]] == []
         assert seen[0]["id"] == "Skip to the target"

@@ -90,9 +90,11 @@ async function models(delta) {
 
 function showPlan(plan) {
   showVerdict(plan);
+  // One model alone is the combination that gives it all the weight.
+  const rule = (option) => (option.rule === "single" ? "combination" : option.rule);
   showOptions(plan, {
-    show: (option) => { chooseRule(option.rule); page.weights.show(option.weights); },
-    release: (option) => page.releases.open(option.rule === "single" ? "joint" : option.rule, option.weights, page.target, option.feasible),
+    show: (option) => { chooseRule(rule(option)); page.weights.show(option.weights); },
+    release: (option) => page.releases.open(rule(option), option.weights, page.target, option.feasible),
   });
   const { done, total } = plan.warming;
   byId("warming").textContent = done < total ? `${done} of ${total} plans are made beforehand; until all are, better weights may turn up` : "";

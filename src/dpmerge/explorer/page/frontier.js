@@ -93,7 +93,9 @@ export class Frontier {
       ...this.figure.layout,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      height: narrow ? 480 : 640,
+      width: undefined,
+      height: undefined, // the page's style says how large it is, also after the window has changed
+      autosize: true,
       margin: { l: narrow ? 8 : 56, r: 12, t: 12, b: 20 },
       font: { ...legible(this.figure.layout.font), family: "system-ui, sans-serif" },
       hoverlabel: { ...this.figure.layout.hoverlabel, bgcolor: colour("--back"), font: { color: this.ink } },
@@ -110,6 +112,7 @@ export class Frontier {
     const room = this.figure.data.filter((trace) => !narrow || !/\bRDP\b/.test(trace.name || ""));
     const short = (trace) => (narrow && trace.name ? { ...trace, name: trace.name.replace(" (", "<br>(") } : trace);
     const data = room.map(short).map((trace) => (trace.marker?.line?.color ? { ...trace, marker: { ...trace.marker, line: { ...trace.marker.line, color: this.ink } } } : trace));
+    byId("frontier").classList.add("drawn");
     await globalThis.Plotly.react(byId("frontier"), [...data, star], layout, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false });
     this.drawn = true;
     if (this.target) this.label();

@@ -102,8 +102,8 @@ export class Releases {
     const used = Object.fromEntries(Object.entries(weights).filter(([, weight]) => weight > 0));
     this.asked = { rule, weights: used, delta: target.delta, ...(bound ? { epsilon: target.epsilon } : {}) };
     const names = Object.keys(used);
-    const together = names.length === 1 ? `Release ${names[0]} alone` : "Release the models jointly";
-    byId("release-title").textContent = rule === "joint" ? together : `Release by ${ruleText(rule).toLowerCase()}`;
+    const how = rule === "joint" ? "Release the models jointly" : `Release by ${ruleText(rule).toLowerCase()}`;
+    byId("release-title").textContent = rule !== "joint" && names.length === 1 ? `Release ${names[0]} alone` : how;
     byId("release-name").value = `release-${new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-")}`;
     byId("release-depends").checked = false;
     byId("release-cancel").textContent = "Leave everything as it is";

@@ -307,7 +307,7 @@ export class Weights {
     const count = standings.filter((_, index) => this.fits(this.rule, index)).length;
     const open = standings.filter((standing) => standing === "pending").length;
     const marks = this.corners.length === 3
-      ? [["fits", "●", "fits the target"], ["misses", "○", "does not"], ["pending", "·", "not known yet"]]
+      ? [["fits", "●", "fits the target"], ["misses", "○", "does not"], ...(open ? [["pending", "·", "not known yet"]] : [])]
       : [["selection", "●", "random selection"], ["combination", "■", "linear combination"], ["line", "┄", "the target"]];
     return [
       h("ul", { class: "legend", "aria-hidden": "true" }, marks.map(([name, sign, text]) => h("li", {}, h("span", { class: `mark ${name}` }, sign), ` ${text}`))),
