@@ -103,8 +103,8 @@ def opened(server: Server, chromium: Browser, ready: str = READY, **options: Any
 def api(server: Server, path: str, body: Any = None) -> Any:
     """What the API says, asked beside the browser."""
     data = None if body is None else json.dumps(body).encode()
-    request = Request(f"{server.url}v1/{path}", data, {"Content-Type": "application/json"})  # noqa: S310
-    with urlopen(request) as answer:  # noqa: S310
+    request = Request(f"{server.url}v1/{path}", data, {"Content-Type": "application/json"})
+    with urlopen(request) as answer:
         return json.load(answer)
 
 
@@ -698,7 +698,7 @@ def test_the_dialogue_keeps_the_keyboard_and_gives_it_back(server: Server, chrom
 
 def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromium: Browser) -> None:
     runs(tmp_path)
-    with serving(tmp_path, host="0.0.0.0", rungs=2) as open_server, visiting(open_server, chromium) as visit:  # noqa: S104
+    with serving(tmp_path, host="0.0.0.0", rungs=2) as open_server, visiting(open_server, chromium) as visit:
         visit.expect("401")
         visit.page.goto(open_server.url)
         visit.page.locator("#token-dialog[open]").wait_for()
@@ -713,7 +713,7 @@ def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromi
 
 def test_without_the_token_nothing_is_shown(tmp_path: Path, chromium: Browser) -> None:
     runs(tmp_path)
-    with serving(tmp_path, host="0.0.0.0", rungs=1) as open_server, visiting(open_server, chromium) as visit:  # noqa: S104
+    with serving(tmp_path, host="0.0.0.0", rungs=1) as open_server, visiting(open_server, chromium) as visit:
         visit.expect("401")
         visit.page.goto(open_server.url)
         visit.page.locator("#token-dialog[open]").wait_for()
