@@ -45,6 +45,16 @@ def warm(client: TestClient, delta: float = DELTA) -> dict[str, Any]:
     raise AssertionError("plans in the background did not end")
 
 
+def finished(client: TestClient, path: str, asked: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """The result of a job that has to be done."""
+    started = client.post(path, json=asked, headers=headers)
+    assert started.status_code == 202, started.text
+    job = ended(client, started.json())
+    assert job["state"] == "done", job
+    result: dict[str, Any] = job["result"]
+    return result
+
+
 def ended(client: TestClient, job: dict[str, Any]) -> dict[str, Any]:
     """The job once it runs no more."""
     for _ in range(600):

@@ -103,8 +103,7 @@ def test_it_serves_with_a_token_that_is_never_printed(tmp_path: Path) -> None:
         assert (status, plan["target"]["epsilon"]) == (200, 1.0)
         assert server.ask("GET", "/healthz", host="evil.example")[0] == 421
         assert server.ask("POST", "/v1/releases", RELEASE)[0] == 401
-        assert server.ask("POST", "/v1/releases", RELEASE, token=TOKEN)[0] == 201
-        assert (tmp_path / "out" / "one" / "certificate.json").is_file()
+        assert server.ask("POST", "/v1/releases", RELEASE, token=TOKEN)[0] == 202
         assert server.ask("POST", "/v1/plan", {"secret-field": "secret-value"}, token=TOKEN)[0] == 422
         with socket.create_connection(("127.0.0.1", urlsplit(server.told["url"]).port or 0)) as rude:
             rude.sendall(f"{TOKEN} secret-value\r\n\r\n".encode())
@@ -112,6 +111,7 @@ def test_it_serves_with_a_token_that_is_never_printed(tmp_path: Path) -> None:
         code, seconds, printed = server.leave(signal.SIGINT)
     assert code == 0
     assert seconds < 5
+    assert (tmp_path / "out" / "one" / "certificate.json").is_file()  # brought to its end, whenever the server left
     for secret in (TOKEN, "secret-field", "secret-value", "Traceback"):
         assert secret not in printed
 
@@ -358,6 +358,33 @@ def test_headers_that_drip_are_not_waited_for(port: int) -> None:
                 waiting.sendall(b"x")
                 time.sleep(0.05)
         assert time.monotonic() - start < 3
+
+
+def test_bodies_that_drip_after_the_answer_are_not_waited_for(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as waiting:
+        waiting.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        start = time.monotonic()
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() - start < 5:
+                waiting.sendall(b"x")
+                time.sleep(0.05)
+        assert 0.7 < time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize(
+    "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"]
+)
+def test_what_is_no_http_is_answered_like_everything_refused(port: int, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(sent)
+        answer = b""
+        while piece := connection.recv(4096):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0]
+    assert b"content-security-policy: default-src 'none'" in head
+    assert b"application/problem+json" in head
+    assert json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])["status"] == 400
 
 
 def test_slow_answers_and_second_requests_are_waited_for(port: int) -> None:

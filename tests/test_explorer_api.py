@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import socket
 import threading
 import time
@@ -17,15 +19,16 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 import dpmerge
-from dpmerge.errors import AccountingError, JobError
+from dpmerge.errors import AccountingError, ExplorerError, JobError, UtilityError
 from dpmerge.explorer.api import Explorer
 from dpmerge.explorer.jobs import Job, Jobs
 from dpmerge.explorer.ladder import Ladder, _coarse_to_fine
 from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.pages import PAGE
+from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.security import Door
 from tests import builders, ledger_builders
-from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, portfolio, warm
+from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm
 from tests.release_builders import WEIGHTS, on_disk, runs
 
 
@@ -97,10 +100,12 @@ def test_a_model_without_privacy_has_no_epsilon(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a" / "record.json").write_text(json.dumps(text))
     with explorer(tmp_path) as client:
         card = client.get("/v1/portfolio").json()["models"][0]
-        assert card["epsilon"] == {"pld": None, "rdp": None}
+        assert (card["epsilon"], card["standing"]) == ({"pld": None, "rdp": None}, "none")
         plan = warm(client)
         alone = next(o for o in plan["options"] if o["rule"] == "single" and o["weights"]["a"] == 1)
-        assert alone["epsilon"] is None
+        assert (alone["epsilon"], alone["standing"]) == (None, "none")
+        grid = client.get("/v1/simplex").json()["rules"]["selection"]
+        assert "proved" not in {s for e, s in zip(grid["epsilons"], grid["standings"], strict=True) if e is None}
         assert not alone["feasible"]
 
 
@@ -415,9 +420,8 @@ def test_release_history_verify_tamper(tmp_path: Path) -> None:
         assert shown["fits"] is True
         assert shown["budget"] == {"epsilon": 8.0, "delta": before["budget"]["delta"]}
         assert client.get("/v1/releases").json()["folders"] == []
-        made = client.post("/v1/releases", json=asked, headers=BEARER)
-        assert made.status_code == 201, made.text
-        assert made.json()["certificate"]["guarantee"]["epsilon"] == shown["guarantee"]["epsilon"]
+        made = finished(client, "/v1/releases", asked, **BEARER)
+        assert made["certificate"]["guarantee"]["epsilon"] == shown["guarantee"]["epsilon"]
         written = {path.name for path in (tmp_path / "runs" / ".releases" / "first").iterdir()}
         assert sorted(written) == sorted(shown["files"])  # exactly what was shown
         assert shown["files_if_drawn"] == {}
@@ -428,14 +432,14 @@ def test_release_history_verify_tamper(tmp_path: Path) -> None:
         assert [entry["kind"] for entry in history["entries"]] == ["release", "completed"]
         assert history["folders"] == [{"name": "first", "entry": 1}]
         assert str(tmp_path) not in json.dumps(history)
-        assert client.post("/v1/verify", json={"name": "first"}).json()["code"] == 0
+        assert finished(client, "/v1/verify", {"name": "first"})["code"] == 0
         assert "exists already" in is_problem(client.post("/v1/releases/preview", json=asked), 422)
         assert "exist" in is_problem(client.post("/v1/releases", json=asked, headers=BEARER), 422)
         tensors = tmp_path / "runs" / ".releases" / "first" / "model.safetensors"
         content = bytearray(tensors.read_bytes())
         content[-1] ^= 1
         tensors.write_bytes(content)
-        verdict = client.post("/v1/verify", json={"name": "first"}).json()
+        verdict = finished(client, "/v1/verify", {"name": "first"})
         assert verdict["code"] == 1
         assert verdict["sentence"] == "it does NOT hold"
 
@@ -447,9 +451,9 @@ def test_a_release_beyond_the_budget_is_refused_and_leaves_nothing(tmp_path: Pat
     with explorer(tmp_path, allow_release=True, ledger=str(ledger)) as client:
         asked = {"name": "much", "rule": "joint", "weights": {"a": 1.0}, "delta": DELTA}
         assert client.post("/v1/releases/preview", json=asked).json()["fits"] is False
-        assert "this release would bring the total to" in is_problem(
-            client.post("/v1/releases", json=asked, headers=BEARER), 422
-        )
+        job = ended(client, client.post("/v1/releases", json=asked, headers=BEARER).json())
+        assert job["state"] == "failed"
+        assert "this release would bring the total to" in job["problem"]
         assert client.get("/v1/releases").json()["folders"] == []
 
 
@@ -460,6 +464,92 @@ def test_a_release_that_misses_its_target_is_refused(tmp_path: Path) -> None:
         preview = client.post("/v1/releases/preview", json={**asked, "epsilon": 100.0}).json()
         assert preview["fits"] is None
         assert preview["notes"] == ["no ledger: releases from this data are not being added up"]
+
+
+def test_a_release_that_has_begun_cannot_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, on = threading.Event(), threading.Event()
+    release = Releases.release
+
+    def slowly(self: Releases, *arguments: Any) -> Any:
+        begun.set()
+        assert on.wait(20)
+        return release(self, *arguments)
+
+    monkeypatch.setattr(Releases, "release", slowly)
+    with explorer(tmp_path, allow_release=True) as client:
+        asked = {"name": "one", "rule": "joint", "weights": {"a": 1.0}, "delta": DELTA}
+        job = client.post("/v1/releases", json=asked, headers=BEARER).json()
+        assert begun.wait(20)
+        assert "brought to its end" in is_problem(client.delete(f"/v1/jobs/{job['id']}", headers=BEARER), 409)
+        on.set()
+        found = ended(client, job)
+        assert (found["state"], found["done"], found["total"]) == ("done", found["total"], found["done"])
+        assert finished(client, "/v1/verify", {"name": "one"})["code"] == 0
+
+
+def test_a_verdict_that_nobody_waits_for_any_more(tmp_path: Path) -> None:
+    jobs, on = Jobs(), threading.Event()
+    job = jobs.start("verify", lambda job: on.wait(20))
+    job.cancel()
+    on.set()
+    for _ in range(100):
+        if job.state != "running":
+            break
+        time.sleep(0.02)
+    assert (job.state, job.result) == ("cancelled", None)
+
+
+def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
+    runs(tmp_path)
+    for name, make in (("linked", lambda path: path.symlink_to("/etc/passwd")), ("piped", os.mkfifo), ("folder", Path.mkdir)):
+        place = tmp_path / "runs" / ".releases" / name
+        place.mkdir(parents=True)
+        make(place / "certificate.json")
+    with explorer(tmp_path) as client:
+        for name in ("linked", "piped", "folder"):
+            job = ended(client, client.post("/v1/verify", json={"name": name}).json())
+            assert job["problem"] == f"release {name!r}: 'certificate.json' is no plain file, so nothing was opened"
+
+
+def test_a_place_for_releases_that_is_a_link(tmp_path: Path) -> None:
+    runs(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs" / ".releases").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ExplorerError, match="releases go into a folder, and this is none"), explorer(tmp_path):
+        pass
+
+
+def test_scores_on_a_private_validation_set_are_refused_at_the_start(tmp_path: Path) -> None:
+    scores = {"schema": 1, "measured_on": "v", "models": "private", "utilities": {"a": 0.9, "b": 0.5, "c": 0.7}}
+    (tmp_path / "u.json").write_text(json.dumps(scores | {"validation": {"records": 100, "disjoint": True}}))
+    with pytest.raises(UtilityError, match="private validation set"), explorer(tmp_path, utility=str(tmp_path / "u.json")):
+        pass
+
+
+def test_what_is_kept_is_bounded(home: Path) -> None:
+    """However many corners are looked at, few grids stay; and of what was found only what nothing else beats."""
+    loaded = portfolio(home)
+
+    def account(rule: str, weights: Any) -> Any:
+        return getattr(dpmerge, rule)(loaded, weights).guarantee(delta=DELTA)
+
+    ladder = Ladder(loaded, None, None, DELTA, 3, account)
+    for corners in itertools.permutations(loaded.names):
+        ladder.landscape(corners)
+    for corners in itertools.permutations(loaded.names, 2):
+        ladder.landscape(corners)
+    assert len(ladder.landscapes) == 8
+    while not ladder.complete:
+        ladder.advance()
+    for found in ladder._found.values():
+        worth = sorted((option.epsilon, option.expected_utility or 0.0) for option in found)
+        assert all(low[1] < high[1] for low, high in itertools.pairwise(worth))
+
+
+def test_listeners_leave_room_for_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmerge.explorer.api._LISTENERS", 0)
+    job = client.post("/v1/frontier", json={"delta": DELTA, "epsilons": [0.5, 1.0, 2.0], "points": 3}).json()
+    assert "too many listen" in is_problem(client.get(f"/v1/jobs/{job['id']}/events"), 429)
 
 
 # --- many at once -------------------------------------------------------------------------------------------------------------

@@ -131,6 +131,43 @@ def test_changing_something_needs_the_token(client: TestClient, home: Path, head
     assert releases(home) == []
 
 
+@pytest.mark.parametrize("tail", ["%0A", "%0a", "%0D%0A", "%0A/", "/%0A", "%00", "%20", "%E2%80%A8", "%7F", "//", "%2F"])
+@pytest.mark.parametrize("path", ["/v1/releases", "/v1/jobs/any", "/v1/plan", "/V1/releases", "//v1/releases", "/v1//releases"])
+def test_no_spelling_of_a_path_gets_around_the_token(client: TestClient, home: Path, path: str, tail: str) -> None:
+    """A router may take a newline at the end for none, where a comparison does not: every unknown place needs the token."""
+    for method in ("POST", "DELETE", "PUT", "PATCH"):
+        response = client.request(method, f"{HOME}{path}{tail}", json=RELEASE)
+        assert response.status_code in (400, 401), (method, path, tail, response.text)
+    assert releases(home) == []
+
+
+def test_the_release_asks_again_whether_the_token_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "_needs_token", lambda self, reading, method, path: False)  # a door with a hole
+    with explorer(tmp_path, allow_release=True) as client:
+        is_problem(client.post("/v1/releases", json=RELEASE), 401)
+        assert releases(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "token", [" abcdefghijklmnop ", "abcdefgh ijklmnop", " " * 20, "abcdefghijklmnop\n", "abcdefghijklmnopö"]
+)
+def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
+    with pytest.raises(ExplorerError, match="printable ASCII without spaces"):
+        Door(token=token)
+
+
+@pytest.mark.parametrize(
+    "body", ['{"epsilon": 1, "epsilon": 2}', '{"rule": "joint", "weights": {"a": 0.3, "a": 1.0}, "delta": 1e-5}']
+)
+def test_what_is_said_twice_is_refused(client: TestClient, body: str) -> None:
+    response = client.post("/v1/account", content=body, headers={"content-type": "application/json"})
+    assert "occurs twice" in is_problem(response, 422)
+
+
+def test_whoever_is_refused_is_hung_up_on(client: TestClient) -> None:
+    assert client.get("/healthz", headers={"host": "evil.example"}).headers["connection"] == "close"
+
+
 @pytest.mark.parametrize("name", ["token", "access_token", "authorization"])
 def test_the_token_does_not_work_in_the_url(client: TestClient, home: Path, name: str) -> None:
     is_problem(client.post("/v1/releases", json=RELEASE, params={name: TOKEN}), 401)

@@ -176,7 +176,7 @@ def test_an_accountant_that_does_not_apply_is_a_dash_with_its_reason() -> None:
     three = builders.portfolio(*(_fixed_size(name) for name in "abc"))
     found = document(three, 2.0)
     text = page(found)
-    assert all(card["epsilon"]["pld"] is None and card["epsilon"]["rdp"] for card in found["models"])
+    assert all("pld" not in card["epsilon"] and card["epsilon"]["rdp"] for card in found["models"])
     assert "fixed-size at rate 0.1" in text and "--by pld does not apply" in text
     assert "There is no picture of ε over all weights:" in text
     two = document(builders.portfolio(*(_fixed_size(name) for name in "ab")), 2.0)
@@ -237,6 +237,8 @@ def test_models_without_any_finite_epsilon() -> None:
     text = page(found)
     assert [plan["epsilon"] for plan in found["plans"]] == [0.1, 1.0, 10.0]
     assert "no model has a finite ε" in text and "Nothing fits." in text and "∞" in text
+    assert found["models"][0]["standing"] == "none"
+    assert "✗ no guarantee" in text and '<span class="standing proved">' not in text
 
 
 # --- what must not be told --------------------------------------------------------------------------------------------------

@@ -545,3 +545,13 @@ def test_deltas_at_the_end_of_floats_end_in_a_number_not_a_crash(delta: float) -
     run = builders.dp_sgd("a", sigma=2.0, steps=20, sampling=0.1)
     found = Joint(builders.portfolio(run).weights({"a": 1.0})).guarantee(delta=delta)
     assert found.epsilon > 100
+
+
+@settings(max_examples=500, deadline=None)
+@given(whole=st.integers(0, 10**9), ulps=st.integers(0, 3), digits=st.integers(1, 6))
+def test_what_is_rounded_for_people_is_never_too_small(whole: int, ulps: int, digits: int) -> None:
+    """Next to a number of few digits, where a product rounds either way."""
+    value = whole / 10**digits
+    for _ in range(ulps):
+        value = math.nextafter(value, math.inf)
+    assert value <= float(round_up(value, digits)) <= value + 2.01 / 10**digits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import anyio.to_thread
-from fastapi import APIRouter, FastAPI, Query
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -19,10 +19,11 @@ import dpmerge
 from dpmerge.explorer import models
 from dpmerge.explorer.jobs import Job, Jobs, unattended
 from dpmerge.explorer.ladder import RUNGS
+from dpmerge.explorer.landscape import judged
 from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
-from dpmerge.explorer.security import Door, Guard
+from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.figures import finite_or_null, web_figure
 from dpmerge.rules import THEOREMS, Guarantee
 from dpmerge.weights import Accounting, Option, Plan, Utilities, frontier
@@ -30,6 +31,7 @@ from dpmerge.weights import Accounting, Option, Plan, Utilities, frontier
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
 _COMPUTING = 2  # computations at once; more only get in each other's way
+_LISTENERS = 32
 _VERDICTS = {0: "it holds", 1: "it does NOT hold", 2: "it could not be checked"}
 _PROBLEM = {
     "description": "A problem (RFC 9457)",
@@ -75,17 +77,33 @@ class _Server:
         check_folder(folder, explorer.allow_release)
         self.releases = Releases(self.state, folder, explorer.ledger)
         self.jobs = Jobs()
-        self._limiter: anyio.CapacityLimiter | None = None
+        self.listeners = 0
+        self._computing, self._reading = asyncio.Semaphore(_COMPUTING), asyncio.Semaphore(_COMPUTING)
 
     async def compute(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Work in a thread, a few at a time, while the server goes on answering; not waited for when it leaves."""
-        self._limiter = self._limiter or anyio.CapacityLimiter(_COMPUTING)
-        async with self._limiter:
+        """Work in a thread, a few at a time, while the server goes on answering."""
+        async with self._computing:
             return await unattended(partial(function, *arguments))
 
-    async def finish(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Work that is always brought to its end, even when the server leaves."""
-        return await anyio.to_thread.run_sync(partial(function, *arguments), abandon_on_cancel=False)
+    async def consult(self, function: Callable[..., R], *arguments: Any) -> R:
+        """The same for the ledger, which others may keep locked: accounting does not wait for it."""
+        async with self._reading:
+            return await unattended(partial(function, *arguments))
+
+    def listen(self, job: Job) -> AsyncIterator[str]:
+        """A job's events, to a number of listeners that leaves room for other requests."""
+        if self.listeners >= _LISTENERS:
+            raise HTTPException(429, "too many listen to jobs already; ask for the job's state instead")
+        self.listeners += 1
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async for event in job.events():
+                    yield event
+            finally:
+                self.listeners -= 1
+
+        return events()
 
     def job(self, name: str) -> Job:
         """A job by its id."""
@@ -202,13 +220,24 @@ def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[s
 def _option(state: PortfolioState, option: Option) -> dict[str, Any]:
     theorem = THEOREMS.get(option.theorem)
     shown = {name: getattr(option, name) for name in models.OptionAnswer.model_fields if hasattr(option, name)}
-    return {**shown, "theorem_title": theorem and theorem.title, "sentence": option.sentence(state.portfolio.adjacency)}
+    return {
+        **shown,
+        "standing": judged(option.epsilon, option.standing),
+        "theorem_title": theorem and theorem.title,
+        "sentence": option.sentence(state.portfolio.adjacency),
+    }
 
 
 def _guarantee(found: Guarantee) -> dict[str, Any]:
     theorem = THEOREMS[found.theorem]
     plain: dict[str, Any] = finite_or_null(found.as_dict())
-    return {**plain, "sentence": str(found), "theorem_title": theorem.title, "theorem_source": theorem.source}
+    return {
+        **plain,
+        "standing": judged(found.epsilon, found.standing),
+        "sentence": str(found),
+        "theorem_title": theorem.title,
+        "theorem_source": theorem.source,
+    }
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------------
@@ -230,7 +259,7 @@ def _jobs(server: _Server) -> APIRouter:
     @router.get("/v1/jobs/{job}/events", response_class=StreamingResponse, responses=_EVENTS)
     async def job_events(job: JobId) -> StreamingResponse:
         """Progress as server-sent events: `progress`, and `end` once."""
-        return StreamingResponse(server.job(job).events(), media_type="text/event-stream")
+        return StreamingResponse(server.listen(server.job(job)), media_type="text/event-stream")
 
     @router.get("/v1/jobs/{job}/figure", response_model=models.FigureAnswer)
     async def job_figure(job: JobId) -> Any:
@@ -244,6 +273,8 @@ def _jobs(server: _Server) -> APIRouter:
     async def cancel_job(job: JobId) -> Any:
         """Ask a job to stop; it does at its next piece. Needs the token."""
         found = server.job(job)
+        if found.lasting:
+            raise HTTPException(409, "a release that has begun is brought to its end")
         found.cancel()
         return found.status(with_result=False)
 
@@ -272,13 +303,13 @@ def _releasing(server: _Server) -> APIRouter:
     @router.get("/v1/releases", response_model=models.ReleasesAnswer)
     async def history() -> Any:
         """What the ledger says, and which releases can be verified here."""
-        entries, folders = await server.compute(releases.history), await server.compute(releases.folders)
+        entries, folders = await server.consult(releases.history), await server.consult(releases.folders)
         return finite_or_null({"entries": entries, "folders": folders}) | {"may_release": server.explorer.allow_release}
 
     @router.get("/v1/budget", response_model=models.BudgetAnswer)
     async def budget() -> Any:
         """What the ledger's budget still allows."""
-        found = await server.compute(releases.budget)
+        found = await server.consult(releases.budget)
         if found is None:
             raise HTTPException(404, "this server was started without a ledger")
         return finite_or_null(found)
@@ -286,23 +317,37 @@ def _releasing(server: _Server) -> APIRouter:
     @router.post("/v1/releases/preview", response_model=models.ReleasePreview)
     async def preview(asked: models.ReleaseRequest) -> Any:
         """Exactly what a release would write and spend; nothing is written."""
-        choice, found = await server.compute(releases.preview, asked)
+        choice, found = await server.consult(releases.preview, asked)
         return finite_or_null(found) | {"guarantee": _guarantee(choice.guarantee)}
 
-    @router.post("/v1/releases", status_code=201, response_model=models.ReleasedAnswer)
-    async def release(asked: models.ReleaseRequest) -> Any:
-        """Release, by the same code as `dpmerge merge`. Needs the token, and a server that allows it."""
+    @router.post("/v1/releases", status_code=202, response_model=models.JobAnswer)
+    async def release(asked: models.ReleaseRequest, request: Request) -> Any:
+        """Release, by the same code as `dpmerge merge`, as a job. Needs the token, and a server that allows it."""
+        if not request.scope.get(AUTHORISED):  # the door has checked; a route that changes something asks again
+            raise HTTPException(401, "this needs the server's token")
         if not server.explorer.allow_release:
             raise HTTPException(403, "releasing is off: start the explorer with --allow-release")
-        made = await server.finish(releases.release, asked)
-        certificate = made.certificate.model_dump(mode="json", by_alias=True)
-        return {"name": made.folder.name, "certificate": certificate, "notes": list(made.notes)}
+        await server.consult(releases.preview, asked)  # refuses at once what would be refused anyway
+        return server.jobs.start("release", partial(_release, releases, asked), lasting=True).status()
 
-    @router.post("/v1/verify", response_model=models.VerdictAnswer)
+    @router.post("/v1/verify", status_code=202, response_model=models.JobAnswer)
     async def verify(asked: models.VerifyRequest) -> Any:
-        """Recompute everything a release's certificate says, from its files, the portfolio and the ledger."""
-        found = await server.compute(releases.verify, asked.name)
-        lists = {"holds": found.holds, "broken": found.broken, "unchecked": found.unchecked}
-        return {"name": asked.name, "code": found.code, "sentence": _VERDICTS[found.code], **lists}
+        """Recompute everything a release's certificate says, from its files, the portfolio and the ledger, as a job."""
+        releases.require(asked.name)
+        return server.jobs.start("verify", partial(_verify, releases, asked.name)).status()
 
     return router
+
+
+def _release(releases: Releases, asked: models.ReleaseRequest, job: Job) -> dict[str, Any]:
+    job.report("merging")
+    made = releases.release(asked, lambda done, total: job.report(done=done, total=total))
+    certificate = made.certificate.model_dump(mode="json", by_alias=True)
+    return {"name": made.folder.name, "certificate": certificate, "notes": list(made.notes)}
+
+
+def _verify(releases: Releases, name: str, job: Job) -> dict[str, Any]:
+    job.report("rechecking")
+    found = releases.verify(name)
+    lists = {"holds": list(found.holds), "broken": list(found.broken), "unchecked": list(found.unchecked)}
+    return {"name": name, "code": found.code, "sentence": _VERDICTS[found.code], **lists}

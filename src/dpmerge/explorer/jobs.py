@@ -40,6 +40,7 @@ class Job:
     result: Any = None
     problem: str | None = None
     question: object = None
+    lasting: bool = False  # brought to its end even if the server leaves
     _version: int = 0
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -62,8 +63,9 @@ class Job:
         return results
 
     def cancel(self) -> None:
-        """Ask the job to stop at its next report."""
-        self._stop.set()
+        """Ask the job to stop at its next report; one that lasts goes on."""
+        if not self.lasting:
+            self._stop.set()
 
     def run(self, work: Callable[[Job], Any]) -> None:
         """Do the work; what goes wrong is kept as the one line the command line would print."""
@@ -77,7 +79,8 @@ class Job:
             _LOG.exception("the job %r failed", self.kind)
             self._set(state="failed", problem="the job failed unexpectedly; the terminal of the server says why")
         else:
-            self._set(state="done", result=result, label="")
+            stopped = self._stop.is_set()
+            self._set(label="", **({"state": "cancelled"} if stopped else {"state": "done", "result": result}))
 
     def status(self, *, with_result: bool = True) -> dict[str, Any]:
         """Plain data about the job."""
@@ -118,9 +121,9 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
 
-    def start(self, kind: str, work: Callable[[Job], Any], question: object = None) -> Job:
+    def start(self, kind: str, work: Callable[[Job], Any], question: object = None, *, lasting: bool = False) -> Job:
         """Begin a job, or refuse it while too many run. The same question again is the same job, unless that one failed."""
-        job = Job(kind, question=question)
+        job = Job(kind, question=question, lasting=lasting)
         with self._lock:
             for one in self._jobs.values():
                 if question is not None and (one.kind, one.question) == (kind, question) and one.state in ("running", "done"):
@@ -132,7 +135,7 @@ class Jobs:
             finished = [one.id for one in self._jobs.values() if one.state != "running"]
             for old in finished[: max(0, len(finished) - _KEPT)]:
                 del self._jobs[old]
-        threading.Thread(target=job.run, args=(work,), name=f"explorer-{kind}", daemon=True).start()
+        threading.Thread(target=job.run, args=(work,), name=f"explorer-{kind}", daemon=not lasting).start()
         return job
 
     def get(self, name: str) -> Job | None:

@@ -19,6 +19,8 @@ from dpmerge.rules import Guarantee
 from dpmerge.weights import Option, Plan, Utilities, above, leaves
 
 RUNGS = 33
+_LANDSCAPES = 8  # choices of corners that are kept
+_CANDIDATES = 4096
 _ANY = 1e9  # a target that everything private meets
 
 
@@ -80,6 +82,8 @@ class Ladder:
         """The landscape over these models, from now on the first to be worked on."""
         found = self.landscapes.pop(models, None) or Landscape.over(self.portfolio, models)
         self.landscapes[models] = found
+        while len(self.landscapes) > _LANDSCAPES:
+            self.landscapes.pop(next(iter(self.landscapes)))
         return found
 
     def advance(self) -> None:
@@ -90,15 +94,17 @@ class Ladder:
         elif landscape is not None:
             rule, found = landscape.advance(self.account)
             if found is not None and math.isfinite(found.epsilon):
-                self._found[rule].append(self._option(rule, found))
+                self.learn([self._option(rule, found)])
         elif self.climbed["combination"] < len(self.targets):
             self._climb("combination")
 
     def learn(self, options: Iterable[Option]) -> None:
-        """Keep what a search at one target found."""
+        """Keep what a search found, unless something known is at least as private and as useful."""
         for option in options:
-            if option.rule in self._found and option.standing != "refused":
-                self._found[option.rule].append(option)
+            known = self._found.get(option.rule)
+            if known is None or any(_beats(one, option) for one in known) or len(known) >= _CANDIDATES:
+                continue
+            self._found[option.rule] = [*(one for one in known if not _beats(option, one)), option]
 
     def plan(self, epsilon: float) -> Plan:
         """The best that is known for the target: one option for each rule, and one for each model alone."""
@@ -122,7 +128,7 @@ class Ladder:
         found = dpmerge.plan(
             self.portfolio, epsilon=target, delta=self.delta, utility=self.utility, rules=(rule,), shuffle=self.shuffle
         )
-        self._found[rule].extend(found.options)
+        self.learn(found.options)
         self.climbed[rule] += 1
 
     def _option(self, rule: GridRule, found: Guarantee) -> Option:
@@ -169,6 +175,14 @@ class Ladder:
 def _expected(weights: Mapping[str, float], utilities: Mapping[str, float]) -> float | None:
     """Nothing where the utilities are private."""
     return math.fsum(weight * utilities[name] for name, weight in weights.items()) if utilities else None
+
+
+def _beats(one: Option, other: Option) -> bool:
+    """At least as private at no larger δ, and as useful; anything beats what is refused."""
+    if "refused" in (one.standing, other.standing):
+        return other.standing == "refused"
+    useful = (one.expected_utility or 0.0) >= (other.expected_utility or 0.0)
+    return one.epsilon <= other.epsilon and one.delta <= other.delta and useful
 
 
 def _worth(option: Option) -> tuple[float, float]:

@@ -22,6 +22,11 @@ Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 _STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
 
 
+def judged(epsilon: float, standing: str) -> str:
+    """How a guarantee stands; one without a finite ε is none, however well it is proved."""
+    return standing if standing == "refused" or math.isfinite(epsilon) else "none"
+
+
 @dataclass
 class Landscape:
     """The grid over some models of a portfolio, and what is known of its points so far; nothing where a rule is refused."""
@@ -93,7 +98,7 @@ class Landscape:
             rules[rule] = {
                 "epsilons": [None if row is None else row.epsilon for row in rows],
                 "standings": [
-                    row.standing if row is not None else "refused" if index in known else "pending"
+                    judged(row.epsilon, row.standing) if row is not None else "refused" if index in known else "pending"
                     for index, row in enumerate(rows)
                 ],
             }

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Rule = Literal["selection", "combination", "joint"]
 By = Literal["best", "pld", "rdp", "gdp"]
+# Proved, under an assumption that fails in general, covered by no theorem, or without a finite ε.
+Standing = Literal["proved", "conditional", "refused", "none"]
 SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
@@ -87,13 +89,6 @@ class Sampling(_Told):
     rate: float | None
 
 
-class ModelEpsilon(_Told):
-    """ε of a model alone at the δ asked for; null where none is finite or the accountant does not apply."""
-
-    pld: float | None
-    rdp: float | None
-
-
 class ModelCard(_Told):
     """One model of the portfolio."""
 
@@ -104,8 +99,8 @@ class ModelCard(_Told):
     noise_multiplier: float | None
     sampling: Sampling | None
     utility: float | None
-    epsilon: ModelEpsilon
-    standing: Literal["proved", "conditional", "refused"]
+    epsilon: Annotated[dict[Literal["pld", "rdp"], float | None], Field(description="by each accountant that applies")]
+    standing: Standing
     warnings: list[str]
 
 
@@ -129,7 +124,7 @@ class GuaranteeAnswer(_Told):
     epsilon: float | None
     delta: float
     adjacency: str
-    standing: Literal["proved", "conditional"]
+    standing: Standing
     rule: str
     theorem: str
     theorem_title: str
@@ -149,7 +144,7 @@ class OptionAnswer(_Told):
     weights: dict[str, float]
     epsilon: float | None
     delta: float
-    standing: Literal["proved", "conditional", "refused"]
+    standing: Standing
     theorem: str
     theorem_title: str | None
     sentence: str
@@ -190,7 +185,7 @@ class GridAnswer(_Told):
     """One rule at every point of the grid: ε, null where it is not known or none is finite, and how it stands."""
 
     epsilons: list[float | None]
-    standings: list[Literal["proved", "conditional", "refused", "pending"]]
+    standings: list[Standing | Literal["pending"]]
 
 
 class SimplexAnswer(_Told):
@@ -215,7 +210,7 @@ class JobAnswer(_Told):
     done: int
     total: int | None
     problem: str | None
-    result: Any = None
+    result: PlanAnswer | ReleasedAnswer | VerdictAnswer | dict[str, Any] | None = None
 
 
 class FigureAnswer(_Told):
@@ -300,7 +295,7 @@ class ReleasePreview(_Told):
 
 
 class ReleasedAnswer(_Told):
-    """What a release left."""
+    """What a release left: the result of its job."""
 
     name: str
     certificate: dict[str, Any]
@@ -308,7 +303,7 @@ class ReleasedAnswer(_Told):
 
 
 class VerdictAnswer(_Told):
-    """A recheck. `code` 0: it holds, 1: it does not, 2: it could not be checked."""
+    """A recheck, the result of its job. `code` 0: it holds, 1: it does not, 2: it could not be checked."""
 
     name: str
     code: Literal[0, 1, 2]

@@ -56,6 +56,7 @@ def handle_errors(app: FastAPI) -> None:
 
 def add_pages(app: FastAPI) -> None:
     """The page itself, plotly.js, and the API in words."""
+    kept: dict[str, bytes] = {}
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -70,8 +71,9 @@ def add_pages(app: FastAPI) -> None:
         found = find_spec("plotly")
         if found is None or found.origin is None:
             raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[explorer]'")
-        script = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
-        return Response(script, media_type="text/javascript")
+        if "plotly" not in kept:  # once: it is large, and whoever asks shares it
+            kept["plotly"] = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
+        return Response(kept["plotly"], media_type="text/javascript")
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in _TYPES}
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Literal
 
 import dpmerge
-from dpmerge.errors import AccountingError, TargetError
+from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.explorer.ladder import RUNGS, Ladder
-from dpmerge.explorer.landscape import Landscape
+from dpmerge.explorer.landscape import Landscape, judged
 from dpmerge.records import DpSgd, Model, Portfolio
 from dpmerge.rules import THEOREMS, By, Guarantee, Rule, Target
 from dpmerge.weights import Utilities
@@ -34,6 +34,11 @@ class PortfolioState:
         shuffle: dpmerge.ShuffleAsPoisson | None = None,
         rungs: int = RUNGS,
     ) -> None:
+        if utility is not None and utility.validation is not None:
+            raise UtilityError(
+                "scores on a private validation set, or weights chosen by them, would be published by showing them; "
+                "use dpmerge plan"
+            )
         self.portfolio = portfolio
         self.utility = utility
         self.shuffle = shuffle
@@ -154,7 +159,6 @@ class PortfolioState:
 
     def _card(self, model: Model, delta: float, index: int) -> dict[str, Any]:
         mechanism = model.mechanism
-        private_scores = self.utility is not None and self.utility.validation is not None
         card: dict[str, Any] = {
             "name": model.name,
             "kind": mechanism.kind,
@@ -162,21 +166,20 @@ class PortfolioState:
             "steps": getattr(mechanism, "steps", None),
             "noise_multiplier": getattr(mechanism, "noise_multiplier", None),
             "sampling": mechanism.sampling.model_dump() if isinstance(mechanism, DpSgd) else None,
-            # Scores on a private validation set would be published by showing them.
-            "utility": None if self.utility is None or private_scores else self.utility.values[index],
-            "epsilon": {"pld": None, "rdp": None},
-            "standing": "refused",
-            "warnings": [],
+            "utility": None if self.utility is None else self.utility.values[index],
         }
         warnings: dict[str, None] = {}
+        epsilons: dict[str, float] = {}
+        standings = set()
         for by in ("pld", "rdp"):
             try:
                 found = self.guarantee("joint", {model.name: 1.0}, delta=delta, by=by)
             except AccountingError as error:
                 warnings[str(error)] = None
                 continue
-            card["epsilon"][by] = found.epsilon
-            card["standing"] = found.standing
+            epsilons[by] = found.epsilon
+            standings.add(judged(found.epsilon, found.standing))
             # What the theorem itself assumes is no warning; what was added for this record is.
             warnings |= dict.fromkeys(text for text in found.assumptions if text not in THEOREMS[found.theorem].assumptions)
-        return {**card, "warnings": list(warnings)}
+        weakest = next(one for one in ("conditional", "proved", "none", "refused") if one in standings or one == "refused")
+        return {**card, "epsilon": epsilons, "standing": weakest, "warnings": list(warnings)}

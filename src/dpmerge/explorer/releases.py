@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ class Releases:
         if self._ledger is not None:
             self._ledger.require_same_data(state.portfolio)
         self._alone = threading.Lock()
-        self._fits: tuple[int, dict[str, Any]] | None = None
+        self._fits: tuple[str, dict[str, Any]] | None = None
 
     @property
     def has_ledger(self) -> bool:
@@ -61,16 +62,25 @@ class Releases:
         if self._ledger is None:
             return None
         entries = self._ledger.history()
-        if self._fits is None or self._fits[0] != len(entries):
-            self._fits = (len(entries), what_fits(self._ledger, self._state.portfolio))
+        last = entries[-1].hash if entries else ""
+        if self._fits is None or self._fits[0] != last:
+            self._fits = (last, what_fits(self._ledger, self._state.portfolio))
         return {**self._ledger.summary(entries), "fits": self._fits[1]}
 
     def verify(self, name: str) -> Verdict:
         """Recheck a release by its name, against the portfolio and the ledger."""
+        folder = self.require(name)
+        odd = sorted(path.name for path in folder.iterdir() if path.is_symlink() or not path.is_file())
+        if odd:  # a link would lead out of the releases, a pipe would never end
+            raise CertificateError(f"release {name!r}: {', '.join(map(repr, odd))} is no plain file, so nothing was opened")
+        return dpmerge.verify(folder, portfolio=self._state.portfolio, ledger=self._where)
+
+    def require(self, name: str) -> Path:
+        """The folder of a release that exists."""
         folder = self._place(name)
         if not _is_folder(folder):
             raise UnknownRelease(f"no release named {name!r}")
-        return dpmerge.verify(folder, portfolio=self._state.portfolio, ledger=self._where)
+        return folder
 
     # --- what there will be -------------------------------------------------------------------------------------------------
 
@@ -93,7 +103,7 @@ class Releases:
             "notes": [_NO_LEDGER] if self._ledger is None else [],
         }
 
-    def release(self, asked: ReleaseRequest) -> Released:
+    def release(self, asked: ReleaseRequest, progress: Callable[[int, int], None] | None = None) -> Released:
         """Release, one at a time."""
         with self._alone:
             choice, folder = self._choose(asked), self._place(asked.name)
@@ -101,7 +111,14 @@ class Releases:
                 self._folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise CertificateError(f"the folder for releases cannot be made: {error.strerror}") from None
-            return release(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
+            return release(
+                self._state.portfolio,
+                choice,
+                folder,
+                ledger=self._ledger,
+                dependent=asked.depends_on_releases,
+                progress=progress,
+            )
 
     def _choose(self, asked: ReleaseRequest) -> Choice:
         portfolio = self._state.portfolio
@@ -157,7 +174,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 def check_folder(folder: Path, writing: bool) -> None:
     """Refuse a place for releases that is none, before anyone has chosen what to release."""
-    if folder.exists() and not folder.is_dir():
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ExplorerError(f"{folder}: releases go into a folder, and this is none; choose another with --releases")
     if writing:
         place = folder if folder.exists() else folder.parent

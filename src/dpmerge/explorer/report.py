@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import dpmerge
-from dpmerge.errors import AccountingError, UtilityError
+from dpmerge.errors import AccountingError
+from dpmerge.explorer.landscape import judged
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.figures import finite_or_null
@@ -59,10 +60,6 @@ def report(
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
     """The whole report as plain data (docs/report.md describes it); infinities are null."""
-    if utility is not None and utility.validation is not None:
-        raise UtilityError(
-            "a report would publish scores on a private validation set, or weights chosen by them; use dpmerge plan"
-        )
     state = PortfolioState(portfolio, utility, shuffle)
     opened = None if ledger is None else _ledger(state, ledger)
     progress("each model alone")
@@ -151,6 +148,7 @@ def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
     theorem = THEOREMS.get(option.theorem)
     return {
         **asdict(option),
+        "standing": judged(option.epsilon, option.standing),
         "sentence": option.sentence(portfolio.adjacency),
         "theorem_title": theorem and theorem.title,
         "theorem_source": theorem and theorem.source,

@@ -11,7 +11,9 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +29,9 @@ BODY_LIMIT = 64 * 1024
 IN_FLIGHT = 256
 BODY_SECONDS = 10.0
 _TOKEN_LENGTH = 16
+# What may be posted without the token, on loopback: it computes, and changes nothing. All else needs it, known or not.
+_COMPUTES = frozenset({"/v1/account", "/v1/plan", "/v1/frontier", "/v1/releases/preview", "/v1/verify"})
+AUTHORISED = "dpmerge.authorised"  # in the scope of a request that came with the token
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
@@ -39,7 +44,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-_SECURED = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+SECURED = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
 class Refused(Exception):
@@ -61,10 +66,8 @@ class Door:
     def __post_init__(self) -> None:
         if not self.is_loopback and self.token is None:
             raise ExplorerError(f"{self.host} can be reached from other machines: give a token (--token), or stay on 127.0.0.1")
-        if self.token is not None and not (
-            len(self.token) >= _TOKEN_LENGTH and self.token.isascii() and self.token.isprintable()
-        ):
-            raise ExplorerError(f"the token must have at least {_TOKEN_LENGTH} characters, all of them printable ASCII")
+        if self.token is not None and not re.fullmatch(rf"[\x21-\x7e]{{{_TOKEN_LENGTH},}}", self.token):
+            raise ExplorerError(f"the token must have at least {_TOKEN_LENGTH} characters, printable ASCII without spaces")
 
     @property
     def is_loopback(self) -> bool:
@@ -89,8 +92,10 @@ class Door:
         names.add(f"[{self.host}]" if ":" in self.host else self.host.lower())
         return frozenset({f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set()))
 
-    def check(self, method: str, path: str, headers: dict[bytes, list[bytes]]) -> None:
-        """Refuse what comes under another name, from another site, or without the token it needs."""
+    def check(self, method: str, path: str, headers: dict[bytes, list[bytes]]) -> bool:
+        """Refuse what comes under another name, from another site, or without the token it needs; whether it came with it."""
+        if not re.fullmatch(r"[\x21-\x7e]+", path):  # routers differ in what they make of a newline at the end
+            raise Refused(HTTPStatus.BAD_REQUEST, "the path has characters that no path here has")
         host = _single(headers, b"host")
         if host is None or (self.hosts is not None and host.lower() not in self.hosts):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the Host header is not an address of this server")
@@ -105,13 +110,15 @@ class Door:
             kind = (_single(headers, b"content-type") or "").split(";")[0].strip().lower()
             if kind != "application/json":  # what a form of another site could send without asking is not JSON
                 raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
-        if self._needs_token(method, path):
-            self._check_token(_single(headers, b"authorization"))
+        if not self._needs_token(reading, method, path):
+            return False
+        self._check_token(_single(headers, b"authorization"))
+        return True
 
-    def _needs_token(self, method: str, path: str) -> bool:
-        if not self.is_loopback and path.startswith("/v1/"):
+    def _needs_token(self, reading: bool, method: str, path: str) -> bool:
+        if not self.is_loopback and path.startswith("/v1"):
             return True
-        return method not in ("GET", "HEAD", "POST") or (method == "POST" and path.rstrip("/") == "/v1/releases")
+        return not reading and not (method == "POST" and path in _COMPUTES)
 
     def _check_token(self, given: str | None) -> None:
         if self.token is None:
@@ -151,8 +158,8 @@ class Guard:
                 headers: dict[bytes, list[bytes]] = {}
                 for name, value in scope["headers"]:
                     headers.setdefault(name.lower(), []).append(value)
-                self._door.check(scope["method"], scope["path"], headers)
-                await self._app(scope, await _whole(receive, headers), secured)
+                authorised = self._door.check(scope["method"], scope["path"], headers)
+                await self._app({**scope, AUTHORISED: authorised}, await _whole(receive, headers), secured)
             finally:
                 self._inside -= 1
         except Refused as refusal:
@@ -166,7 +173,7 @@ def problem(status: int, detail: str) -> dict[str, Any]:
 
 
 async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive:
-    """The body, read before anything else is done: not too long, and not too slowly."""
+    """The body, read before anything else is done: not too long, not too slowly, and saying nothing twice."""
     length = _single(headers, b"content-length")
     number = length is None or (length.isascii() and length.isdigit() and len(length) <= 12)
     if not number or (length is not None and int(length) > BODY_LIMIT):
@@ -183,6 +190,8 @@ async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive
                     break
     except TimeoutError:
         raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from None
+    with suppress(ValueError, RecursionError):  # what is no JSON is refused in the words of its own
+        json.loads(body or b"null", object_pairs_hook=_once)
     given = False
 
     async def replay() -> Message:
@@ -195,11 +204,18 @@ async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive
     return replay
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a name occurs twice in the same object")
+    return found
+
+
 def _securing(send: Send) -> Send:
     async def secured(message: Message) -> None:
         if message["type"] == "http.response.start":
             kept = [(name, value) for name, value in message.get("headers", []) if name.decode().lower() not in _HEADERS]
-            message = {**message, "headers": [*kept, *_SECURED]}
+            message = {**message, "headers": [*kept, *SECURED]}
         await send(message)
 
     return secured
@@ -207,7 +223,13 @@ def _securing(send: Send) -> Send:
 
 async def _answer(send: Send, refusal: Refused) -> None:
     body = json.dumps(problem(refusal.status, refusal.detail)).encode()
-    headers = {"content-type": "application/problem+json", "content-length": str(len(body)), **refusal.headers}
+    # Whoever is refused may still be sending: the connection ends with the answer.
+    headers = {
+        "content-type": "application/problem+json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **refusal.headers,
+    }
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": int(refusal.status), "headers": encoded})
     await send({"type": "http.response.body", "body": body})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import os
 import socket
@@ -15,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpmerge.errors import ExplorerError
-from dpmerge.explorer.security import App
+from dpmerge.explorer.security import SECURED, App, problem
 
 _CONNECTIONS = 512  # at once: more than the guard lets in, fewer than the files a process may usually open
 _REQUEST_SECONDS = 10.0  # for a request to begin arriving, and for its headers to be complete
@@ -118,9 +119,19 @@ class _Impatient(H11Protocol):
             transport.abort()
         self._look(None)
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered like everything that is refused."""
+        body = json.dumps(problem(400, msg)).encode()
+        headers = [*SECURED, (b"content-type", b"application/problem+json"), (b"connection", b"close")]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
     def _look(self, before: object) -> None:
         seen = (self.conn.their_state, self.cycle)
-        if seen == before and seen[0] is h11.IDLE:  # the same request is still to come
+        # The same request is still to come; or it was answered, and its body still is.
+        waits = seen[0] is h11.IDLE or getattr(self.cycle, "response_complete", False)
+        if seen == before and waits:
             self.transport.abort()
         if not self.transport.is_closing():
             self.loop.call_later(_REQUEST_SECONDS, self._look, seen)

@@ -19,7 +19,7 @@ from dpmerge.figures.documents import Chart, Frontier, Heatmap, read
 from dpmerge.figures.report_document import Card, Ledger, Option, OverWeights, Plan, Report
 from dpmerge.rules.guarantee import round_up, significant
 
-_MARKS = {"proved": "✓ proved", "conditional": "◇ conditional", "refused": "✗ refused"}
+_MARKS = {"proved": "✓ proved", "conditional": "◇ conditional", "refused": "✗ refused", "none": "✗ no guarantee"}
 _RULES = {
     "single": "One model alone",
     "selection": "Random selection",
@@ -47,7 +47,7 @@ article p, article ul { margin: 0.35rem 0; max-width: 60rem; }
 .standing { padding: 0 0.45rem; border: 2px solid currentColor; border-radius: 0.3rem; font-size: 0.85rem; font-weight: 600;
   white-space: nowrap; }
 .standing.conditional { border-style: dashed; color: var(--alarm); }
-.standing.refused { border-style: dotted; }
+.standing.refused, .standing.none { border-style: dotted; }
 summary { cursor: pointer; }
 code { overflow-wrap: anywhere; }
 .plotly-graph-div { min-width: 44rem; }
@@ -107,7 +107,7 @@ def _model(card: Card) -> list[str]:
     how = card.kind
     if card.sampling is not None:
         how = f"{how}, {card.sampling.scheme}" + ("" if card.sampling.rate is None else f" at rate {card.sampling.rate:.6g}")
-    own = ["—" if card.epsilon.get(by) is None else _epsilon(card.epsilon[by]) for by in ("pld", "rdp")]
+    own = [_epsilon(card.epsilon[by]) if by in card.epsilon else "—" for by in ("pld", "rdp")]
     return [
         card.name,
         *own,

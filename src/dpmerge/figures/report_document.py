@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dpmerge.figures.documents import Epsilon, Finite, Form, Standing, Text, Utility
 
-Judged = Standing | Literal["refused"]
+Judged = Standing | Literal["refused", "none"]
 
 
 class Sampling(Form):

@@ -66,7 +66,10 @@ def round_up(value: float, digits: int = 4) -> str:
     """
     if not math.isfinite(value * 10**digits):
         return "∞"
-    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
+    scaled = math.ceil(value * 10**digits)
+    if scaled / 10**digits < value:  # the product was rounded down
+        scaled += 1
+    return f"{scaled / 10**digits:.{digits}f}"
 
 
 def round_down(value: float, digits: int = 4) -> float:
