@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import dpmerge
 from dpmerge.explorer import models
 from dpmerge.explorer.jobs import Job, Jobs, unattended
 from dpmerge.explorer.ladder import RUNGS
-from dpmerge.explorer.landscape import judged
+from dpmerge.explorer.landscape import NOTHING, judged
 from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
@@ -224,7 +225,7 @@ def _option(state: PortfolioState, option: Option) -> dict[str, Any]:
         **shown,
         "standing": judged(option.epsilon, option.standing),
         "theorem_title": theorem and theorem.title,
-        "sentence": option.sentence(state.portfolio.adjacency),
+        "sentence": option.sentence(state.portfolio.adjacency) if math.isfinite(option.epsilon) else option.why or NOTHING,
     }
 
 
@@ -234,7 +235,7 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
     return {
         **plain,
         "standing": judged(found.epsilon, found.standing),
-        "sentence": str(found),
+        "sentence": str(found) if math.isfinite(found.epsilon) else NOTHING,
         "theorem_title": theorem.title,
         "theorem_source": theorem.source,
     }

@@ -22,6 +22,9 @@ Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 _STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
 
 
+NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
+
+
 def judged(epsilon: float, standing: str) -> str:
     """How a guarantee stands; one without a finite ε is none, however well it is proved."""
     return standing if standing == "refused" or math.isfinite(epsilon) else "none"

@@ -11,7 +11,7 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
-from dpmerge.explorer.landscape import judged
+from dpmerge.explorer.landscape import NOTHING, judged
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.figures import finite_or_null
@@ -149,7 +149,7 @@ def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
     return {
         **asdict(option),
         "standing": judged(option.epsilon, option.standing),
-        "sentence": option.sentence(portfolio.adjacency),
+        "sentence": option.sentence(portfolio.adjacency) if math.isfinite(option.epsilon) else option.why or NOTHING,
         "theorem_title": theorem and theorem.title,
         "theorem_source": theorem and theorem.source,
     }

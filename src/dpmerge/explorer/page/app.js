@@ -149,7 +149,7 @@ byId("token-cancel").addEventListener("click", () => byId("token-dialog").close(
 
 async function start() {
   const portfolio = await get("/v1/portfolio");
-  const known = portfolio.models.map((model) => Math.min(...[model.epsilon.pld, model.epsilon.rdp].filter((one) => one !== null && one > 0))).filter(Number.isFinite);
+  const known = portfolio.models.map((model) => Math.min(...Object.values(model.epsilon).filter((one) => one !== null && one > 0))).filter(Number.isFinite);
   if (known.length) page.range = [Number((Math.min(...known) / 2).toPrecision(2)), Number((Math.max(...known) * 1.5).toPrecision(2))];
   byId("about").textContent = `${portfolio.models.length} ${portfolio.models.length === 1 ? "model" : "models"} trained on ${portfolio.dataset}; neighbouring datasets: ${portfolio.adjacency}.`;
   byId("provenance").textContent = `Utilities: ${portfolio.utilities_source}${portfolio.provenance === "a-priori" ? " (stated without looking at the private models)" : " — measured on the private models, so weights chosen by them are not covered"}.`;

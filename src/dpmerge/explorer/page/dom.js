@@ -31,7 +31,8 @@ export const fill = (element, ...children) => element.replaceChildren(...there(c
 export function epsilonText(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "∞";
   const unit = 10 ** digits;
-  return (Math.ceil(value * unit) / unit).toFixed(digits);
+  const scaled = Math.ceil(value * unit);
+  return ((scaled / unit < value ? scaled + 1 : scaled) / unit).toFixed(digits); // the product may have been rounded down
 }
 
 export function deltaText(value) {
@@ -53,7 +54,7 @@ const RULES = { single: "One model alone", selection: "Random selection", combin
 export const ruleText = (rule) => RULES[rule] || rule;
 
 // Word and sign, so that nothing hangs on a colour.
-const STANDINGS = { proved: ["✓", "proved"], conditional: ["◇", "conditional"], refused: ["✗", "refused"], pending: ["…", "not known yet"] };
+const STANDINGS = { proved: ["✓", "proved"], conditional: ["◇", "conditional"], refused: ["✗", "refused"], none: ["✗", "no guarantee"], pending: ["…", "not known yet"] };
 
 export function badge(standing) {
   const [sign, word] = STANDINGS[standing];

@@ -4,11 +4,11 @@ import { cancelJob, follow, get, post, Problem } from "./api.js";
 import { h } from "./dom.js";
 
 // Start a job, show it in `place` while it runs, and give its last state; null if it failed or was stopped.
-export async function runJob(place, title, path, body) {
+export async function runJob(place, title, path, body, stoppable = true) {
   const label = h("span", {}, `${title} …`);
   const bar = h("progress", { "aria-label": title });
   const stop = h("button", { type: "button" }, "Stop");
-  place.replaceChildren(h("div", { class: "row job" }, label, bar, stop));
+  place.replaceChildren(h("div", { class: "row job" }, label, bar, ...(stoppable ? [stop] : [])));
   let told = null;
   try {
     const job = await post(path, body);

@@ -9,8 +9,7 @@ export function showModels(portfolio) {
 function card(model, delta) {
   const sampling = model.sampling === null ? null : `${model.sampling.scheme}${model.sampling.rate === null ? "" : `, rate ${numberText(model.sampling.rate)}`}`;
   const rows = [
-    [`ε at δ = ${deltaText(delta)} by PLD`, epsilonText(model.epsilon.pld)],
-    [`ε at δ = ${deltaText(delta)} by RDP`, epsilonText(model.epsilon.rdp)],
+    ...["pld", "rdp"].map((by) => [`ε at δ = ${deltaText(delta)} by ${by.toUpperCase()}`, by in model.epsilon ? epsilonText(model.epsilon[by]) : "does not apply"]),
     ["utility", model.utility === null ? "not stated" : numberText(model.utility)],
     ["mechanism", model.kind],
     ["sampling", sampling],

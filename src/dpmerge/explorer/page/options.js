@@ -38,8 +38,8 @@ export function showOptions(plan, actions) {
 function card(option, others, plan, actions) {
   const best = plan.best !== null && plan.options[plan.best] === option;
   const title = h("h3", {}, ruleText(option.rule), best ? h("span", { class: "best" }, h("span", { "aria-hidden": "true" }, " ★"), " best") : null);
-  if (option.standing === "refused") {
-    return h("article", { class: "option refused", "data-rule": option.rule }, title, h("p", {}, badge("refused")), h("p", { class: "sentence" }, option.why));
+  if (option.standing === "refused" || option.standing === "none") {
+    return h("article", { class: "option refused", "data-rule": option.rule }, title, h("p", {}, badge(option.standing)), h("p", { class: "sentence" }, option.why));
   }
   const worth = option.expected_utility === null ? null : h("p", {}, `Utility ${numberText(option.expected_utility)} (${option.utility_kind})`);
   return h("article", { class: `option${best ? " first" : ""}`, "data-rule": option.rule },
@@ -56,13 +56,13 @@ function card(option, others, plan, actions) {
       h("button", { type: "button", "data-key": `release-${option.rule}`, onclick: () => actions.release(option) }, "Release …")));
 }
 
-// The guarantee as a sentence; what it assumes opens below, and stands open where it holds only under one assumption more.
+// The guarantee as a sentence, with what it assumes beside it; whoever knows may fold that.
 function guarantee(option) {
   const [said] = option.sentence.split(" · assumes ");
   const count = option.assumptions.length;
   return [
     h("p", { class: "sentence" }, said, count ? `, under ${count} ${count === 1 ? "assumption" : "assumptions"}:` : ""),
-    h("details", { "data-key": `theorem-${option.rule}`, "data-open": option.standing === "conditional" }, h("summary", {}, "Assumptions and theorem"),
+    h("details", { "data-key": `theorem-${option.rule}`, "data-open": true }, h("summary", {}, "Assumptions and theorem"),
       h("ul", { class: "assumed" }, option.assumptions.map((text) => h("li", {}, text))),
       h("p", {}, option.theorem_title), h("p", { class: "quiet" }, `Exact weights: ${exactWeights(option.weights)}`)),
   ];

@@ -2,6 +2,7 @@
 
 import { get, post } from "./api.js";
 import { badge, byId, deltaText, epsilonText, exactWeights, fill, h, ruleText, weightBars } from "./dom.js";
+import { runJob } from "./jobs.js";
 
 const VERDICTS = { 0: ["✓", "holds"], 1: ["✗", "broken"], 2: ["?", "unchecked"] };
 const PAUSE_MS = 250;
@@ -78,16 +79,13 @@ export class Releases {
     };
     button.addEventListener("click", async () => {
       button.disabled = true;
-      result.textContent = "rechecking …";
-      try {
-        const found = await post("/v1/verify", { name });
-        this.verdicts.set(name, found);
-        show(found);
-      } catch (error) {
-        result.textContent = error.message;
-      } finally {
-        button.disabled = false;
+      this.verdicts.delete(name);
+      const job = await runJob(result, `Rechecking ${name}`, "/v1/verify", { name });
+      if (job !== null) {
+        this.verdicts.set(name, job.result);
+        show(job.result);
       }
+      button.disabled = false;
     });
     cell.append(button, result);
     if (this.verdicts.has(name)) show(this.verdicts.get(name));
@@ -108,6 +106,7 @@ export class Releases {
     byId("release-depends").checked = false;
     byId("release-cancel").textContent = "Leave everything as it is";
     byId("release-confirm").hidden = false;
+    byId("release-job").replaceChildren();
     this.dialog.showModal();
     this.preview();
   }
@@ -162,18 +161,19 @@ export class Releases {
 
   async confirm() {
     const asked = this.request();
+    const same = () => this.dialog.open && JSON.stringify(asked) === JSON.stringify(this.request());
     byId("release-confirm").disabled = true;
     byId("release-error").textContent = "";
-    try {
-      const made = await post("/v1/releases", asked);
+    for (const field of [byId("release-name"), byId("release-depends")]) field.disabled = true;
+    const job = await runJob(byId("release-job"), "Releasing", "/v1/releases", asked, false);
+    for (const field of [byId("release-name"), byId("release-depends")]) field.disabled = false;
+    if (job !== null && same()) {
+      const made = job.result;
       byId("release-preview").replaceChildren(h("p", {}, h("strong", {}, h("span", { "aria-hidden": "true" }, "✓ "), `Released as ${made.name}.`)), h("p", { class: "quiet" }, `Certificate ${made.certificate.sha256}`), ...made.notes.map((note) => h("p", { class: "notice" }, note)));
       byId("release-cancel").textContent = "Close";
       byId("release-confirm").hidden = true;
       byId("release-cancel").focus();
-      await this.refresh();
-    } catch (error) {
-      byId("release-error").textContent = error.message;
-      byId("release-confirm").disabled = false;
-    }
+    } else if (same()) byId("release-confirm").disabled = false;
+    await this.refresh();
   }
 }

@@ -51,22 +51,30 @@ export class Weights {
 
   async setTarget(target) {
     if (this.alone) return;
-    const other = this.target === null || this.target.delta !== target.delta;
     this.target = target;
-    if (other) await this.load();
+    if (this.grid === null || this.grid.delta !== target.delta) await this.load();
     else {
       this.draw();
       this.judge();
     }
   }
 
-  async load() {
+  // What was known is for another δ or for other models: none of it may stand beside these, even if the call fails.
+  forget() {
     clearTimeout(this.timer);
-    const delta = this.target.delta;
-    const query = new URLSearchParams({ delta: String(delta) });
-    for (const name of this.corners) query.append("model", name);
-    const grid = await get(`/v1/simplex?${query}`);
-    if (delta !== this.target.delta) return; // another was asked for meanwhile
+    this.grid = null;
+    this.dragging = false;
+    for (const id of ["weights-verdict", "weights-sentence", "weights-progress"]) byId(id).replaceChildren();
+    this.under?.replaceChildren();
+    this.legend?.replaceChildren();
+    byId("release-weights").disabled = true;
+  }
+
+  async load() {
+    this.forget();
+    const asked = { delta: this.target.delta, corners: this.corners };
+    const grid = await get(this.query());
+    if (asked.delta !== this.target.delta || asked.corners !== this.corners) return; // another was asked for meanwhile
     this.grid = grid;
     this.corners = grid.models;
     if (this.point === null || this.point.length !== this.corners.length) this.point = this.nearest(this.corners.map(() => 1 / this.corners.length));
@@ -76,15 +84,19 @@ export class Weights {
     this.poll();
   }
 
+  query() {
+    const query = new URLSearchParams({ delta: String(this.target.delta) });
+    for (const name of this.corners) query.append("model", name);
+    return `/v1/simplex?${query}`;
+  }
+
   poll() {
     clearTimeout(this.timer);
-    if (this.grid.done >= this.grid.total) return;
+    if (this.grid === null || this.grid.done >= this.grid.total) return;
     this.timer = setTimeout(async () => {
       try {
-        const query = new URLSearchParams({ delta: String(this.target.delta) });
-        for (const name of this.corners) query.append("model", name);
-        const grid = await get(`/v1/simplex?${query}`);
-        if (grid.delta === this.target.delta && String(grid.models) === String(this.corners)) {
+        const grid = await get(this.query());
+        if (this.grid !== null && grid.delta === this.target.delta && String(grid.models) === String(this.corners)) {
           this.grid = grid;
           this.draw();
           this.judge();
@@ -113,6 +125,7 @@ export class Weights {
   }
 
   choose(corners, weights = null) {
+    this.forget();
     this.corners = corners;
     this.point = weights === null ? null : corners.map((name) => weights[name] || 0);
     byId("weights-form").replaceChildren();
@@ -197,6 +210,7 @@ export class Weights {
   }
 
   step(key) {
+    if (this.grid === null) return false;
     const parts = this.nearest(this.point).map((weight) => Math.round(weight * this.cells));
     const move = (from, to) => { if (parts[from] > 0) { parts[from] -= 1; parts[to] += 1; } };
     if (parts.length === 2) {
@@ -215,7 +229,7 @@ export class Weights {
 
   moved(fill = true) {
     byId("weights-error").textContent = "";
-    byId("release-weights").disabled = false;
+    byId("release-weights").disabled = this.grid === null;
     if (fill) this.corners.forEach((_, index) => { byId(`weight-${index}`).value = String(this.point[index]); });
     this.placeHandle();
     this.judge();
@@ -239,7 +253,7 @@ export class Weights {
 
   tell(place, epsilon, standing) {
     const fits = epsilon !== null && epsilon <= this.target.epsilon;
-    if (standing === "refused") place.replaceChildren(badge("refused"), " nothing is guaranteed for these weights");
+    if (standing === "refused" || standing === "none") place.replaceChildren(badge(standing), " nothing is guaranteed for these weights");
     else place.replaceChildren(h("strong", { class: "big" }, `ε = ${epsilonText(epsilon)}`), ` at δ = ${deltaText(this.target.delta)} `, badge(standing), " ", fitBadge(fits));
     this.handle?.setAttribute("aria-valuetext", `${this.corners.map((name, index) => `${name} ${weightText(this.point[index])}`).join(", ")}: ${place.textContent}`);
   }
@@ -258,7 +272,7 @@ export class Weights {
       shown = [h("p", { class: "sentence" }, error.message)];
       this.told = { key: this.key(rule, weights, delta), epsilon: null, standing: "refused" };
     }
-    if (this.key() !== this.told.key) return;
+    if (this.grid === null || this.key() !== this.told.key) return;
     this.sentence = { key: this.told.key, shown };
     this.placeHandle();
     this.judge();
@@ -386,7 +400,7 @@ export class Weights {
 
   // A mouse or pen may start anywhere; a finger on the point alone, so that a phone can still scroll past the picture.
   grab(event) {
-    if (event.button !== 0 || (event.pointerType === "touch" && !this.handle.contains(event.target))) return;
+    if (this.grid === null || event.button !== 0 || (event.pointerType === "touch" && !this.handle.contains(event.target))) return;
     this.dragging = true;
     this.picture.setPointerCapture(event.pointerId);
     this.handle.focus({ preventScroll: true });
