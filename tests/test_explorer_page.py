@@ -151,6 +151,11 @@ def set_target(page: Page, epsilon: float) -> None:
     settled(page, epsilon)
 
 
+def set_target_at(page: Page, epsilon: float, delta: float) -> None:
+    page.fill("#epsilon-box", str(epsilon))
+    settled(page, epsilon, delta)
+
+
 def assert_shows_plan(server: Server, page: Page, epsilon: float, delta: float = DELTA) -> None:
     """Every option on the page has the numbers of the API's plan, and so has the verdict."""
     settled(page, epsilon, delta)
@@ -540,6 +545,82 @@ def test_of_four_models_three_are_chosen(four: Server, chromium: Browser) -> Non
 # --- the frontier -----------------------------------------------------------------------------------------------------------
 
 LINE = "() => { const [line] = document.getElementById('frontier').layout.shapes; return [line.x0, line.x1]; }"
+
+
+# --- calls that fail, or answer late ------------------------------------------------------------------------------------------
+
+BUSY = {"status": 429, "content_type": "application/problem+json", "body": json.dumps({"detail": "too many requests at once"})}
+
+
+def nothing_is_claimed(page: Page) -> None:
+    assert text(page, "#weights-verdict") == text(page, "#weights-sentence") == ""
+    assert page.locator(".dot").count() == page.locator("#picture-summary").count() == 0
+    assert page.locator("#release-weights").is_disabled()
+
+
+def test_no_guarantee_stands_beside_a_delta_it_is_not_for(server: Server, chromium: Browser) -> None:
+    """The grid of the new δ does not come: what was known of the old one is gone, and comes back for the new one alone."""
+    with opened(server, chromium) as visit:
+        page = visit.page
+        visit.expect("429")
+        page.route("**/v1/simplex?*", lambda route: route.fulfill(**BUSY))
+        page.fill("#delta-box", "1e-9")
+        page.locator("#problem:has-text('too many requests')").wait_for()
+        nothing_is_claimed(page)
+        page.check("input[value=selection]")
+        set_target_at(page, 2.0, 1e-9)
+        nothing_is_claimed(page)
+        page.unroute("**/v1/simplex?*")
+        set_target_at(page, 3.0, 1e-9)
+        page.locator("#weights-sentence .sentence").wait_for()
+        weights = {name: value(page, f"#weight-{index}") for index, name in enumerate("abc")}
+        own = dpmerge.selection(portfolio(server), weights).guarantee(delta=1e-9)
+        assert text(page, "#weights-verdict").startswith(f"ε = {round_up(own.epsilon)} at δ = 1e-9")
+
+
+def test_no_guarantee_stands_beside_models_it_is_not_for(four: Server, chromium: Browser) -> None:
+    with opened(four, chromium) as visit:
+        page = visit.page
+        visit.expect("429")
+        page.route("**/v1/simplex?*", lambda route: route.fulfill(**BUSY))
+        page.locator("#corners select").nth(2).select_option("d")
+        page.locator("#weights-error:has-text('too many requests')").wait_for()
+        nothing_is_claimed(page)
+        page.unroute("**/v1/simplex?*")
+        page.fill("#epsilon-box", "1.5")
+        page.locator("#weights-sentence .sentence").wait_for()
+        assert_shows_weights(four, page, "combination", "a", "b", "d")
+
+
+def test_a_model_that_guarantees_nothing_is_not_called_proved(tmp_path: Path, chromium: Browser) -> None:
+    plain = builders.dp_sgd("a", sigma=4.0, steps=3)
+    on_disk(tmp_path / "runs", plain, builders.model("open", {"kind": "non-private"}))
+    with serving(tmp_path, rungs=2) as server, opened(server, chromium) as visit:
+        page = visit.page
+        card = text(page, "#models .card:nth-child(2)")
+        assert card.startswith("open ✗ no guarantee") and "by PLD ∞" in card and "proved" not in card
+        joint = text(page, "[data-rule=joint]")
+        assert "✗ no guarantee" in joint and "proved" not in joint
+        page.fill("#weight-0", "0")
+        page.fill("#weight-1", "1")
+        page.locator("#weights-sentence:has-text('nothing is guaranteed')").wait_for()
+        assert text(page, "#weights-verdict") == "✗ no guarantee nothing is guaranteed for these weights"
+        visit.assert_accessible()
+
+
+def test_a_release_that_fails_says_why_and_may_be_tried_again(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        visit.expect("422")
+        open_release(page, "combination", "never")
+        broken = {"status": 422, "content_type": "application/problem+json", "body": json.dumps({"detail": "no room left"})}
+        page.route(
+            "**/v1/releases", lambda route: route.fulfill(**broken) if route.request.method == "POST" else route.continue_()
+        )
+        page.click("#release-confirm")
+        page.locator("#release-job:has-text('Releasing: no room left')").wait_for()
+        assert page.locator("#release-confirm").is_enabled()
+        assert not (server.folder / "runs" / ".releases" / "never").exists()
 
 
 def test_the_frontier_marks_the_target(server: Server, visit: Visit) -> None:

@@ -95,7 +95,8 @@ def _description(schema: dict[str, Any]) -> str:
             rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="/icon.svg">'
+        '<link rel="stylesheet" href="/style.css">'
         "<title>dpmerge explorer: the API</title></head><body><main><h1>dpmerge explorer: the API</h1>"
         f"<p>{html.escape(schema['info']['description'])} "
         'Machine-readable: <a href="/openapi.json">openapi.json</a>.</p>'
