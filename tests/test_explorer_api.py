@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.security import Door
+from dpmerge.rules import Guarantee
 from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm
 from tests.release_builders import WEIGHTS, on_disk, runs
@@ -336,13 +338,17 @@ def test_with_many_models_the_corners_are_chosen_by_privacy(tmp_path: Path) -> N
 def test_background_work_that_fails_is_given_up_and_the_rest_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    advance, delta = Ladder.advance, 3e-7  # other servers of these tests may still be at work, at other δ
+
     def fail(self: Ladder) -> None:
-        raise ZeroDivisionError("unexpected")
+        if self.delta == delta:
+            raise ZeroDivisionError("unexpected")
+        advance(self)
 
     monkeypatch.setattr(Ladder, "advance", fail)
-    with explorer(tmp_path) as client:
+    with explorer(tmp_path, delta=delta) as client:
         for _ in range(3):
-            found = client.post("/v1/plan", json={"epsilon": 1.0}).json()
+            found = client.post("/v1/plan", json={"epsilon": 1.0, "delta": delta}).json()
             assert {option["rule"] for option in found["options"]} == {"single", "joint"}
     assert [record.message for record in caplog.records].count("plans in the background stopped") == 1
 
@@ -526,12 +532,14 @@ def test_scores_on_a_private_validation_set_are_refused_at_the_start(tmp_path: P
         pass
 
 
-def test_what_is_kept_is_bounded(home: Path) -> None:
+def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     """However many corners are looked at, few grids stay; and of what was found only what nothing else beats."""
-    loaded = portfolio(home)
+    loaded = runs(tmp_path)
+    alone = {name: dpmerge.joint(loaded, {name: 1.0}).guarantee(delta=DELTA) for name in loaded.names}
 
-    def account(rule: str, weights: Any) -> Any:
-        return getattr(dpmerge, rule)(loaded, weights).guarantee(delta=DELTA)
+    def account(rule: str, weights: Any) -> Guarantee:  # any guarantee will do here, and the real ones take long
+        epsilon = sum(weight * alone[name].epsilon for name, weight in weights.items())
+        return replace(alone["a"], epsilon=epsilon, rule=rule, weights=weights)
 
     ladder = Ladder(loaded, None, None, DELTA, 3, account)
     for corners in itertools.permutations(loaded.names):

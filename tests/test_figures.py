@@ -419,4 +419,4 @@ def test_targets_are_marked_and_on_the_axis() -> None:
 
 
 def test_public_surface() -> None:
-    assert figures.__all__ == ["draw", "render", "web_figure"]
+    assert figures.__all__ == ["draw", "finite_or_null", "render", "web_figure"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dpmerge.errors import UnsupportedMechanism
 from dpmerge.profiles.law import Law
@@ -175,6 +176,11 @@ def _fixed_size(name: str, rate: float, noise_multiplier: float, adjacency: Adja
         return NonPrivateLaw()
     if rate >= 1:
         return GaussianLaw(record_effect(adjacency) / noise_multiplier)
+    return _fixed_size_law(rate, noise_multiplier)
+
+
+@lru_cache(maxsize=256)  # dp-accounting takes 0.2 s for one, and every rule over the same models asks again
+def _fixed_size_law(rate: float, noise_multiplier: float) -> RenyiLaw:
     import dp_accounting
     from dp_accounting import rdp
 
