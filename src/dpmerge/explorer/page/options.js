@@ -25,17 +25,19 @@ export function showOptions(plan, actions) {
   const place = byId("options");
   const focused = document.activeElement?.dataset?.key;
   const before = new Map([...place.querySelectorAll("details")].map((one) => [one.dataset.key, one.open]));
+  const common = shared(plan.options);
+  byId("assumed").textContent = common.length ? `Every guarantee here assumes that ${common.join("; that ")}.` : "";
   const cards = [];
   for (const rule of ORDER) {
     const [first, ...others] = plan.options.filter((option) => option.rule === rule);
-    if (first !== undefined) cards.push(card(first, others, plan, actions));
+    if (first !== undefined) cards.push(card(first, others, common, plan, actions));
   }
   place.replaceChildren(...cards);
-  for (const details of place.querySelectorAll("details")) details.open = before.get(details.dataset.key) ?? details.dataset.open !== undefined;
+  for (const details of place.querySelectorAll("details")) details.open = before.get(details.dataset.key) ?? false;
   if (focused) place.querySelector(`button[data-key="${focused}"]`)?.focus({ preventScroll: true });
 }
 
-function card(option, others, plan, actions) {
+function card(option, others, common, plan, actions) {
   const best = plan.best !== null && plan.options[plan.best] === option;
   const title = h("h3", {}, ruleText(option.rule), best ? h("span", { class: "best" }, h("span", { "aria-hidden": "true" }, " ★"), " best") : null);
   if (option.standing === "refused" || option.standing === "none") {
@@ -49,23 +51,29 @@ function card(option, others, plan, actions) {
     h("p", { class: "quiet" }, option.why),
     option.rule === "joint" ? h("p", { class: "quiet" }, "Anything made of all the models, even after looking at them.") : weightBars(option.weights),
     worth,
-    ...guarantee(option),
+    ...guarantee(option, common),
     others.length ? h("details", { "data-key": `others-${option.rule}` }, h("summary", {}, "The other models"), h("ul", {}, others.map(line))) : null,
     h("p", { class: "row" },
       option.rule === "joint" ? null : h("button", { type: "button", "data-key": `show-${option.rule}`, onclick: () => actions.show(option) }, "In the picture"),
       h("button", { type: "button", "data-key": `release-${option.rule}`, onclick: () => actions.release(option) }, "Release …")));
 }
 
-// The guarantee as a sentence, with what it assumes beside it; whoever knows may fold that.
-function guarantee(option) {
+// The guarantee as a sentence, with what it assumes beside it; what all of them assume stands above them, once.
+function guarantee(option, common) {
   const [said] = option.sentence.split(" · assumes ");
-  const count = option.assumptions.length;
+  const own = option.assumptions.filter((text) => !common.includes(text));
   return [
-    h("p", { class: "sentence" }, said, count ? `, under ${count} ${count === 1 ? "assumption" : "assumptions"}:` : ""),
-    h("details", { "data-key": `theorem-${option.rule}`, "data-open": true }, h("summary", {}, "Assumptions and theorem"),
-      h("ul", { class: "assumed" }, option.assumptions.map((text) => h("li", {}, text))),
-      h("p", {}, option.theorem_title), h("p", { class: "quiet" }, `Exact weights: ${exactWeights(option.weights)}`)),
+    h("p", { class: "sentence" }, said, own.length ? `, assuming ${common.length ? "besides" : ""}:` : ""),
+    own.length ? h("ul", { class: "assumed" }, own.map((text) => h("li", {}, text))) : null,
+    h("details", { "data-key": `theorem-${option.rule}` }, h("summary", {}, option.rule === "joint" ? "Theorem" : "Theorem and exact weights"),
+      h("p", {}, option.theorem_title), option.rule === "joint" ? null : h("p", { class: "quiet" }, exactWeights(option.weights))),
   ];
+}
+
+function shared(options) {
+  const guaranteed = options.filter((option) => option.standing === "proved" || option.standing === "conditional");
+  const [first, ...others] = guaranteed.map((option) => option.assumptions);
+  return first === undefined ? [] : first.filter((text) => others.every((texts) => texts.includes(text)));
 }
 
 function line(option) {
