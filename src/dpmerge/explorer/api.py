@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,13 +19,13 @@ import dpmerge
 from dpmerge.explorer import models
 from dpmerge.explorer.jobs import Job, Jobs, unattended
 from dpmerge.explorer.ladder import RUNGS
-from dpmerge.explorer.landscape import NOTHING, judged
 from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
+from dpmerge.explorer.wording import guarantee_words, option_words
 from dpmerge.figures import finite_or_null, web_figure
-from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules import Guarantee
 from dpmerge.weights import Accounting, Option, Plan, Utilities, frontier
 
 R = TypeVar("R")
@@ -40,7 +39,6 @@ _PROBLEM = {
 }
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "Events", "content": {"text/event-stream": {}}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 421, 422, 429), _PROBLEM)
-_FOREVER = {"openapi_url": "/openapi.json", "docs_url": None, "redoc_url": None}
 DeltaQuery = Annotated[float, Query(ge=models.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
 ModelsQuery = Annotated[Sequence[str], Query(max_length=3, description="two or three models; by default chosen by the server")]
 JobId = Annotated[str, InPath(max_length=64)]
@@ -121,6 +119,7 @@ def _application(explorer: Explorer, server: _Server) -> FastAPI:
         yield
         server.jobs.cancel_all()
         server.state.close()
+        await unattended(server.jobs.finish_lasting)
 
     app = FastAPI(
         title="dpmerge explorer",
@@ -128,7 +127,8 @@ def _application(explorer: Explorer, server: _Server) -> FastAPI:
         description="Guarantees of merged models. An ε that is null is not finite.",
         lifespan=lifespan,
         responses=_PROBLEMS,
-        **_FOREVER,  # type: ignore[arg-type]
+        docs_url=None,
+        redoc_url=None,
     )
     handle_errors(app)
     app.include_router(_reading(server))
@@ -219,26 +219,14 @@ def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[s
 
 
 def _option(state: PortfolioState, option: Option) -> dict[str, Any]:
-    theorem = THEOREMS.get(option.theorem)
-    shown = {name: getattr(option, name) for name in models.OptionAnswer.model_fields if hasattr(option, name)}
-    return {
-        **shown,
-        "standing": judged(option.epsilon, option.standing),
-        "theorem_title": theorem and theorem.title,
-        "sentence": option.sentence(state.portfolio.adjacency) if math.isfinite(option.epsilon) else option.why or NOTHING,
-    }
+    words = option_words(option, state.portfolio.adjacency)
+    names = models.OptionAnswer.model_fields
+    return {name: words[name] if name in words else getattr(option, name) for name in names}
 
 
 def _guarantee(found: Guarantee) -> dict[str, Any]:
-    theorem = THEOREMS[found.theorem]
     plain: dict[str, Any] = finite_or_null(found.as_dict())
-    return {
-        **plain,
-        "standing": judged(found.epsilon, found.standing),
-        "sentence": str(found) if math.isfinite(found.epsilon) else NOTHING,
-        "theorem_title": theorem.title,
-        "theorem_source": theorem.source,
-    }
+    return {**plain, **guarantee_words(found)}
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------------
@@ -250,7 +238,7 @@ def _jobs(server: _Server) -> APIRouter:
     @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
     async def start_frontier(asked: models.FrontierRequest) -> Any:
         """Utility against ε, as a job; its result is the document that `dpmerge frontier --json` prints."""
-        return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked).status()
+        return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked, keeps=True).status()
 
     @router.get("/v1/jobs/{job}", response_model=models.JobAnswer)
     async def job_state(job: JobId) -> Any:

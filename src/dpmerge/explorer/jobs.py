@@ -67,6 +67,10 @@ class Job:
         if not self.lasting:
             self._stop.set()
 
+    def answers(self, keeps: bool) -> bool:
+        """Whether who asks the same now is answered by this job."""
+        return (self.state == "running" and not self._stop.is_set()) or (keeps and self.state == "done")
+
     def run(self, work: Callable[[Job], Any]) -> None:
         """Do the work; what goes wrong is kept as the one line the command line would print."""
         try:
@@ -119,14 +123,26 @@ class Jobs:
     def __init__(self, at_once: int = 2) -> None:
         self._at_once = at_once
         self._jobs: dict[str, Job] = {}
+        self._lasting: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def start(self, kind: str, work: Callable[[Job], Any], question: object = None, *, lasting: bool = False) -> Job:
-        """Begin a job, or refuse it while too many run. The same question again is the same job, unless that one failed."""
+    def start(
+        self,
+        kind: str,
+        work: Callable[[Job], Any],
+        question: object = None,
+        *,
+        keeps: bool = False,
+        lasting: bool = False,
+    ) -> Job:
+        """Begin a job, or refuse it while too many run.
+
+        The same question again is the job that works on it, or, where its result `keeps`, the one that is done.
+        """
         job = Job(kind, question=question, lasting=lasting)
         with self._lock:
             for one in self._jobs.values():
-                if question is not None and (one.kind, one.question) == (kind, question) and one.state in ("running", "done"):
+                if question is not None and (one.kind, one.question) == (kind, question) and one.answers(keeps):
                     return one
             running = [one for one in self._jobs.values() if one.state == "running"]
             if len(running) >= self._at_once:
@@ -135,8 +151,16 @@ class Jobs:
             finished = [one.id for one in self._jobs.values() if one.state != "running"]
             for old in finished[: max(0, len(finished) - _KEPT)]:
                 del self._jobs[old]
-        threading.Thread(target=job.run, args=(work,), name=f"explorer-{kind}", daemon=not lasting).start()
+            thread = threading.Thread(target=job.run, args=(work,), name=f"explorer-{kind}", daemon=not lasting)
+            self._lasting = [*(one for one in self._lasting if one.is_alive()), *([thread] if lasting else [])]
+            thread.start()
         return job
+
+    def finish_lasting(self) -> None:
+        """Wait for the jobs that are brought to their end."""
+        for thread in [one for one in self._lasting if one.is_alive()]:
+            _LOG.warning("a release is under way: leaving when it is finished")
+            thread.join()
 
     def get(self, name: str) -> Job | None:
         """The job of that id, if it is known."""

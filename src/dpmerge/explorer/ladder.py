@@ -8,6 +8,7 @@ and a plan with full effort, search at the target itself.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,6 +42,7 @@ class Ladder:
     landscapes: dict[tuple[str, ...], Landscape] = field(default_factory=dict)
     abandoned: bool = False  # something went wrong: the page goes on with what there is
     climbed: dict[GridRule, int] = field(default_factory=lambda: dict.fromkeys(RULES, 0))
+    _learning: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _found: dict[str, list[Option]] = field(default_factory=lambda: {rule: [] for rule in RULES})
 
     @cached_property
@@ -100,11 +102,12 @@ class Ladder:
 
     def learn(self, options: Iterable[Option]) -> None:
         """Keep what a search found, unless something known is at least as private and as useful."""
-        for option in options:
-            known = self._found.get(option.rule)
-            if known is None or any(_beats(one, option) for one in known) or len(known) >= _CANDIDATES:
-                continue
-            self._found[option.rule] = [*(one for one in known if not _beats(option, one)), option]
+        with self._learning:
+            for option in options:
+                known = self._found.get(option.rule)
+                if known is None or any(_beats(one, option) for one in known) or len(known) >= _CANDIDATES:
+                    continue
+                self._found[option.rule] = [*(one for one in known if not _beats(option, one)), option]
 
     def plan(self, epsilon: float) -> Plan:
         """The best that is known for the target: one option for each rule, and one for each model alone."""
@@ -178,11 +181,12 @@ def _expected(weights: Mapping[str, float], utilities: Mapping[str, float]) -> f
 
 
 def _beats(one: Option, other: Option) -> bool:
-    """At least as private at no larger δ, and as useful; anything beats what is refused."""
+    """At least as private at no larger δ, as useful and as well proved; anything beats what is refused."""
     if "refused" in (one.standing, other.standing):
         return other.standing == "refused"
     useful = (one.expected_utility or 0.0) >= (other.expected_utility or 0.0)
-    return one.epsilon <= other.epsilon and one.delta <= other.delta and useful
+    proved = one.standing == "proved" or other.standing != "proved"
+    return one.epsilon <= other.epsilon and one.delta <= other.delta and useful and proved
 
 
 def _worth(option: Option) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from dpmerge.errors import AccountingError, TargetError
+from dpmerge.explorer.wording import judged
 from dpmerge.records import Portfolio
 from dpmerge.rules import Guarantee
 from dpmerge.weights import simplex_grid
@@ -20,14 +21,6 @@ GridRule = Literal["selection", "combination"]
 RULES: tuple[GridRule, ...] = ("selection", "combination")
 Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 _STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
-
-
-NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
-
-
-def judged(epsilon: float, standing: str) -> str:
-    """How a guarantee stands; one without a finite ε is none, however well it is proved."""
-    return standing if standing == "refused" or math.isfinite(epsilon) else "none"
 
 
 @dataclass

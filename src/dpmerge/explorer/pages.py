@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from dpmerge.errors import DpmergeError, JobError
@@ -19,6 +20,7 @@ from dpmerge.explorer.releases import UnknownRelease
 from dpmerge.explorer.security import problem
 
 PAGE = Path(__file__).parent / "page"
+_PIECE = 1 << 16
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LOG = logging.getLogger("dpmerge.explorer")
 
@@ -73,7 +75,8 @@ def add_pages(app: FastAPI) -> None:
             raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[explorer]'")
         if "plotly" not in kept:  # once: it is large, and whoever asks shares it
             kept["plotly"] = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
-        return Response(kept["plotly"], media_type="text/javascript")
+        length = {"content-length": str(len(kept["plotly"]))}
+        return StreamingResponse(_pieces(kept["plotly"]), media_type="text/javascript", headers=length)
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in _TYPES}
 
@@ -85,6 +88,12 @@ def add_pages(app: FastAPI) -> None:
         if found is None:
             raise HTTPException(404, "no such page; the API is described at /docs")
         return Response(await anyio.Path(found).read_bytes(), media_type=_TYPES[found.suffix])
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    """A little at a time: whoever does not read on keeps no copy of it in memory."""
+    for start in range(0, len(content), _PIECE):
+        yield content[start : start + _PIECE]
 
 
 def _description(schema: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import dpmerge
 from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.explorer.ladder import RUNGS, Ladder
-from dpmerge.explorer.landscape import Landscape, judged
+from dpmerge.explorer.landscape import Landscape
+from dpmerge.explorer.wording import judged
 from dpmerge.records import DpSgd, Model, Portfolio
 from dpmerge.rules import THEOREMS, By, Guarantee, Rule, Target
 from dpmerge.weights import Utilities

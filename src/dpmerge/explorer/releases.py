@@ -13,9 +13,10 @@ import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.release import Choice, Entry, Ledger, Released, Settings, Verdict, choose, preview, release, what_fits
+from dpmerge.records import Portfolio
+from dpmerge.release import NO_LEDGER, Choice, Entry, Ledger, Released, Settings, Verdict, choose, preview, release, what_fits
 
-_NO_LEDGER = "no ledger: releases from this data are not being added up"
+_CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 
 
 class UnknownRelease(Exception):
@@ -73,6 +74,7 @@ class Releases:
         odd = sorted(path.name for path in folder.iterdir() if path.is_symlink() or not path.is_file())
         if odd:  # a link would lead out of the releases, a pipe would never end
             raise CertificateError(f"release {name!r}: {', '.join(map(repr, odd))} is no plain file, so nothing was opened")
+        self._require_unchanged()
         return dpmerge.verify(folder, portfolio=self._state.portfolio, ledger=self._where)
 
     def require(self, name: str) -> Path:
@@ -100,7 +102,7 @@ class Releases:
             "budget": None if self._ledger is None else _pair(self._ledger.budget),
             "total": None if seen.total is None else _pair(seen.total),
             "fits": seen.fits,
-            "notes": [_NO_LEDGER] if self._ledger is None else [],
+            "notes": [NO_LEDGER] if self._ledger is None else [],
         }
 
     def release(self, asked: ReleaseRequest, progress: Callable[[int, int], None] | None = None) -> Released:
@@ -120,7 +122,14 @@ class Releases:
                 progress=progress,
             )
 
+    def _require_unchanged(self) -> None:
+        """What was read at the start still says what was run: guarantees come from there, tensors from the disk."""
+        folder = self._state.portfolio.models[0].folder
+        if folder is not None and Portfolio.load(folder.parent) != self._state.portfolio:
+            raise CertificateError(_CHANGED)
+
     def _choose(self, asked: ReleaseRequest) -> Choice:
+        self._require_unchanged()
         portfolio = self._state.portfolio
         return choose(
             portfolio,

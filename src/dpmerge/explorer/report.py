@@ -11,12 +11,12 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
-from dpmerge.explorer.landscape import NOTHING, judged
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
+from dpmerge.explorer.wording import option_words
 from dpmerge.figures import finite_or_null
 from dpmerge.records import Portfolio
-from dpmerge.rules import THEOREMS, Target, round_down, significant
+from dpmerge.rules import Target, round_down, significant
 from dpmerge.weights import Accounting, Mapper, Option, Plan, RuleName, Utilities, edge, frontier, heatmap, simplex_grid
 
 _RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
@@ -145,14 +145,7 @@ def _plan(portfolio: Portfolio, plan: Plan) -> dict[str, Any]:
 
 
 def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
-    theorem = THEOREMS.get(option.theorem)
-    return {
-        **asdict(option),
-        "standing": judged(option.epsilon, option.standing),
-        "sentence": option.sentence(portfolio.adjacency) if math.isfinite(option.epsilon) else option.why or NOTHING,
-        "theorem_title": theorem and theorem.title,
-        "theorem_source": theorem and theorem.source,
-    }
+    return {**asdict(option), **option_words(option, portfolio.adjacency)}
 
 
 # --- ε over all weights -----------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from dpmerge.weights.averaging import Averaging
 from dpmerge.weights.draw import DEEPEST, secure_draw
 
 _DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
-_NO_LEDGER = "no ledger: releases from this data are not being added up"
+NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _entered(
 ) -> tuple[list[str], Entry | None]:
     """The ledger's entry, made before anything is written; a refusal says what would still fit."""
     if ledger is None:
-        return [_NO_LEDGER], None
+        return [NO_LEDGER], None
     notes = [*ledger.recover(), *([_DEPENDENT] if dependent else [])]
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
     try:
