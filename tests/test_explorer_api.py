@@ -493,6 +493,52 @@ def test_a_release_that_has_begun_cannot_be_stopped(tmp_path: Path, monkeypatch:
         assert finished(client, "/v1/verify", {"name": "one"})["code"] == 0
 
 
+def test_a_portfolio_that_changed_is_not_released_from(tmp_path: Path) -> None:
+    """Guarantees come from the records that were read at the start, tensors from the disk: they must belong together."""
+    with explorer(tmp_path, allow_release=True) as client:
+        asked = {"name": "one", "rule": "combination", "weights": {"b": 1.0}, "delta": DELTA}
+        finished(client, "/v1/releases", asked, **BEARER)
+        for name in ("record.json", "model.safetensors"):
+            (tmp_path / "runs" / "b" / name).write_bytes((tmp_path / "runs" / "a" / name).read_bytes())
+        for path in ("/v1/releases/preview", "/v1/releases"):
+            response = client.post(path, json={**asked, "name": "two"}, headers=BEARER)
+            assert "the portfolio has changed since the explorer was started" in is_problem(response, 422)
+        job = ended(client, client.post("/v1/verify", json={"name": "one"}).json())
+        assert "the portfolio has changed" in job["problem"]
+        assert not (tmp_path / "runs" / ".releases" / "two").exists()
+
+
+def test_a_release_is_finished_before_the_server_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = Releases.release
+
+    def slowly(self: Releases, *arguments: Any) -> Any:
+        time.sleep(1.0)
+        return release(self, *arguments)
+
+    monkeypatch.setattr(Releases, "release", slowly)
+    with explorer(tmp_path, allow_release=True) as client:
+        asked = {"name": "one", "rule": "joint", "weights": {"a": 1.0}, "delta": DELTA}
+        assert client.post("/v1/releases", json=asked, headers=BEARER).status_code == 202
+    assert (tmp_path / "runs" / ".releases" / "one" / "certificate.json").is_file()
+
+
+def test_a_job_that_stops_or_is_over_answers_nobody_else() -> None:
+    jobs, on = Jobs(), threading.Event()
+    first = jobs.start("plan", lambda job: on.wait(20), "q")
+    assert jobs.start("plan", lambda job: None, "q") is first
+    first.cancel()
+    second = jobs.start("plan", lambda job: "new", "q")
+    assert second is not first
+    on.set()
+    while second.state == "running":
+        time.sleep(0.01)
+    assert jobs.start("plan", lambda job: None, "q") is not second
+    kept = jobs.start("frontier", lambda job: "kept", "q", keeps=True)
+    while kept.state == "running":
+        time.sleep(0.01)
+    assert jobs.start("frontier", lambda job: None, "q", keeps=True) is kept
+
+
 def test_a_verdict_that_nobody_waits_for_any_more(tmp_path: Path) -> None:
     jobs, on = Jobs(), threading.Event()
     job = jobs.start("verify", lambda job: on.wait(20))

@@ -165,7 +165,7 @@ def assert_shows_plan(server: Server, page: Page, epsilon: float, delta: float =
         guarantee = f"ε = {round_up(option['epsilon'])} at δ = {delta:g}".replace("e-0", "e-")
         page.locator(f"#options [data-rule={rule}]", has_text=guarantee).wait_for(timeout=5000)
         card = text(page, f"#options [data-rule={rule}]")
-        assert ("● fits the target" in card) == option["feasible"]
+        assert ("● fits ε ≤" in card) == option["feasible"]
         assert option["sentence"].split(" · assumes ")[0] in card
         assumed = text(page, "#assumed")
         for words in option["assumptions"]:  # every one in sight: beside the guarantee, or once for all of them
@@ -378,7 +378,7 @@ def assert_shows_weights(server: Server, page: Page, rule: str, *names: str) -> 
     shown = text(page, "#weights-verdict")
     assert f"ε = {round_up(found.epsilon)} at δ = 1e-5" in shown
     assert f"{'✓' if found.standing == 'proved' else '◇'} {found.standing}" in shown
-    assert ("● fits the target" in shown) == (found.epsilon <= value(page, "#epsilon-box"))
+    assert ("● fits ε ≤" in shown) == (found.epsilon <= value(page, "#epsilon-box"))
     assert text(page, "#weights-sentence .sentence") == " ".join(str(found).split())
     assert round_up(found.epsilon) in (page.get_attribute("#handle", "aria-valuetext") or "")
     return weights
@@ -608,6 +608,104 @@ def test_a_model_that_guarantees_nothing_is_not_called_proved(tmp_path: Path, ch
         page.locator("#weights-sentence:has-text('nothing is guaranteed')").wait_for()
         assert text(page, "#weights-verdict") == "✗ no guarantee nothing is guaranteed for these weights"
         visit.assert_accessible()
+
+
+def test_a_plan_that_fails_leaves_nothing_that_fits(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        visit.expect("429")
+        page.route("**/v1/plan", lambda route: route.fulfill(**BUSY))
+        page.fill("#epsilon-box", "0.01")
+        page.locator("#problem:has-text('too many requests')").wait_for()
+        assert text(page, "#verdict") == text(page, "#options") == text(page, "#assumed") == ""
+        assert "nothing fits it" in str(page.get_attribute("#frontier", "aria-label"))
+        assert text(page, "#weights-verdict").endswith("does not fit ε ≤ 0.01")  # which needs no plan
+        page.unroute("**/v1/plan")
+        assert_shows_plan_after(server, page, 0.9)
+        assert page.locator("#problem").is_hidden()
+
+
+def assert_shows_plan_after(server: Server, page: Page, epsilon: float) -> None:
+    page.fill("#epsilon-box", str(epsilon))
+    page.wait_for_function("() => document.getElementById('verdict').dataset.target")
+    assert_shows_plan(server, page, epsilon)
+
+
+def test_what_is_slow_keeps_nothing_else_from_following(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        held: list[Any] = []
+        page.route("**/v1/portfolio?*", held.append)
+        page.fill("#delta-box", "1e-7")
+        set_target_at(page, 0.02, 1e-7)  # answered while the cards of the new δ are still to come
+        assert len(held) == 1
+        assert "fits ε ≤ 0.02" not in text(page, "#options").replace("does not fit", "misses")
+        held[0].continue_()
+        page.locator("#models:has-text('δ = 1e-7')").wait_for()
+
+
+def test_the_handle_says_what_stands_beside_it(visit: Visit) -> None:
+    page = visit.page
+    said = "document.getElementById('handle').getAttribute('aria-valuetext')"
+    assert "proved" in page.evaluate(said)
+    page.fill("#weight-0", "0.9")
+    assert page.evaluate(said).endswith(": nothing is accounted")
+    page.fill("#weight-0", "0.35")
+    page.wait_for_function(f"() => {said}.includes('proved')")
+
+
+def test_a_call_that_only_failed_is_no_refusal(visit: Visit) -> None:
+    page = visit.page
+    visit.expect("429")
+    page.route("**/v1/account", lambda route: route.fulfill(**BUSY))
+    for index, weight in enumerate((0.11, 0.22, 0.67)):  # off the grid, so that only the server knows
+        page.fill(f"#weight-{index}", str(weight))
+    page.locator("#weights-sentence:has-text('too many requests')").wait_for()
+    assert text(page, "#weights-verdict") == "not known"
+    page.unroute("**/v1/account")
+    page.fill("#weight-2", "0.6")
+    page.fill("#weight-2", "0.67")
+    page.locator("#weights-verdict:has-text('proved')").wait_for()
+
+
+def test_a_target_of_nothing_does_not_stop_the_page(two: Server, chromium: Browser) -> None:
+    with opened(two, chromium) as visit:
+        page = visit.page
+        for typed in ("0", "0.", "0.5"):
+            page.fill("#epsilon-box", typed if typed != "0." else "0.0")
+        settled(page, 0.5)
+        set_target(page, 0)
+        assert page.evaluate("1 + 1") == 2
+        assert page.locator(".curve .point").count() > 50
+
+
+def test_weights_asked_for_before_there_is_a_picture(four: Server, chromium: Browser) -> None:
+    with visiting(four, chromium) as visit:
+        page = visit.page
+        held: list[Any] = []
+        page.route("**/v1/simplex?*", held.append)
+        page.goto(four.url)
+        page.locator("button[data-key=show-single]").click()
+        page.wait_for_timeout(100)
+        page.unroute("**/v1/simplex?*")
+        for route in held:
+            route.continue_()
+        page.locator("#weights-sentence .sentence").wait_for()
+        assert page.locator("#weights-form input").count() == 3
+        assert 1.0 in [value(page, f"#weight-{index}") for index in range(3)]
+        visit.assert_clean()
+
+
+def test_after_looking_no_weights_are_said_to_fit(tmp_path: Path, chromium: Browser) -> None:
+    measured = {"schema": 1, "measured_on": "a test set", "models": "private", "utilities": {"a": 0.9, "b": 0.5, "c": 0.7}}
+    (tmp_path / "utilities.json").write_text(json.dumps(measured))
+    with serving(tmp_path, rungs=2, utility=str(tmp_path / "utilities.json")) as server, opened(server, chromium) as visit:
+        page = visit.page
+        set_target(page, 50)
+        assert "○ not covered after looking" in text(page, "#weights-verdict")
+        assert "fits" not in text(page, "#weights-verdict") and "not covered" in text(page, "#picture-summary")
+        fitting = [card for card in page.locator("#options article").all() if "● fits" in card.inner_text()]
+        assert [card.get_attribute("data-rule") for card in fitting] == ["joint"]
 
 
 def test_a_release_that_fails_says_why_and_may_be_tried_again(server: Server, chromium: Browser) -> None:

@@ -14,25 +14,24 @@ export class Problem extends Error {
   }
 }
 
-async function request(method, path, body, signal) {
+async function request(method, path, body) {
   const headers = {};
   if (body !== undefined) headers["content-type"] = "application/json";
   if (token !== null) headers.authorization = `Bearer ${token}`;
   try {
-    return await fetch(path, { method, headers, signal, cache: "no-store", credentials: "omit", body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
+    return await fetch(path, { method, headers, cache: "no-store", credentials: "omit", body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch {
     throw new Problem(0, "the server does not answer: was it stopped?");
   }
 }
 
-async function checked(method, path, body, signal) {
-  let response = await request(method, path, body, signal);
+async function checked(method, path, body) {
+  let response = await request(method, path, body);
   while (response.status === 401 && askForToken !== null) {
     const given = await askForToken(token === null ? "This needs the token that the terminal printed when the explorer was started." : "That token was not the right one.");
     if (given === null) break;
     token = given;
-    response = await request(method, path, body, signal);
+    response = await request(method, path, body);
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
@@ -40,8 +39,8 @@ async function checked(method, path, body, signal) {
   throw new Problem(response.status, told.detail || `the server answered ${response.status}`);
 }
 
-export const get = async (path, signal) => (await checked("GET", path, undefined, signal)).json();
-export const post = async (path, body, signal) => (await checked("POST", path, body, signal)).json();
+export const get = async (path) => (await checked("GET", path)).json();
+export const post = async (path, body) => (await checked("POST", path, body)).json();
 export const cancelJob = async (id) => (await checked("DELETE", `/v1/jobs/${encodeURIComponent(id)}`)).json();
 
 // Follow a job by its server-sent events; `told` hears every one. EventSource cannot send a token, so the stream is read here.

@@ -5,7 +5,7 @@ import { byId, deltaText } from "./dom.js";
 import { Frontier } from "./frontier.js";
 import { runJob } from "./jobs.js";
 import { showModels } from "./models.js";
-import { showOptions, showVerdict } from "./options.js";
+import { forgetPlan, showOptions, showVerdict } from "./options.js";
 import { Releases } from "./releases.js";
 import { Weights } from "./weights.js";
 
@@ -13,9 +13,17 @@ const POLL_MS = 2000;
 const SMALLEST_DELTA = 1e-100;
 const page = { target: null, delta: null, range: [0.1, 10] };
 
-function tell(problem) {
-  byId("problem").textContent = problem;
-  byId("problem").hidden = problem === "";
+const problems = new Map(); // by the part of the page that has one
+
+function tell(problem, part) {
+  if (problem === "") problems.delete(part);
+  else problems.set(part, problem);
+  byId("problem").textContent = [...new Set(problems.values())].join(" ");
+  byId("problem").hidden = problems.size === 0;
+}
+
+function refuse(why) {
+  byId("target-error").textContent = `${why} What is shown is for ε = ${page.target.epsilon}, δ = ${page.target.delta}.`;
 }
 
 // --- the knob ---------------------------------------------------------------------------------------------------------------
@@ -51,31 +59,43 @@ slider.addEventListener("input", () => setTarget(epsilonAt(slider.valueAsNumber)
 deltaSlider.addEventListener("input", () => setTarget(page.target.epsilon, Number(`1e${deltaSlider.value}`), "delta-slider"));
 box.addEventListener("input", () => {
   const value = box.valueAsNumber;
-  if (!Number.isFinite(value) || value < 0 || value > 1e6) byId("target-error").textContent = "ε is a number from 0 to a million.";
+  if (!Number.isFinite(value) || value < 0 || value > 1e6) refuse("ε is a number from 0 to a million.");
   else setTarget(value, page.target.delta, "box");
 });
 deltaBox.addEventListener("input", () => {
   const value = deltaBox.valueAsNumber;
-  if (!Number.isFinite(value) || value < SMALLEST_DELTA || value >= 1) byId("target-error").textContent = "δ is a number between 0 and 1, such as 1e-5.";
+  if (!Number.isFinite(value) || value < SMALLEST_DELTA || value >= 1) refuse("δ is a number between 0 and 1, such as 1e-5.");
   else setTarget(page.target.epsilon, value, "delta-box");
 });
 byId("target-form").addEventListener("submit", (event) => event.preventDefault());
 
 // --- what follows from it ---------------------------------------------------------------------------------------------------
 
-const ask = latest(async () => {
-  const target = page.target;
-  try {
-    await Promise.all([plan(target), page.weights.setTarget(target), models(target.delta)]);
-    tell("");
-  } catch (error) {
-    tell(error.message);
-  }
-});
+// Each part goes its own way: what is slow or fails keeps no other from following the target.
+const parts = [["plan", () => plan(page.target)], ["weights", () => page.weights.setTarget(page.target)], ["models", () => models(page.target.delta)]]
+  .map(([name, follow]) => latest(async () => {
+    try {
+      await follow();
+      tell("", name);
+    } catch (error) {
+      tell(error.message, name);
+    }
+  }));
+
+function ask() {
+  for (const part of parts) part();
+}
 
 async function plan(target) {
   const started = performance.now();
-  const found = await post("/v1/plan", target);
+  let found;
+  try {
+    found = await post("/v1/plan", target);
+  } catch (error) {
+    forgetPlan();
+    page.frontier.setTarget(target, null);
+    throw error;
+  }
   showPlan(found);
   byId("verdict").dataset.ms = (performance.now() - started).toFixed(1);
   byId("verdict").dataset.target = `${target.epsilon} ${target.delta}`;
@@ -164,4 +184,4 @@ async function start() {
   await page.frontier.make(portfolio.delta);
 }
 
-start().catch((error) => tell(error.message));
+start().catch((error) => tell(error.message, "start"));

@@ -42,6 +42,9 @@ export function deltaText(value) {
   return Number(up.toPrecision(3)).toExponential();
 }
 
+// What was declared is printed as it is.
+export const declared = (value) => value.toExponential();
+
 // A weight as it is, or with four digits and a sign that says so.
 export function weightText(value) {
   const short = String(Number(value.toPrecision(4)));
@@ -54,15 +57,20 @@ const RULES = { single: "One model alone", selection: "Random selection", combin
 export const ruleText = (rule) => RULES[rule] || rule;
 
 // Word and sign, so that nothing hangs on a colour.
-const STANDINGS = { proved: ["✓", "proved"], conditional: ["◇", "conditional"], refused: ["✗", "refused"], none: ["✗", "no guarantee"], pending: ["…", "not known yet"] };
+const STANDINGS = { proved: ["✓", "proved"], conditional: ["◇", "conditional"], refused: ["✗", "refused"], none: ["✗", "no guarantee"] };
 
 export function badge(standing) {
   const [sign, word] = STANDINGS[standing];
   return h("span", { class: `badge ${standing}` }, h("span", { "aria-hidden": "true" }, `${sign} `), word);
 }
 
-export function fitBadge(fits) {
-  return h("span", { class: `badge ${fits ? "fits" : "misses"}` }, h("span", { "aria-hidden": "true" }, fits ? "● " : "○ "), fits ? "fits the target" : "does not fit");
+// It says what it fits, so that it is true wherever it stands.
+export function fitBadge(fits, epsilon) {
+  return h("span", { class: `badge ${fits ? "fits" : "misses"}` }, h("span", { "aria-hidden": "true" }, fits ? "● " : "○ "), `${fits ? "fits" : "does not fit"} ε ≤ ${epsilon}`);
+}
+
+export function uncoveredBadge() {
+  return h("span", { class: "badge misses" }, h("span", { "aria-hidden": "true" }, "○ "), "not covered after looking");
 }
 
 export function weightBars(weights) {

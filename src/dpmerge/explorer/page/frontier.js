@@ -27,10 +27,9 @@ export class Frontier {
       const epsilons = Array.from({ length: TARGETS }, (_, index) => Number((low * (high / low) ** (index / (TARGETS - 1))).toPrecision(4)));
       const job = await runJob(byId("frontier-job"), `The frontier at δ = ${deltaText(delta)}`, "/v1/frontier", { delta, epsilons, points: POINTS });
       if (job === null) return;
-      this.delta = delta;
-      this.document = job.result;
-      this.figure = await get(`/v1/jobs/${job.id}/figure`);
+      const figure = await get(`/v1/jobs/${job.id}/figure`);
       await loadPlotly();
+      Object.assign(this, { delta, document: job.result, figure }); // all at once: no picture is called another's
       await this.repaint();
       this.table();
       byId("frontier-warning").textContent = job.result.warning || "";

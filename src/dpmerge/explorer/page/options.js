@@ -18,6 +18,13 @@ export function showVerdict(plan) {
   place.replaceChildren(h("strong", {}, `${ruleText(best.rule)}: ε = ${epsilonText(best.epsilon)}`), ` fits ${target} `, badge(best.standing), worth);
 }
 
+// Nothing is known for the target: what was known is for another.
+export function forgetPlan() {
+  shown = "";
+  for (const id of ["verdict", "options", "assumed"]) byId(id).replaceChildren();
+  delete byId("verdict").dataset.target;
+}
+
 export function showOptions(plan, actions) {
   const text = JSON.stringify([plan.options, plan.target]);
   if (text === shown) return;
@@ -46,13 +53,13 @@ function card(option, others, common, plan, actions) {
   const worth = option.expected_utility === null ? null : h("p", {}, `Utility ${numberText(option.expected_utility)} (${option.utility_kind})`);
   return h("article", { class: `option${best ? " first" : ""}`, "data-rule": option.rule },
     title,
-    h("p", {}, badge(option.standing), " ", fitBadge(option.feasible)),
+    h("p", {}, badge(option.standing), " ", fitBadge(option.feasible, plan.target.epsilon)),
     h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(option.epsilon)}`), ` at δ = ${deltaText(option.delta)}`),
     h("p", { class: "quiet" }, option.why),
     option.rule === "joint" ? h("p", { class: "quiet" }, "Anything made of all the models, even after looking at them.") : weightBars(option.weights),
     worth,
     ...guarantee(option, common),
-    others.length ? h("details", { "data-key": `others-${option.rule}` }, h("summary", {}, "The other models"), h("ul", {}, others.map(line))) : null,
+    others.length ? h("details", { "data-key": `others-${option.rule}` }, h("summary", {}, "The other models"), h("ul", {}, others.map((other) => line(other, common)))) : null,
     h("p", { class: "row" },
       option.rule === "joint" ? null : h("button", { type: "button", "data-key": `show-${option.rule}`, onclick: () => actions.show(option) }, "In the picture"),
       h("button", { type: "button", "data-key": `release-${option.rule}`, onclick: () => actions.release(option) }, "Release …")));
@@ -61,13 +68,18 @@ function card(option, others, common, plan, actions) {
 // The guarantee as a sentence, with what it assumes beside it; what all of them assume stands above them, once.
 function guarantee(option, common) {
   const [said] = option.sentence.split(" · assumes ");
-  const own = option.assumptions.filter((text) => !common.includes(text));
+  const own = assumed(option, common);
   return [
-    h("p", { class: "sentence" }, said, own.length ? `, assuming ${common.length ? "besides" : ""}:` : ""),
-    own.length ? h("ul", { class: "assumed" }, own.map((text) => h("li", {}, text))) : null,
+    h("p", { class: "sentence" }, said, own.length ? `, assuming${common.length ? " besides" : ""}:` : ""),
+    ...own,
     h("details", { "data-key": `theorem-${option.rule}` }, h("summary", {}, option.rule === "joint" ? "Theorem" : "Theorem and exact weights"),
       h("p", {}, option.theorem_title), option.rule === "joint" ? null : h("p", { class: "quiet" }, exactWeights(option.weights))),
   ];
+}
+
+function assumed(option, common) {
+  const own = option.assumptions.filter((text) => !common.includes(text));
+  return own.length ? [h("ul", { class: "assumed" }, own.map((text) => h("li", {}, text)))] : [];
 }
 
 function shared(options) {
@@ -76,7 +88,8 @@ function shared(options) {
   return first === undefined ? [] : first.filter((text) => others.every((texts) => texts.includes(text)));
 }
 
-function line(option) {
+function line(option, common) {
   const name = Object.keys(option.weights).find((one) => option.weights[one] === 1);
-  return h("li", {}, `${name}: `, option.standing === "refused" ? option.why : `ε = ${epsilonText(option.epsilon)}, `, badge(option.standing), option.feasible ? ", fits" : ", does not fit");
+  return h("li", {}, `${name}: `, option.standing === "refused" ? option.why : `ε = ${epsilonText(option.epsilon)}, `, badge(option.standing), option.feasible ? ", fits" : ", does not fit",
+    ...assumed(option, common));
 }

@@ -1,7 +1,7 @@
 // What the ledger allows, what was released, and releasing.
 
 import { get, post } from "./api.js";
-import { badge, byId, deltaText, epsilonText, exactWeights, fill, h, ruleText, weightBars } from "./dom.js";
+import { badge, byId, declared, deltaText, epsilonText, exactWeights, fill, h, ruleText, weightBars } from "./dom.js";
 import { runJob } from "./jobs.js";
 
 const VERDICTS = { 0: ["✓", "holds"], 1: ["✗", "broken"], 2: ["?", "unchecked"] };
@@ -11,6 +11,8 @@ export class Releases {
   constructor(portfolio) {
     this.portfolio = portfolio;
     this.verdicts = new Map();
+    this.checking = new Set();
+    this.releasing = false;
     this.dialog = byId("release-dialog");
     byId("release-name").addEventListener("input", () => this.previewSoon());
     byId("release-depends").addEventListener("change", () => this.previewSoon());
@@ -23,6 +25,7 @@ export class Releases {
   async refresh() {
     const [history, budget] = await Promise.all([get("/v1/releases"), this.portfolio.has_ledger ? get("/v1/budget") : null]);
     this.showBudget(budget);
+    this.history = history;
     this.showHistory(history);
   }
 
@@ -35,7 +38,7 @@ export class Releases {
     const meter = h("meter", { min: "0", max: String(budget.budget.epsilon), value: String(spent.epsilon ?? budget.budget.epsilon), "aria-label": "ε spent of the budget" });
     const fits = budget.fits;
     fill(byId("budget"),
-      h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${deltaText(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing)),
+      h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${declared(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing)),
       meter,
       fits === null ? null : h("ul", {}, fits.text.map((text) => h("li", {}, text.trim()))));
   }
@@ -79,14 +82,16 @@ export class Releases {
     };
     button.addEventListener("click", async () => {
       button.disabled = true;
+      this.checking.add(name);
       this.verdicts.delete(name);
       const job = await runJob(result, `Rechecking ${name}`, "/v1/verify", { name });
-      if (job !== null) {
-        this.verdicts.set(name, job.result);
-        show(job.result);
-      }
+      this.checking.delete(name);
+      if (job !== null) this.verdicts.set(name, job.result);
+      if (!result.isConnected) this.showHistory(this.history); // drawn anew meanwhile
+      else if (job !== null) show(job.result);
       button.disabled = false;
     });
+    button.disabled = this.checking.has(name);
     cell.append(button, result);
     if (this.verdicts.has(name)) show(this.verdicts.get(name));
   }
@@ -94,6 +99,10 @@ export class Releases {
   // --- the dialogue ---------------------------------------------------------------------------------------------------------
 
   open(rule, weights, target, bound) {
+    if (this.releasing) { // it is brought to its end before another begins
+      this.dialog.showModal();
+      return;
+    }
     const from = document.activeElement;
     const { key } = from.dataset;
     this.opener = () => (key === undefined ? from : document.querySelector(`button[data-key="${key}"]`) || byId("search")); // it may be drawn anew
@@ -132,6 +141,7 @@ export class Releases {
       byId("release-preview").replaceChildren(...this.previewed(found));
       byId("release-confirm").disabled = !this.portfolio.may_release || found.fits === false;
     } catch (error) {
+      if (JSON.stringify(asked) !== JSON.stringify(this.request())) return;
       byId("release-preview").replaceChildren();
       byId("release-error").textContent = error.message;
     }
@@ -141,7 +151,7 @@ export class Releases {
     const drawn = Object.entries(found.files_if_drawn);
     const spent = found.total === null
       ? [h("p", {}, "Nothing is entered anywhere.")]
-      : [h("p", {}, `After it, all releases together are (${epsilonText(found.total.epsilon)}, ${deltaText(found.total.delta)})-DP, of a budget of (${found.budget.epsilon}, ${deltaText(found.budget.delta)}). `, h("strong", {}, found.fits ? "That fits." : "That is more than the budget allows, so it will be refused."))];
+      : [h("p", {}, `After it, all releases together are (${epsilonText(found.total.epsilon)}, ${deltaText(found.total.delta)})-DP, of a budget of (${found.budget.epsilon}, ${declared(found.budget.delta)}). `, h("strong", {}, found.fits ? "That fits." : "That is more than the budget allows, so it will be refused."))];
     return [
       h("h3", {}, "What it guarantees"),
       h("p", {}, badge(found.guarantee.standing), " ", h("strong", {}, `ε = ${epsilonText(found.guarantee.epsilon)} at δ = ${deltaText(found.guarantee.delta)}`)),
@@ -161,11 +171,13 @@ export class Releases {
 
   async confirm() {
     const asked = this.request();
-    const same = () => this.dialog.open && JSON.stringify(asked) === JSON.stringify(this.request());
+    const same = () => JSON.stringify(asked) === JSON.stringify(this.request());
     byId("release-confirm").disabled = true;
     byId("release-error").textContent = "";
     for (const field of [byId("release-name"), byId("release-depends")]) field.disabled = true;
+    this.releasing = true;
     const job = await runJob(byId("release-job"), "Releasing", "/v1/releases", asked, false);
+    this.releasing = false;
     for (const field of [byId("release-name"), byId("release-depends")]) field.disabled = false;
     if (job !== null && same()) {
       const made = job.result;

@@ -2,7 +2,7 @@
 // A guarantee is known at the points of a grid; the point moves from one to the next, and nothing is interpolated.
 
 import { get, latest, post } from "./api.js";
-import { badge, byId, deltaText, epsilonText, exactWeights, fitBadge, h, ruleText, svg, weightText } from "./dom.js";
+import { badge, byId, deltaText, epsilonText, exactWeights, fitBadge, h, ruleText, svg, uncoveredBadge, weightText } from "./dom.js";
 
 const WIDTH = 520;
 const CORNERS = [[260, 34], [30, 432], [490, 432]]; // top, left, right
@@ -19,6 +19,8 @@ export class Weights {
     this.corners = [];
     this.dragging = false;
     this.told = null; // what the server said of one point
+    this.wanted = null; // weights to show once there is a picture
+    this.covered = portfolio.provenance === "a-priori"; // else the utilities were measured on the private models
     this.asked = latest((...given) => this.account(...given));
     this.alone = this.names.length < 2;
     if (this.alone) {
@@ -68,6 +70,7 @@ export class Weights {
     this.under?.replaceChildren();
     this.legend?.replaceChildren();
     byId("release-weights").disabled = true;
+    this.announce();
   }
 
   async load() {
@@ -82,6 +85,7 @@ export class Weights {
     this.draw();
     this.moved();
     this.poll();
+    if (this.wanted !== null) this.show(this.wanted);
   }
 
   query() {
@@ -109,11 +113,13 @@ export class Weights {
 
   show(weights) {
     if (this.alone) return;
+    this.wanted = this.grid === null ? weights : null;
+    if (this.grid === null) return;
     const used = Object.keys(weights).filter((name) => weights[name] > 0);
     if (!used.every((name) => this.corners.includes(name))) {
       const rest = this.corners.filter((name) => !used.includes(name));
       if (used.length > 3) {
-        byId("weights-error").textContent = "More than three models have weight: the picture has no room for them.";
+        this.refuse("More than three models have weight: the picture has no room for them.");
         return;
       }
       this.choose([...used, ...rest].slice(0, 3), weights);
@@ -172,6 +178,7 @@ export class Weights {
     byId("weights-verdict").replaceChildren();
     byId("weights-sentence").replaceChildren();
     byId("release-weights").disabled = true;
+    this.announce();
   }
 
   // --- moving ---------------------------------------------------------------------------------------------------------------
@@ -242,7 +249,8 @@ export class Weights {
     const place = byId("weights-verdict");
     const known = this.sure();
     if (known !== null) this.tell(place, known.epsilon, known.standing);
-    else place.replaceChildren(h("span", { class: "quiet" }, "accounting for these weights …"));
+    else place.replaceChildren(h("span", { class: "quiet" }, this.sentence?.key === this.key() ? "not known" : "accounting for these weights …"));
+    this.announce();
     if (this.sentence && this.sentence.key === this.key()) byId("weights-sentence").replaceChildren(...this.sentence.shown);
     else byId("weights-sentence").replaceChildren();
   }
@@ -254,12 +262,19 @@ export class Weights {
   tell(place, epsilon, standing) {
     const fits = epsilon !== null && epsilon <= this.target.epsilon;
     if (standing === "refused" || standing === "none") place.replaceChildren(badge(standing), " nothing is guaranteed for these weights");
-    else place.replaceChildren(h("strong", { class: "big" }, `ε = ${epsilonText(epsilon)}`), ` at δ = ${deltaText(this.target.delta)} `, badge(standing), " ", fitBadge(fits));
-    this.handle?.setAttribute("aria-valuetext", `${this.corners.map((name, index) => `${name} ${weightText(this.point[index])}`).join(", ")}: ${place.textContent}`);
+    else place.replaceChildren(h("strong", { class: "big" }, `ε = ${epsilonText(epsilon)}`), ` at δ = ${deltaText(this.target.delta)} `, badge(standing), " ", this.covered ? fitBadge(fits, this.target.epsilon) : uncoveredBadge());
+  }
+
+  // The handle says what stands beside it, and nothing else.
+  announce() {
+    if (!this.handle || this.point === null) return;
+    const weights = this.corners.map((name, index) => `${name} ${weightText(this.point[index])}`).join(", ");
+    this.handle.setAttribute("aria-valuetext", `${weights}: ${byId("weights-verdict").textContent || "nothing is accounted"}`);
   }
 
   async account(rule, weights, delta) {
     const started = performance.now();
+    const key = this.key(rule, weights, delta);
     let shown;
     try {
       const found = await post("/v1/account", { rule, weights, delta });
@@ -267,13 +282,13 @@ export class Weights {
         h("p", { class: "sentence" }, found.sentence),
         h("details", {}, h("summary", {}, "Theorem and exact weights"), h("p", {}, `${found.theorem_title} (${found.theorem_source})`), h("p", { class: "quiet" }, exactWeights(weights))),
       ];
-      this.told = { key: this.key(rule, weights, delta), epsilon: found.epsilon, standing: found.standing };
+      this.told = { key, epsilon: found.epsilon, standing: found.standing };
     } catch (error) {
       shown = [h("p", { class: "sentence" }, error.message)];
-      this.told = { key: this.key(rule, weights, delta), epsilon: null, standing: "refused" };
+      if (error.status === 422) this.told = { key, epsilon: null, standing: "refused" }; // else it is only not known
     }
-    if (this.grid === null || this.key() !== this.told.key) return;
-    this.sentence = { key: this.told.key, shown };
+    if (this.grid === null || this.key() !== key) return;
+    this.sentence = { key, shown };
     this.placeHandle();
     this.judge();
     byId("weights-sentence").dataset.ms = (performance.now() - started).toFixed(0);
@@ -321,11 +336,11 @@ export class Weights {
     const count = standings.filter((_, index) => this.fits(this.rule, index)).length;
     const open = standings.filter((standing) => standing === "pending").length;
     const marks = this.corners.length === 3
-      ? [["fits", "●", "fits the target"], ["misses", "○", "does not"], ...(open ? [["pending", "·", "not known yet"]] : [])]
+      ? [["fits", "●", this.covered ? "fits the target" : "ε within the target, but not covered"], ["misses", "○", "does not"], ...(open ? [["pending", "·", "not known yet"]] : [])]
       : [["selection", "●", "random selection"], ["combination", "■", "linear combination"], ["line", "┄", "the target"]];
     return [
       h("ul", { class: "legend", "aria-hidden": "true" }, marks.map(([name, sign, text]) => h("li", {}, h("span", { class: `mark ${name}` }, sign), ` ${text}`))),
-      h("p", { class: "quiet", id: "picture-summary" }, `${ruleText(this.rule)}: ${count} of ${standings.length} points fit ε ≤ ${this.target.epsilon}${open ? `, ${open} are not known yet` : ""}. Each mark stands for its own point; nothing is said between them.`),
+      h("p", { class: "quiet", id: "picture-summary" }, `${ruleText(this.rule)}: ${count} of ${standings.length} points ${this.covered ? "fit" : "have"} ε ≤ ${this.target.epsilon}${this.covered ? "" : ", but weights chosen by utilities that were measured on the private models are not covered"}${open ? `, ${open} are not known yet` : ""}. Each mark stands for its own point; nothing is said between them.`),
     ];
   }
 
@@ -365,8 +380,9 @@ export class Weights {
 
   curve() {
     const all = Object.values(this.grid.rules).flatMap((rule) => rule.epsilons).filter((epsilon) => epsilon !== null && epsilon > 0);
-    const low = Math.min(...all, this.target.epsilon) / 1.15;
-    const high = Math.max(...all, this.target.epsilon) * 1.15;
+    const seen = [...all, this.target.epsilon].filter((epsilon) => epsilon > 0); // a target of 0 lies below every axis
+    const low = Math.min(...seen, seen.length ? Infinity : 0.1) / 1.15;
+    const high = Math.max(...seen, seen.length ? 0 : 10) * 1.15;
     this.x = (weight) => PLOT.left + weight * (PLOT.right - PLOT.left);
     this.y = (epsilon) => PLOT.bottom - (Math.log(Math.max(epsilon, low) / low) / Math.log(high / low)) * (PLOT.bottom - PLOT.top);
     const frame = svg("g", {}, svg("path", { class: "frame", d: `M${PLOT.left} ${PLOT.top}V${PLOT.bottom}H${PLOT.right}` }));
