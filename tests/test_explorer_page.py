@@ -635,7 +635,7 @@ def test_what_is_slow_keeps_nothing_else_from_following(server: Server, chromium
     with opened(server, chromium) as visit:
         page = visit.page
         held: list[Any] = []
-        page.route("**/v1/portfolio?*", held.append)
+        page.route("**/v1/portfolio?*", lambda route: held.append(route))
         page.fill("#delta-box", "1e-7")
         set_target_at(page, 0.02, 1e-7)  # answered while the cards of the new δ are still to come
         assert len(held) == 1
@@ -683,13 +683,13 @@ def test_weights_asked_for_before_there_is_a_picture(four: Server, chromium: Bro
     with visiting(four, chromium) as visit:
         page = visit.page
         held: list[Any] = []
-        page.route("**/v1/simplex?*", held.append)
+        page.route("**/v1/simplex?*", lambda route: held.append(route))
         page.goto(four.url)
         page.locator("button[data-key=show-single]").click()
         page.wait_for_timeout(100)
-        page.unroute("**/v1/simplex?*")
-        for route in held:
+        for route in tuple(held):
             route.continue_()
+        page.unroute("**/v1/simplex?*")
         page.locator("#weights-sentence .sentence").wait_for()
         assert page.locator("#weights-form input").count() == 3
         assert 1.0 in [value(page, f"#weight-{index}") for index in range(3)]

@@ -23,11 +23,13 @@ from dpmerge.cli.progress import show_progress
 def report(
     portfolio: PortfolioArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page; one that is there is replaced.")] = Path("report.html"),
-    delta: Annotated[float, typer.Option("--delta", help="The δ of every guarantee.")] = 1e-5,
+    delta: Annotated[float, typer.Option("--delta", help="The δ of every guarantee but the ledger's.")] = 1e-5,
     epsilon: Annotated[
         list[float] | None,
         typer.Option(
-            "--epsilon", help="A target ε (may be repeated). Without any: three between the models' own.", show_default=False
+            "--epsilon",
+            help="A target ε (may be repeated). Without any: three, from half the smallest ε of a model alone to the largest.",
+            show_default=False,
         ),
     ] = None,
     ledger: Annotated[
