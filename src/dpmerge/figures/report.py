@@ -17,6 +17,7 @@ from dpmerge.figures import lines, style, summary
 from dpmerge.figures import page as pages
 from dpmerge.figures.documents import Chart, Frontier, Heatmap, read
 from dpmerge.figures.report_document import Card, Ledger, Option, OverWeights, Plan, Report
+from dpmerge.rules import THEOREMS
 from dpmerge.rules.guarantee import round_up, significant
 
 _MARKS = {"proved": "✓ proved", "conditional": "◇ conditional", "refused": "✗ refused", "none": "✗ no guarantee"}
@@ -32,9 +33,10 @@ _UTILITY_KINDS = {
     "interpolated": "interpolated: evaluate before you rely on it",
     "best of all": "of the best of all models",
 }
+_SAME = "The same in a table"
 _NO_SCRIPT = "The picture needs JavaScript; the table below it does not."
 _WORDS = (
-    "Every guarantee here is a theorem under the assumptions printed beside it. ✓ proved means that all of them are statements "
+    "Every guarantee here is a theorem under the assumptions printed with it. ✓ proved means that all of them are statements "
     "about what was run. ◇ conditional means that one of them is known to fail in general and is taken on someone's word: if "
     "it fails, so may the guarantee. ✗ refused means that no theorem covers it. Every ε and δ of a guarantee is rounded up.",
     "A guarantee is for weights that were chosen without looking at the models or the data, unless it says otherwise, and for "
@@ -100,7 +102,10 @@ def _who_chose(report: Report) -> Iterator[str]:
 def _models(report: Report) -> str:
     columns = ["model", "ε by PLD", "ε by RDP", "standing", "utility", "training", "steps", "noise multiplier", "beware"]
     caption = f"each alone, ε at δ = {_delta(report.delta)}; a dash where an accountant does not apply"
-    return pages.table("The models", caption, columns, [_model(card) for card in report.models])
+    assumed = (
+        f"Each guarantee assumes that {'; that '.join(THEOREMS['single-run'].assumptions)}; and what the last column says."
+    )
+    return pages.table("The models", caption, columns, [_model(card) for card in report.models]) + _paragraph(assumed)
 
 
 def _model(card: Card) -> list[str]:
@@ -220,20 +225,22 @@ def _over_weights(weights: OverWeights) -> Iterator[str]:
     if weights.picture.get("kind") == "heatmap":
         heatmap = read(Heatmap, weights.picture)
         title, figure = heatmaps.title(heatmap), heatmaps.web_figure(weights.picture)
+        told = "The extremes in a table"
         table = pages.grid("the extremes of each triangle", *heatmaps.extremes(heatmap))
         yield pages.prose(title, heatmaps.HOW_TO_READ)
     else:
         chart = read(Chart, weights.picture)
         title, figure = chart.title, lines.web_figure(weights.picture)
+        told = _SAME
         panel = chart.panels[0]
         table = pages.grid(f"{panel.y_label} against {panel.x_label}", *charts.table(panel, most=101))
         yield pages.prose(title, chart.caption)
     yield pages.picture(title, figure, "weights", _NO_SCRIPT, with_library=False)
-    yield _in_a_table(table)
+    yield _in_a_table(table, told)
 
 
-def _in_a_table(table: str) -> str:
-    return f"<details>\n<summary>The same in a table</summary>\n{table}\n</details>"
+def _in_a_table(table: str, told: str = _SAME) -> str:
+    return f"<details>\n<summary>{told}</summary>\n{table}\n</details>"
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------------
@@ -245,7 +252,8 @@ def _ledger(ledger: Ledger) -> Iterator[str]:
     told = [
         f"The budget for all releases from this data together is {declared}. Releases so far: {ledger.budget.releases}; "
         f"together they have spent ε = {_epsilon(spent.epsilon)} at δ = {_delta(budget.delta)}, and "
-        f"δ = {significant(spent.delta_at_budget_epsilon)} at ε = {_target(budget.epsilon or 0.0)} ({_MARKS[spent.standing]}).",
+        f"δ = {significant(spent.delta_at_budget_epsilon)} at ε = {_target(budget.epsilon or 0.0)} ({_MARKS[spent.standing]}), "
+        "under what the certificates of the releases assume.",
         f"May still be released alone: {', '.join(fits.alone) or 'none of the models here'}.",
     ]
     told += [

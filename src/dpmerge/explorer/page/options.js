@@ -34,6 +34,8 @@ export function showOptions(plan, actions) {
   const before = new Map([...place.querySelectorAll("details")].map((one) => [one.dataset.key, one.open]));
   const common = shared(plan.options);
   byId("assumed").textContent = common.length ? `Every guarantee here assumes that ${common.join("; that ")}.` : "";
+  const alone = shared(plan.options.filter((option) => option.rule === "single"));
+  byId("models-assumed").textContent = alone.length ? `Each guarantee assumes that ${alone.join("; that ")}; and what a card warns of.` : "";
   const cards = [];
   for (const rule of ORDER) {
     const [first, ...others] = plan.options.filter((option) => option.rule === rule);

@@ -38,7 +38,7 @@ export class Releases {
     const meter = h("meter", { min: "0", max: String(budget.budget.epsilon), value: String(spent.epsilon ?? budget.budget.epsilon), "aria-label": "ε spent of the budget" });
     const fits = budget.fits;
     fill(byId("budget"),
-      h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${declared(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing)),
+      h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${declared(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing), ", under what their certificates assume"),
       meter,
       fits === null ? null : h("ul", {}, fits.text.map((text) => h("li", {}, text.trim()))));
   }
