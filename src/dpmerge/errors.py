@@ -109,3 +109,8 @@ class BudgetExceeded(LedgerError):
 
 class TrainingError(DpmergeError):
     """A private training that cannot be run here, or failed."""
+
+
+def one_line(error: Exception) -> str:
+    """An error's text as it is printed: on one line."""
+    return " ".join(str(error).split())

@@ -32,7 +32,7 @@ from dpmerge.cli import (
     uncertainty,
     verify,
 )
-from dpmerge.errors import DpmergeError
+from dpmerge.errors import DpmergeError, one_line
 
 app = typer.Typer(
     name="dpmerge",
@@ -89,5 +89,5 @@ def main() -> None:
     try:
         app()
     except DpmergeError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"error: {one_line(error)}", err=True)
         sys.exit(2)

@@ -53,5 +53,5 @@ def verify(
         for word, lines in (("holds", verdict.holds), ("BROKEN", verdict.broken), ("not checked", verdict.unchecked)):
             for line in lines:
                 typer.echo(f"{word}: {line}")
-        typer.echo({0: "it holds", 1: "it does NOT hold", 2: "it could not be checked"}[verdict.code])
+        typer.echo(verdict.sentence)
     raise typer.Exit(verdict.code)

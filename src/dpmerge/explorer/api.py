@@ -32,7 +32,6 @@ R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
 _COMPUTING = 2  # computations at once; more only get in each other's way
 _LISTENERS = 32
-_VERDICTS = {0: "it holds", 1: "it does NOT hold", 2: "it could not be checked"}
 _PROBLEM = {
     "description": "A problem (RFC 9457)",
     "content": {"application/problem+json": {"schema": models.Problem.model_json_schema()}},
@@ -292,8 +291,7 @@ def _releasing(server: _Server) -> APIRouter:
     @router.get("/v1/releases", response_model=models.ReleasesAnswer)
     async def history() -> Any:
         """What the ledger says, and which releases can be verified here."""
-        entries, folders = await server.consult(releases.history), await server.consult(releases.folders)
-        return finite_or_null({"entries": entries, "folders": folders}) | {"may_release": server.explorer.allow_release}
+        return finite_or_null(await server.consult(releases.listing)) | {"may_release": server.explorer.allow_release}
 
     @router.get("/v1/budget", response_model=models.BudgetAnswer)
     async def budget() -> Any:
@@ -316,7 +314,7 @@ def _releasing(server: _Server) -> APIRouter:
             raise HTTPException(401, "this needs the server's token")
         if not server.explorer.allow_release:
             raise HTTPException(403, "releasing is off: start the explorer with --allow-release")
-        await server.consult(releases.preview, asked)  # refuses at once what would be refused anyway
+        await server.consult(releases.check, asked)  # refuses at once what would be refused anyway
         return server.jobs.start("release", partial(_release, releases, asked), lasting=True).status()
 
     @router.post("/v1/verify", status_code=202, response_model=models.JobAnswer)
@@ -339,4 +337,4 @@ def _verify(releases: Releases, name: str, job: Job) -> dict[str, Any]:
     job.report("rechecking")
     found = releases.verify(name)
     lists = {"holds": list(found.holds), "broken": list(found.broken), "unchecked": list(found.unchecked)}
-    return {"name": name, "code": found.code, "sentence": _VERDICTS[found.code], **lists}
+    return {"name": name, "code": found.code, "sentence": found.sentence, **lists}

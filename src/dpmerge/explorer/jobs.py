@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from dpmerge.errors import DpmergeError, JobError
+from dpmerge.errors import DpmergeError, JobError, one_line
 
 State = Literal["running", "done", "failed", "cancelled"]
 T = TypeVar("T")
@@ -172,11 +172,6 @@ class Jobs:
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()
-
-
-def one_line(error: Exception) -> str:
-    """An error's text as the command line prints it."""
-    return " ".join(str(error).split())
 
 
 async def unattended(work: Callable[[], R]) -> R:

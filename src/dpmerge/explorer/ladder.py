@@ -136,23 +136,8 @@ class Ladder:
 
     def _option(self, rule: GridRule, found: Guarantee) -> Option:
         """A point of a landscape as an option; its utility is weighted as the planner does it."""
-        weights = self.portfolio.weights(found.weights).as_dict()
-        mixed = sum(weight > 0 for weight in weights.values()) > 1
-        return Option(
-            rule=rule,
-            by=found.by,
-            weights=weights,
-            epsilon=found.epsilon,
-            delta=found.delta,
-            standing=found.standing,
-            theorem=found.theorem,
-            expected_utility=_expected(weights, self.known.utilities),
-            feasible=True,
-            why="",
-            utility_kind="interpolated" if rule == "combination" and mixed else "expected",
-            assumptions=found.assumptions,
-            details=found.details,
-        )
+        weights = self.portfolio.weights(found.weights)
+        return Option.of(rule, weights, found, _expected(weights.as_dict(), self.known.utilities))
 
     def _meets(self, option: Option, epsilon: float) -> bool:
         return option.standing != "refused" and option.epsilon <= epsilon and option.delta <= self.delta

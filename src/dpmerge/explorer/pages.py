@@ -15,7 +15,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 
 from dpmerge.errors import DpmergeError, JobError
-from dpmerge.explorer.jobs import one_line
 from dpmerge.explorer.releases import UnknownRelease
 from dpmerge.explorer.security import problem
 
@@ -33,7 +32,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(DpmergeError)
     async def on_purpose(request: Request, error: DpmergeError) -> JSONResponse:
-        return refuse(429 if isinstance(error, JobError) else 422, one_line(error))
+        return refuse(429 if isinstance(error, JobError) else 422, str(error))
 
     @app.exception_handler(UnknownRelease)
     async def unknown(request: Request, error: UnknownRelease) -> JSONResponse:

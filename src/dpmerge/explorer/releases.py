@@ -14,7 +14,20 @@ from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.records import Portfolio
-from dpmerge.release import NO_LEDGER, Choice, Entry, Ledger, Released, Settings, Verdict, choose, preview, release, what_fits
+from dpmerge.release import (
+    NO_LEDGER,
+    Choice,
+    Entry,
+    Ledger,
+    Released,
+    Settings,
+    Verdict,
+    choose,
+    files_to_write,
+    preview,
+    release,
+    what_fits,
+)
 
 _CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 
@@ -45,14 +58,21 @@ class Releases:
 
     def history(self) -> list[dict[str, Any]]:
         """Every entry of the ledger, without the paths in it."""
-        return [] if self._ledger is None else [_entry(entry) for entry in self._ledger.history()]
+        return [_entry(entry) for entry in self._entries()]
 
-    def folders(self) -> list[dict[str, Any]]:
+    def listing(self) -> dict[str, Any]:
+        """The history, and the releases that can be verified here, by one reading of the ledger."""
+        entries = self._entries()
+        return {"entries": [_entry(entry) for entry in entries], "folders": self._folders(entries)}
+
+    def _entries(self) -> list[Entry]:
+        return [] if self._ledger is None else self._ledger.history()
+
+    def _folders(self, entries: list[Entry]) -> list[dict[str, Any]]:
         """The releases that can be verified here, and the entries that stand for them."""
         if not self._folder.is_dir():
             return []
         names = sorted(path.name for path in self._folder.iterdir() if re.fullmatch(NAME, path.name) and _is_folder(path))
-        entries = [] if self._ledger is None else self._ledger.history()
         place = self._folder.resolve()
         numbers = {Path(entry.content["out"]): entry.number for entry in entries if entry.kind == "release"}
         known = {out.name: number for out, number in numbers.items() if out.parent.resolve() == place}
@@ -86,11 +106,14 @@ class Releases:
 
     # --- what there will be -------------------------------------------------------------------------------------------------
 
+    def check(self, asked: ReleaseRequest) -> None:
+        """Refuse what would be refused anyway; what it would spend is left to the ledger, for that may take long."""
+        choice, _ = self._new(asked)
+        files_to_write(self._state.portfolio, choice, ledger=self._ledger, dependent=asked.depends_on_releases)
+
     def preview(self, asked: ReleaseRequest) -> tuple[Choice, dict[str, Any]]:
         """What a release would write and spend; nothing is written."""
-        choice, folder = self._choose(asked), self._place(asked.name)
-        if folder.exists() or folder.is_symlink():
-            raise CertificateError(f"a release named {asked.name!r} exists already; a release is never overwritten")
+        choice, folder = self._new(asked)
         seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
         return choice, {
             "name": asked.name,
@@ -121,6 +144,13 @@ class Releases:
                 dependent=asked.depends_on_releases,
                 progress=progress,
             )
+
+    def _new(self, asked: ReleaseRequest) -> tuple[Choice, Path]:
+        """The choice, and its folder, which is not there yet."""
+        choice, folder = self._choose(asked), self._place(asked.name)
+        if folder.exists() or folder.is_symlink():
+            raise CertificateError(f"a release named {asked.name!r} exists already; a release is never overwritten")
+        return choice, folder
 
     def _require_unchanged(self) -> None:
         """What was read at the start still says what was run: guarantees come from there, tensors from the disk."""

@@ -3,7 +3,17 @@
 from dpmerge.release.certificate import Certificate
 from dpmerge.release.choice import Choice, Settings, choose
 from dpmerge.release.ledger import Entry, Ledger
-from dpmerge.release.release import NO_LEDGER, Files, Merge, Preview, Released, preview, release, release_together
+from dpmerge.release.release import (
+    NO_LEDGER,
+    Files,
+    Merge,
+    Preview,
+    Released,
+    files_to_write,
+    preview,
+    release,
+    release_together,
+)
 from dpmerge.release.remaining import what_fits
 from dpmerge.release.signing import Signer, new_keys, trusted_key
 from dpmerge.release.verdict import Verdict
@@ -23,6 +33,7 @@ __all__ = [
     "Signer",
     "Verdict",
     "choose",
+    "files_to_write",
     "new_keys",
     "preview",
     "release",

@@ -152,13 +152,18 @@ def release_together(
     return [replace(one, folder=out / name, notes=tuple(notes)) for name, one in zip(choices, written, strict=True)]
 
 
+def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
+    """The files of a release, once nothing but the budget could refuse it."""
+    folders = _folders(portfolio)
+    _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
+    return _check_files(choice, folders, _AVERAGE)
+
+
 def preview(
     portfolio: Portfolio, choice: Choice, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
 ) -> Preview:
     """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written."""
-    folders = _folders(portfolio)
-    _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
-    files = _check_files(choice, folders, _AVERAGE)
+    files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     if ledger is None:
         return Preview(files, None, None)
     exposure = choice.form.exposure(portfolio, dependent)

@@ -20,6 +20,11 @@ class Verdict:
         """0: holds, 1: does not, 2: could not be checked."""
         return 1 if self.broken else 2 if self.unchecked else 0
 
+    @property
+    def sentence(self) -> str:
+        """The same in words."""
+        return ("it holds", "it does NOT hold", "it could not be checked")[self.code]
+
     def note(self, faults: list[str], holds: str) -> bool:
         """Add the faults, or what holds if there are none."""
         self.broken += faults

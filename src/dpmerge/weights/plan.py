@@ -52,6 +52,27 @@ class Option:
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls, rule: RuleName, weights: Weights, found: Guarantee, utility: float | None, *, feasible: bool = True, why: str = ""
+    ) -> Option:
+        """These weights with their guarantee; the utility of an average is interpolated between the models'."""
+        return cls(
+            rule=rule,
+            by=found.by,
+            weights=weights.as_dict(),
+            epsilon=found.epsilon,
+            delta=found.delta,
+            standing=found.standing,
+            theorem=found.theorem,
+            expected_utility=utility,
+            feasible=feasible,
+            why=why,
+            utility_kind="interpolated" if rule == "combination" and len(weights.used) > 1 else "expected",
+            assumptions=found.assumptions,
+            details=found.details,
+        )
+
     def sentence(self, adjacency: Adjacency) -> str:
         """The guarantee in the library's words; where it is refused, why."""
         if self.standing == "refused":
@@ -369,21 +390,9 @@ class _Planner:
             why = leaves(self.epsilon - found.epsilon)
         else:
             why = f"leaves δ = {round_down(max(0.0, self.delta - found.delta), 3):g}"
-        return Option(
-            rule=rule,
-            by=found.by,
-            weights=weights.as_dict(),
-            epsilon=found.epsilon,
-            delta=found.delta,
-            standing=found.standing,
-            theorem=found.theorem,
-            expected_utility=self._value(weights) if utility is None else utility,
-            feasible=fits and looked_away,
-            why=why,
-            utility_kind=kind or ("interpolated" if rule == "combination" and len(weights.used) > 1 else "expected"),
-            assumptions=found.assumptions,
-            details=found.details,
-        )
+        worth = self._value(weights) if utility is None else utility
+        option = Option.of(rule, weights, found, worth, feasible=fits and looked_away, why=why)
+        return option if kind is None else replace(option, utility_kind=kind)
 
     def _refused(self, rule: RuleName, weights: Weights, why: str) -> Option:
         return Option(rule, "none", weights.as_dict(), math.inf, self.delta, "refused", "none", None, False, why)
