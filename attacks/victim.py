@@ -74,7 +74,7 @@ def portfolio(folder: Path, **changes: Mapping[str, Any]) -> Path:
     for number, (name, noise) in enumerate(NOISE.items()):
         place = folder / "runs" / name
         place.mkdir(parents=True)
-        values = np.random.default_rng(number).normal(size=(64, 32)).astype(np.float32)
+        values = np.random.default_rng(number).normal(scale=1 / 64, size=(64, 32)).astype(np.float32)
         save_file({"weight": values, "bias": values[0].copy()}, place / "model.safetensors", {"format": "pt"})
         (place / "config.json").write_text('{"model_type": "linear"}')
         (place / "record.json").write_text(json.dumps(record(name, noise, **changes.get(name, {}))))

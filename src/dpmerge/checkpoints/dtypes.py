@@ -22,6 +22,7 @@ class Dtype:
     name: str
     storage: np.dtype[np.generic]
     overflow: float | None = None  # the smallest magnitude that no longer rounds to a finite value; None for integers
+    precision: int = 0  # bits of a significand, the hidden one included
 
     @property
     def size(self) -> int:
@@ -33,13 +34,17 @@ class Dtype:
         """Whether tensors of this format are averaged; integers and booleans are not."""
         return self.overflow is not None
 
+    def spacing(self, value: float) -> float:
+        """How far the numbers of this format lie apart at `value`: the unit in the last place."""
+        return math.ldexp(1.0, math.frexp(value)[1] - self.precision)
+
 
 def _formats() -> dict[str, Dtype]:
     floats = [
-        Dtype("F64", np.dtype("<f8"), math.inf),
-        Dtype("F32", np.dtype("<f4"), math.ldexp(2 - 2**-24, 127)),
-        Dtype("F16", np.dtype("<f2"), math.ldexp(2 - 2**-11, 15)),
-        Dtype("BF16", np.dtype("<u2"), math.ldexp(2 - 2**-8, 127)),
+        Dtype("F64", np.dtype("<f8"), math.inf, 53),
+        Dtype("F32", np.dtype("<f4"), math.ldexp(2 - 2**-24, 127), 24),
+        Dtype("F16", np.dtype("<f2"), math.ldexp(2 - 2**-11, 15), 11),
+        Dtype("BF16", np.dtype("<u2"), math.ldexp(2 - 2**-8, 127), 8),
     ]
     integers = [Dtype(f"{kind.upper()}{8 * size}", np.dtype(f"<{kind}{size}")) for kind in "iu" for size in (8, 4, 2, 1)]
     return {dtype.name: dtype for dtype in [*floats, *integers, Dtype("BOOL", np.dtype("?"))]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +129,36 @@ class Stream:
             with self._lock:
                 self._failure = self._failure or fault
             self.stop.set()
+
+
+def coarsest_spacing(outputs: Sequence[Output]) -> float:
+    """How far the stored numbers lie apart at the largest parameter, over all tensors that are averaged (docs/theory.md §3.6).
+
+    Tensors that are equal in every model count nothing: they were not trained. Values that are not finite are refused by name.
+    """
+    widest = 0.0
+    scratch, held = Scratch(BLOCK), np.empty(8 * BLOCK, np.uint8)
+    for output in outputs:
+        if not isinstance(output.rule, Sum):
+            continue
+        largest, trained = 0.0, False
+        for start in range(0, output.size, BLOCK):
+            count = min(BLOCK, output.size - start)
+            first = held[: count * output.dtype.size]
+            block = scratch.raw[: first.size]
+            values = scratch.term[:count]
+            for number, tensor in enumerate(output.inputs):
+                into = block if number else first
+                tensor.source.read(tensor.offset + start * output.dtype.size, into.data)
+                trained = trained or (number > 0 and not np.array_equal(first, block))
+                scratch.widen(into.view(output.dtype.storage), output.dtype, values)
+                peak = max(float(values.max()), -float(values.min()))
+                if not math.isfinite(peak):
+                    raise _not_finite(output, start, count)
+                largest = max(largest, peak)
+        if trained:
+            widest = max(widest, output.dtype.spacing(largest))
+    return widest
 
 
 class _Reader:

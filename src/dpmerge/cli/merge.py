@@ -154,7 +154,6 @@ def merge(
     else:
         choice = find(epsilon=epsilon)
         released = [release(loaded, choice, out, merge=how, ledger=opened, dependent=depends_on_releases, signer=signer)]
-        choices = {out.name: choice}
     if json:
         shown = [
             {
@@ -166,9 +165,9 @@ def merge(
         ]
         print_json(shown if couple is not None else shown[0])
         return
-    for one, made in zip(released, choices.values(), strict=True):
+    for one in released:
         typer.echo(str(one.folder))
-        print_guarantee(made.guarantee)
+        print_guarantee(one.guarantee)
         if one.certificate.drawn is not None:
             typer.echo(f"  drawn: {one.certificate.drawn}")
         if one.certificate.ledger is not None:

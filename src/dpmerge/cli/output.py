@@ -50,6 +50,8 @@ def print_guarantee(guarantee: Guarantee) -> None:
         typer.echo(f"    - {text}")
     for name, why in guarantee.details.get("revealed", {}).items():
         typer.echo(f"  model {name!r} is accounted by joint release: {why}")
+    if "joint_because" in guarantee.details:
+        typer.echo(f"  joint release counts: {guarantee.details['joint_because']}")
 
 
 def print_entry(entry: LedgerForm) -> None:

@@ -115,7 +115,9 @@ class Releases:
         """What a release would write and spend; nothing is written."""
         choice, folder = self._new(asked)
         seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
-        return choice, {
+        because = seen.choice.guarantee.details.get("joint_because")
+        notes = [NO_LEDGER] if self._ledger is None else []
+        return seen.choice, {
             "name": asked.name,
             "weights": choice.form.values,
             "provenance": choice.provenance,
@@ -125,7 +127,7 @@ class Releases:
             "budget": None if self._ledger is None else _pair(self._ledger.budget),
             "total": None if seen.total is None else _pair(seen.total),
             "fits": seen.fits,
-            "notes": [NO_LEDGER] if self._ledger is None else [],
+            "notes": [*notes, *([f"joint release counts: {because}"] if because else [])],
         }
 
     def release(self, asked: ReleaseRequest, progress: Callable[[int, int], None] | None = None) -> Released:

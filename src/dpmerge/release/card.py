@@ -35,6 +35,7 @@ def model_card(certificate: Certificate) -> str:
     guarantee, rule = certificate.guarantee, certificate.rule
     theorem = THEOREMS[guarantee.theorem]
     how = f"*{guarantee.standing}*: {theorem.title} ({theorem.source}), by {guarantee.by.upper()}"
+    because = guarantee.details.get("joint_because")
     provenance = _TEMPERED if rule.rule == "tempered" else _PROVENANCE
     lines = [
         "# Privacy of this model",
@@ -44,6 +45,7 @@ def model_card(certificate: Certificate) -> str:
         "",
         *(f"- {_escaped(text)}" for text in guarantee.assumptions),
         "",
+        *([f"Joint release counts: {_escaped(str(because))}.", ""] if because else []),
         *([] if certificate.dependent else [provenance[certificate.provenance], ""]),
         "| model | weight |",
         "|---|---|",

@@ -166,6 +166,7 @@ class Certificate(Strict):
             "models looked at under a rule that covers none": rule.rule != "joint" and bool(rule.looked_at),
             "models looked at out of order": rule.looked_at != sorted(set(rule.looked_at)),
             "smoothness under a rule that does not use it": rule.rule != "combination" and rule.assume_smoothness is not None,
+            "arithmetic under a rule that does not average": rule.rule != "combination" and rule.arithmetic is not None,
             "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
             "a private validation set that paid nothing, or the reverse": (
                 (self.provenance == "private-validation") != (rule.validation is not None)

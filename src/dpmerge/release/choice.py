@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
@@ -36,6 +36,7 @@ class Choice:
     """A rule with its exact weights, its guarantee, and who chose the weights by what.
 
     `scores` are those by which a tempered draw prefers models, in the portfolio's order; they are never written down.
+    `within` is the ε that the release was asked to stay within, if any.
     """
 
     form: RuleForm
@@ -45,6 +46,25 @@ class Choice:
     provenance: Provenance
     source: str | None
     scores: tuple[float, ...] | None = None
+    within: float | None = None
+
+    def as_joint(self) -> Choice:
+        """The same average under joint release, because the stored numbers are too coarse for more (docs/theory.md §3.6)."""
+        form = self.form.model_copy(update={"arithmetic": "joint"})
+        numerics = self.numerics.model_copy(update={"solved_for": "epsilon"})
+        with without_cache():
+            found = numerics.answer(form.build(_by_name(self.weights.portfolio)), 0.0, self.guarantee.delta)
+        if not found.epsilon <= (math.inf if self.within is None else self.within) or not math.isfinite(found.epsilon):
+            amount = (
+                f"is ε = {round_up(found.epsilon)} at δ = {found.delta:g}"
+                if math.isfinite(found.epsilon)
+                else "has no finite ε"
+            )
+            raise TargetError(
+                f"this average cannot be released as asked: {found.details['joint_because']}. Joint release, which covers any "
+                f"rounding, {amount}"
+            )
+        return replace(self, form=form, guarantee=found, numerics=numerics)
 
 
 def choose(
@@ -80,14 +100,14 @@ def choose(
     form = _form(portfolio, rule, weights, who, utility, kappa, validation_epsilon, settings)
     guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, settings)
     source, scores = (None, None) if utility is None else (utility.source, utility.values)
-    return Choice(form, weights, guarantee, numerics, who, source, scores if rule == "tempered" else None)
+    return Choice(form, weights, guarantee, numerics, who, source, scores if rule == "tempered" else None, epsilon)
 
 
 def _guarantee(
     portfolio: Portfolio, form: RuleForm, epsilon: float | None, delta: float, settings: Settings
 ) -> tuple[Guarantee, NumericsForm]:
     """ε at δ; on the edge of a target δ at ε. Computed afresh: what is certified must not come from a cache's files."""
-    made = form.build(Portfolio(tuple(sorted(portfolio.models, key=lambda model: model.name))))
+    made = form.build(_by_name(portfolio))
     question = NumericsForm(solved_for="epsilon", by=settings.by, conversion=settings.conversion, accuracy=accuracy())
     with without_cache():
         found = question.answer(made, 0.0, delta)
@@ -101,8 +121,16 @@ def _guarantee(
                 )
             found = edge
     if not math.isfinite(found.epsilon):
-        raise TargetError(f"these weights have no finite ε at δ = {delta:g}: there is nothing to certify")
+        why = found.details.get("joint_because")
+        raise TargetError(
+            f"these weights have no finite ε at δ = {delta:g}: there is nothing to certify" + (f" ({why})" if why else "")
+        )
     return found, question
+
+
+def _by_name(portfolio: Portfolio) -> Portfolio:
+    """In the order in which a certificate lists its models."""
+    return Portfolio(tuple(sorted(portfolio.models, key=lambda model: model.name)))
 
 
 def _best_weights(

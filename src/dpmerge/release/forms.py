@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.runs import ShuffleAsPoisson
@@ -66,6 +66,15 @@ class RuleForm(Strict):
     assume_smoothness: HexFloat | None = None
     shuffle_rate: Annotated[HexFloat, AfterValidator(_rate)] | None = None
     validation: ValidationForm | None = None
+    arithmetic: Literal["joint"] | None = None  # the stored numbers are too coarse for more than joint release (theory.md §3.6)
+
+    @model_serializer(mode="wrap")
+    def _without_arithmetic_that_suffices(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Other rules have no such field: their hash is that of certificates before there was one."""
+        written: dict[str, Any] = plain(self)
+        if self.arithmetic is None:
+            written.pop("arithmetic", None)
+        return written
 
     @property
     def draws(self) -> bool:
@@ -95,7 +104,9 @@ class RuleForm(Strict):
             rule = Selection(weights, shuffle, index_published=True)
         elif self.rule == "combination":
             assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
-            rule = Combination(weights, assumed, shuffle)
+            # Made with the same arguments as by others who ask the same: answers are cached under these.
+            coarse = {"as_joint": True} if self.arithmetic is not None else {}
+            rule = Combination(weights, assumed, shuffle, **coarse)
         elif self.rule == "tempered":
             if self.kappa is None:
                 raise CertificateError("tempered selection without kappa")

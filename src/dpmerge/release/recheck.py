@@ -13,12 +13,16 @@ from dpmerge.checkpoints.merge import open_plan
 from dpmerge.checkpoints.methods import METHODS
 from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.checkpoints.plan import Plan, plan_copy
+from dpmerge.checkpoints.stream import coarsest_spacing
 from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
 from dpmerge.release.certificate import CARD, Certificate, published, record_digest
 from dpmerge.release.commitment import Commitment, Opening, Openings
+from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.verdict import Verdict
+from dpmerge.rules import Combination
+from dpmerge.rules.arithmetic import covers, why_joint
 
 _BLOCK = 1 << 20
 
@@ -141,8 +145,19 @@ class Recheck:
             _, plan = open_plan(stack, folders, weights, **how)
             found = verify_combination(folders, weights, self.folder, **how)
             self.verdict.note([str(one) for one in found], "the tensors are the stated combination, bit for bit")
+            self._arithmetic(plan)
             self._metadata(plan)
             self._beside(plan, {})
+
+    def _arithmetic(self, plan: Plan) -> None:
+        """Below joint release, the noise covers the stored numbers (docs/theory.md §3.6)."""
+        if self.certificate.rule.rule != "combination" or self.certificate.guarantee.theorem in COVERS_INPUTS:
+            return
+        rule = self.certificate.rule.build(self.certificate.portfolio())
+        assert isinstance(rule, Combination)
+        fine = covers(rule.last_noise, coarsest_spacing(plan.outputs))
+        faults = [] if fine else [f"the guarantee needs finer numbers than those stored: {why_joint(rule.last_noise)}"]
+        self.verdict.note(faults, "the models' last noise covers the arithmetic of the stored numbers")
 
     def _drawn(self, model: Checkpoint) -> None:
         """A drawn model is released as it is: its files byte for byte, unless it was a PyTorch file."""

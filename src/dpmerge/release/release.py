@@ -14,6 +14,7 @@ from dpmerge.checkpoints import MergeReport, copy_model, merge_models, open_mode
 from dpmerge.checkpoints.folder import new_folder, require_absent
 from dpmerge.checkpoints.merge import open_plan
 from dpmerge.checkpoints.plan import LoraForm, plan_copy
+from dpmerge.checkpoints.stream import coarsest_spacing
 from dpmerge.errors import BudgetExceeded, CertificateError, PortfolioError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
@@ -32,11 +33,12 @@ from dpmerge.release.certificate import (
 )
 from dpmerge.release.choice import Choice
 from dpmerge.release.commitment import Opening, Openings, commit
-from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Combination, Guarantee
+from dpmerge.rules.arithmetic import covers
 from dpmerge.rules.releases import Exposure, coupled_outcomes
 from dpmerge.weights.averaging import Averaging
 from dpmerge.weights.draw import DEEPEST, secure_draw
@@ -61,10 +63,11 @@ _AVERAGE = Merge()
 
 @dataclass(frozen=True)
 class Released:
-    """What a release left: the folder, its certificate, and what to tell the user."""
+    """What a release left: the folder, its certificate, the guarantee in it, and what to tell the user."""
 
     folder: Path
     certificate: Certificate
+    guarantee: Guarantee
     notes: tuple[str, ...] = ()
 
 
@@ -79,8 +82,9 @@ class Files:
 
 @dataclass(frozen=True)
 class Preview:
-    """A release that was not made: its files, what all releases would guarantee together after it, whether that may be."""
+    """A release that was not made: the choice as its files allow it, these, and what all releases would guarantee with it."""
 
+    choice: Choice
     files: Files
     total: Guarantee | None
     fits: bool | None
@@ -106,6 +110,7 @@ def release(
     folders = _folders(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
+    choice = _settled(choice, folders)
     notes, entry = _entered(ledger, portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
     drawn = draw(choice) if choice.form.draws else None
     made = _Making(portfolio, folders, merge, entry, dependent, signer, progress)
@@ -163,13 +168,14 @@ def preview(
     portfolio: Portfolio, choice: Choice, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
 ) -> Preview:
     """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written."""
+    choice = _settled(choice, _folders(portfolio))
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     if ledger is None:
-        return Preview(files, None, None)
+        return Preview(choice, files, None, None)
     exposure = choice.form.exposure(portfolio, dependent)
     planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(out.resolve()), dependent)
     total = ledger.total_with(planned)
-    return Preview(files, total, ledger.budget.allows(total))
+    return Preview(choice, files, total, ledger.budget.allows(total))
 
 
 def draw(choice: Choice) -> str:
@@ -252,6 +258,22 @@ def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> F
         return Files(own, names, not all(_published(choice, name) for name in inputs))
 
 
+def _settled(choice: Choice, folders: Mapping[str, Path]) -> Choice:
+    """The choice under the guarantee that its files allow: joint release where the stored numbers are too coarse for more."""
+    if choice.form.rule != "combination" or choice.guarantee.theorem in COVERS_INPUTS:
+        return choice
+    rule = choice.form.build(choice.weights.portfolio)
+    assert isinstance(rule, Combination)
+    return choice if covers(rule.last_noise, stored_spacing(choice.form, folders)) else choice.as_joint()
+
+
+def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
+    """How far the stored numbers of the models averaged lie apart at the largest parameter."""
+    with ExitStack() as stack:
+        _, plan = open_plan(stack, {name: folders[name] for name in form.values}, form.values)
+        return coarsest_spacing(plan.outputs)
+
+
 def _published(choice: Choice, file: str) -> bool:
     """Whether the digest of an input may be: the guarantee covers the model, and the file holds nothing else.
 
@@ -301,7 +323,7 @@ class _Making:
             content["outputs"][CARD] = sha256(card)
             certificate = seal(content, self.signer)
             (folder / NAME).write_bytes(certificate.file())
-            made.append(Released(out, certificate, (*report.notes, *self._keep(openings, certificate))))
+            made.append(Released(out, certificate, choice.guarantee, (*report.notes, *self._keep(openings, certificate))))
 
         if drawn is not None:
             copy_model(self.folders[drawn], out, name=drawn, extra_files=certify)

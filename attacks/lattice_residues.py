@@ -1,0 +1,99 @@
+"""An average of stored numbers: its last bits lie on the lattice of the models' own, and tell them apart.
+
+One step of two runs, averaged with (0.9, 0.1): `private` with noise 20, `bare` with none, or with hardly any in bfloat16.
+For real numbers the average is 1/18-GDP, (0.1796, 1e-5); in files the record in question is seen at a glance.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from attacks.victim import DELTA, certificate, dpmerge, record, stopped
+from dpmerge.checkpoints.dtypes import DTYPES, Scratch
+from dpmerge.checkpoints.kernel import weighted_sum
+
+D, N, TRIALS = 20_000, 1024, 10
+PRIVATE, BARE = 0.9, 0.1
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def attack(folder: Path) -> str:
+    """Both worlds ten times each from the files alone; then what is promised of such files."""
+    rng = np.random.default_rng(1)
+    start = rng.normal(size=D).astype(np.float32)
+    direction = rng.normal(size=D)
+    assert _seen_in_float32(rng, start, direction / np.linalg.norm(direction) / N) == 2 * TRIALS
+    assert _separation_in_bfloat16(rng) > 4  # standard deviations; real numbers allow 1/18
+    merge = ("--rule", "combination", "--weights", f"private={PRIVATE},bare={BARE}", "--delta", DELTA)
+    runs, out = _portfolio(folder / "none", 0.0, start), folder / "out"
+    stopped(dpmerge("merge", runs, *merge, "--out", out), "the last update of 'bare' has no noise", code=2)
+    assert not out.exists()
+    coarse = np.full(D, 540 / N).astype(ml_dtypes.bfloat16)
+    runs = _portfolio(folder / "hardly any", 0.05, coarse)
+    made = dpmerge("merge", runs, *merge, "--out", out)
+    assert made.code == 0, made.text
+    found = certificate(out)["guarantee"]
+    assert found["theorem"] == "joint-release" and found["epsilon"] > 100, f"promised: {found}"
+    assert "less than 1024 spacings of the stored numbers" in (out / "README.md").read_text()
+    stopped(dpmerge("merge", runs, *merge, "--epsilon", "1", "--out", folder / "more"), "cannot be released as asked", code=2)
+    return "where the noise of any model does not cover the arithmetic, joint release counts, and it says why"
+
+
+def _merged(private: Array, bare: Array, dtype: str) -> Array:
+    """As `dpmerge merge` computes it."""
+    form = DTYPES[dtype]
+    terms = [(weight, values.view(form.storage)) for weight, values in ((PRIVATE, private), (BARE, bare))]
+    return weighted_sum(terms, form, Scratch(D)).copy().view(private.dtype)
+
+
+def _seen_in_float32(rng: np.random.Generator, start: Array, effect: Array) -> int:
+    """How often the world is guessed: the one in which more numbers are the average of `bare` and of some float32."""
+    right = 0
+    for world in [0, 1] * TRIALS:
+        private = (start - world * effect + 20 / N * rng.normal(size=D)).astype(np.float32)
+        released = _merged(private, (start - world * effect).astype(np.float32), "F32")
+        possible = []
+        for guess in (0, 1):
+            bare = (start - guess * effect).astype(np.float32)
+            nearest = ((released.astype(np.float64) - BARE * bare) / PRIVATE).astype(np.float32)
+            near = [nearest, np.nextafter(nearest, np.float32(9)), np.nextafter(nearest, np.float32(-9))]
+            possible.append(int(np.any([_merged(one, bare, "F32") == released for one in near], axis=0).sum()))
+        right += possible[world] > possible[1 - world]
+    return right
+
+
+def _separation_in_bfloat16(rng: np.random.Generator) -> float:
+    """How many standard deviations apart both worlds are, by one number computed from a file.
+
+    In units of what the record does, `private` begins at 540, where bfloat16 has the multiples of 4 and the average the even
+    numbers; `bare` begins at 2. Of the multiples of 4, every fifth then lies on the edge between two even numbers, and what
+    `bare` adds decides: 10 or 12 modulo 18.
+    """
+    counts = []
+    for world in (0, 1):
+        seen = []
+        for _ in range(4 * TRIALS):
+            moved = world / np.sqrt(D)
+            private = ((540 + moved + 20 * rng.normal(size=D)) / N).astype(ml_dtypes.bfloat16)
+            bare = ((2 + moved + 0.05 * rng.normal(size=D)) / N).astype(ml_dtypes.bfloat16)
+            places = np.round(_merged(private, bare, "BF16").astype(np.float64) * N) % 18
+            seen.append(float(np.sum(places == 12) - np.sum(places == 10)))
+        counts.append(np.array(seen))
+    return float((counts[1].mean() - counts[0].mean()) / np.sqrt((counts[0].var() + counts[1].var()) / 2))
+
+
+def _portfolio(folder: Path, noise: float, start: Array) -> Path:
+    """The two models as the training left them."""
+    for name, sigma in {"private": 20.0, "bare": noise}.items():
+        (folder / name).mkdir(parents=True)
+        changes = {"phases": [{"steps": 1, "learning_rate": 1.0}], "expected_batch": N}
+        (folder / name / "record.json").write_text(json.dumps(record(name, sigma, **changes)))
+        values = start.astype(np.float64) + sigma / N * np.random.default_rng(len(name)).normal(size=D)
+        save_file({"weight": values.astype(start.dtype)}, folder / name / "model.safetensors", {"format": "pt"})
+    return folder

@@ -1,0 +1,66 @@
+"""Stored numbers are not real numbers: what a guarantee below joint release needs of them (docs/theory.md §3.6).
+
+A file holds the rounded average of rounded models. Its last bits lie on the lattices of the single models, and tell one from
+another unless the noise of every hidden model is much coarser than the lattice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from dpmerge.records import DpSgd, Gaussian
+from dpmerge.rules.trajectory import Run
+
+COVER = 1024  # spacings of the stored numbers that the noise must measure: a rule of thumb, and printed as an assumption
+_PRECISION = {"F32": 24, "BF16": 8}
+
+
+def last_noise(runs: Iterable[Run]) -> dict[str, float]:
+    """λ·ν of each model: the noise, in the average, of the last update that moved it. A model that never moved is public."""
+    found = {}
+    for run in runs:
+        mechanism = run.model.mechanism
+        if isinstance(mechanism, Gaussian):
+            found[run.model.name] = run.weight * mechanism.noise_std
+            continue
+        assert isinstance(mechanism, DpSgd)
+        moving = [phase for phase in mechanism.settings() if phase.learning_rate > 0]
+        if moving:
+            last = moving[-1]
+            noise = (last.noise_multiplier or 0.0) * (last.clip or 0.0) / (last.expected_batch or math.inf)
+            found[run.model.name] = run.weight * last.learning_rate * noise
+    return found
+
+
+def covers(noise: Mapping[str, float], spacing: float) -> bool:
+    """Whether every model's last noise covers numbers that lie `spacing` apart."""
+    return all(value > 0 and value >= COVER * spacing for value in noise.values())
+
+
+def condition(noise: Mapping[str, float]) -> tuple[str, ...]:
+    """The assumption as it is printed: with what it means for the formats that models are stored in."""
+    least = min(noise.values(), default=math.inf)
+    if not 0 < least < math.inf:
+        return ()
+    exponent = math.frexp(least)[1] - 1 - int(math.log2(COVER))
+    ranges = " and ".join(f"{name} below {math.ldexp(1.0, exponent + bits):.3g}" for name, bits in _PRECISION.items())
+    return (
+        f"the last noise of each model in the average, {least:.3g} or more, is at least {COVER} spacings of the stored numbers "
+        f"at the largest parameter, as it is for parameters in {ranges}; a merge checks this on its tensors",
+    )
+
+
+def why_joint(noise: Mapping[str, float]) -> str:
+    """Why joint release counts although a better theorem applies to real numbers."""
+    silent = [repr(name) for name, value in noise.items() if not value > 0]
+    if silent:
+        return (
+            f"the last update of {', '.join(silent)} has no noise, so the rounding of the stored average would give it away; "
+            "leave it out, or draw one model (selection)"
+        )
+    return (
+        f"the last noise of each model in the average, {min(noise.values()):.3g} or more, is less than {COVER} spacings of the "
+        "stored numbers at the largest parameter, so their rounding could tell the models apart; models stored in a finer "
+        "format, or more weight on the model with the least noise, would mend it"
+    )
