@@ -106,7 +106,6 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("weights_above_one", "records.portfolio", "WEIGHT_SUM_TOLERANCE", 1e-3),
     ("hidden_nan", "checkpoints.kernel", "fits", yes),
     ("lattice_residues", "release.release", "_settled", lambda choice, folders: choice),
-    ("lattice_residues", "rules.combination", "covers", yes),
 ]
 
 

@@ -14,7 +14,7 @@ from dpmerge.errors import DependentRuns, TargetError, UnsupportedMechanism
 from dpmerge.profiles.gaussian import gaussian_delta, gaussian_epsilon
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Model
-from dpmerge.rules import THEOREMS, Combination, Joint, Selection
+from dpmerge.rules import THEOREMS, Combination, Guarantee, Joint, Selection
 from dpmerge.rules.baselines import (
     PairComposition,
     advanced_composition,

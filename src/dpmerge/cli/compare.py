@@ -113,3 +113,5 @@ def _print_notes(rows: list[Any], assumptions: dict[str, list[str]]) -> None:
         elif row.guarantee is not None:
             for name, why in row.guarantee.details.get("revealed", {}).items():
                 typer.echo(f"{row.label}: model {name!r} is accounted by joint release: {why}")
+            if "joint_because" in row.guarantee.details:
+                typer.echo(f"{row.label}: joint release counts: {row.guarantee.details['joint_because']}")

@@ -20,9 +20,10 @@ def judged(epsilon: float, standing: str) -> str:
 def guarantee_words(found: Guarantee) -> dict[str, Any]:
     """A guarantee's standing, sentence and theorem."""
     theorem = THEOREMS[found.theorem]
+    because = found.details.get("joint_because")
     return {
         "standing": judged(found.epsilon, found.standing),
-        "sentence": str(found) if math.isfinite(found.epsilon) else NOTHING,
+        "sentence": str(found) if math.isfinite(found.epsilon) else f"{NOTHING} ({because})" if because else NOTHING,
         "theorem_title": theorem.title,
         "theorem_source": theorem.source,
     }
