@@ -14,6 +14,7 @@ from dpmerge.cli.options import (
     ConversionName,
     ConversionOption,
     JsonOption,
+    LookedName,
     ShuffleOption,
     ShuffleRateOption,
     shuffle_treatment,
@@ -30,13 +31,6 @@ class AverageName(StrEnum):
     uta = "uta"
     pda = "pda"
     uniform = "uniform"
-
-
-class LookedName(StrEnum):
-    """Whether checkpoints, their number and the rule were chosen by looking at checkpoints."""
-
-    a_priori = "a-priori"
-    after_looking = "after-looking"
 
 
 RunArgument = Annotated[

@@ -20,6 +20,7 @@ from dpmerge.cli.options import (
     ShuffleRateOption,
     SmoothnessOption,
     WeightsOption,
+    WhoChoseOption,
     check_smoothness,
     shuffle_treatment,
 )
@@ -36,6 +37,7 @@ def compare(
     assume_smoothness: SmoothnessOption = None,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    provenance: WhoChoseOption = None,
     json: JsonOption = False,
 ) -> None:
     """Random selection, linear combination (proved, and by the papers' formula), joint release and compositions."""
@@ -58,6 +60,7 @@ def compare(
         conversion=conversion.value,
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,
+        provenance=None if provenance is None else provenance.value,
         progress=show_progress,
     )
     show_progress("")

@@ -49,6 +49,13 @@ class ProvenanceName(StrEnum):
     private_validation = "private-validation"
 
 
+class LookedName(StrEnum):
+    """Whether what is merged was chosen by looking at the models."""
+
+    a_priori = "a-priori"
+    after_looking = "after-looking"
+
+
 class ByName(StrEnum):
     """Accountants."""
 
@@ -121,6 +128,14 @@ ProvenanceOption = Annotated[
     typer.Option(
         "--provenance",
         help="What you claim about the utilities; refused where a file of measured ones says otherwise.",
+        show_default=False,
+    ),
+]
+WhoChoseOption = Annotated[
+    LookedName | None,
+    typer.Option(
+        "--provenance",
+        help="How the weights were chosen. Joint release counts every model of the portfolio; with a-priori those with weight.",
         show_default=False,
     ),
 ]

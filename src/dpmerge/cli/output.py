@@ -45,6 +45,8 @@ def print_guarantee(guarantee: Guarantee) -> None:
     typer.echo(f"  {guarantee.standing}: {theorem.title} ({theorem.source}), by {how}")
     used = ", ".join(f"{name}={value:.10g}" for name, value in guarantee.weights.items() if value > 0)
     typer.echo(f"  weights: {used}")
+    if guarantee.rule == "joint":
+        typer.echo(f"  counts the runs: {', '.join(guarantee.details['runs'])}")
     typer.echo("  assuming:")
     for text in guarantee.assumptions:
         typer.echo(f"    - {text}")

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.aggregate import DeltaOption, GapsOption, LastOption, LookedName, LookedOption, RunArgument, UntilOption
-from dpmerge.cli.options import ByName, ByOption, JsonOption, ShuffleOption, ShuffleRateOption, shuffle_treatment
+from dpmerge.cli.aggregate import DeltaOption, GapsOption, LastOption, LookedOption, RunArgument, UntilOption
+from dpmerge.cli.options import ByName, ByOption, JsonOption, LookedName, ShuffleOption, ShuffleRateOption, shuffle_treatment
 
 
 class OutputName(StrEnum):

@@ -167,7 +167,8 @@ def _reading(server: _Server) -> APIRouter:
     async def account(asked: models.AccountRequest) -> Any:
         """The guarantee of one merge: ε at δ, or δ at ε."""
         ask = partial(state.guarantee, asked.rule, asked.weights, delta=asked.delta, epsilon=asked.epsilon, by=asked.by)
-        return _guarantee(await server.compute(partial(ask, assume_smoothness=asked.assume_smoothness)))
+        ask = partial(ask, assume_smoothness=asked.assume_smoothness, provenance=asked.provenance)
+        return _guarantee(await server.compute(ask))
 
     @router.get("/v1/simplex", response_model=models.SimplexAnswer)
     async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = ()) -> Any:

@@ -36,6 +36,7 @@ class AccountRequest(_Asked):
     epsilon: Annotated[float, Field(le=1e6)] | None = None
     by: By = "best"
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
+    provenance: Literal["a-priori", "after-looking"] | None = None
 
 
 class PlanRequest(_Asked):

@@ -137,6 +137,12 @@ class Weights:
         """The models that have weight, with it."""
         return tuple((m, w) for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0)
 
+    def or_looked_at(self, names: Iterable[str]) -> tuple[Model, ...]:
+        """The models that have weight or are named, in order: what a choice of these weights may depend on."""
+        looked = set(names)
+        self.portfolio.require_names(looked, WeightsError)
+        return tuple(m for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0 or m.name in looked)
+
 
 def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
     """One model for each distinct run: its latest checkpoint. Releasing that run's every iterate covers the earlier ones."""

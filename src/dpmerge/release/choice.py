@@ -14,6 +14,7 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
 from dpmerge.rules import Guarantee
+from dpmerge.rules.asked import require_covered, require_smoothness_is_used
 from dpmerge.rules.guarantee import By, Target, round_up
 from dpmerge.weights import Utilities, plan
 
@@ -71,8 +72,7 @@ def choose(
         Target(epsilon=epsilon)
     if (rule == "tempered") != (kappa is not None):
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
-    if settings.assume_smoothness is not None and rule != "combination":
-        raise TargetError(f"--assume-smoothness has no meaning for --rule {rule}: only linear combination uses it")
+    require_smoothness_is_used(rule, settings.assume_smoothness)
     utility = None if utility is None else utility.claimed(provenance)
     who = _provenance(rule, utility, provenance)
     if weights is None:
@@ -153,10 +153,7 @@ def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance |
     who: Provenance = claimed or ("a-priori" if utility is None else utility.provenance)
     if claimed is None and rule == "joint" and who == "a-priori":
         return "after-looking"
-    if who != "a-priori" and rule in ("selection", "combination"):
-        raise UtilityError(
-            f"weights chosen after looking at the models are not covered by {rule}: use --rule joint, or tempered selection"
-        )
+    require_covered(rule, who)
     return who
 
 

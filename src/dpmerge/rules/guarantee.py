@@ -14,7 +14,7 @@ from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.records import Adjacency, Weights
+from dpmerge.records import Adjacency, Model, Weights
 from dpmerge.rules.theorems import THEOREMS
 
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -237,6 +237,7 @@ class Rule(ABC):
 
     name: str
     weights: Weights
+    looked_at: tuple[str, ...] = ()  # models without weight that the guarantee covers as well
     _made_of: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -287,10 +288,15 @@ class Rule(ABC):
             details=details or {},
         )
 
+    @property
+    def covered(self) -> tuple[Model, ...]:
+        """The models that the guarantee is about."""
+        return self.weights.or_looked_at(self.looked_at)
+
     def _stated_by_user(self) -> tuple[str, ...]:
         """RECORD (theory.md §0) rests on someone's word where the training did not write the record itself."""
         return tuple(
             f"the record of model {model.name!r} was stated by its user, not recorded by the training"
-            for model, _ in self.weights.used
+            for model in self.covered
             if model.record.source == "stated-by-user"
         )

@@ -18,10 +18,8 @@ RECORD = (
     "each record describes the run that made its model, and its settings (batch sizes and rates among them) do not depend on "
     "the data"
 )
-_DATA_INDEPENDENT = (
-    RECORD,
-    "the weights were chosen without looking at the models or the data",
-)
+WEIGHTS = "the weights were chosen without looking at the models or the data"
+_DATA_INDEPENDENT = (RECORD, WEIGHTS)
 _TRANSPORT = (
     *_DATA_INDEPENDENT,
     "initialisation and learning rates do not depend on the data",

@@ -228,7 +228,8 @@ class _Planner:
             try:
                 found = selection_optimum(self.profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
                 weights = self._named(found.weights) if found else self._vertex(self._most_private())
-                options.append(self._saturated("selection", weights, Selection(weights, self.shuffle), by))
+                drawn = Selection(weights, self.shuffle, index_published=True)
+                options.append(self._saturated("selection", weights, drawn, by))
             except AccountingError as error:
                 options.append(self._refused("selection", self._vertex(self.portfolio.names[0]), str(error)))
         return options
@@ -240,7 +241,7 @@ class _Planner:
         if self.validation is not None and self.validation_epsilon is None:
             return [self._refused("joint", everyone, _NO_VALIDATION_EPSILON)]
         try:
-            rule: Rule = Joint(everyone, self.shuffle)
+            rule: Rule = Joint(everyone, self.shuffle, self.portfolio.names)
             if self.validation is not None and self.validation_epsilon is not None:
                 rule = Validated(rule, self.validation, self.validation_epsilon)
             guarantee = rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
@@ -329,7 +330,8 @@ class _Planner:
 
     def _alone(self, name: str) -> Guarantee | None:
         try:
-            return Joint(self._vertex(name), self.shuffle).guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
+            rule = Joint(self._vertex(name), self.shuffle, looked_at=())
+            return rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
         except AccountingError as error:
             self.refusals[name] = str(error)
             return None
