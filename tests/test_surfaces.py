@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dpmerge as library
-from dpmerge.errors import UtilityError
+from dpmerge.errors import PortfolioError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.records import Model, Portfolio
 from dpmerge.rules import Joint, Rule
@@ -116,3 +116,67 @@ def test_weights_chosen_by_looking_are_refused_everywhere(rule: str, tmp_path: P
     for command in (["account", *asked], ["merge", *asked, "--out", tmp_path / "out"]):
         refused = dpmerge(*command).exception
         assert isinstance(refused, UtilityError) and f"not covered by {rule}" in str(refused)
+
+
+# --- 15: folders that are no models -------------------------------------------------------------------------------------------
+
+
+def test_folders_that_hold_nothing_of_a_model_are_passed_over(tmp_path: Path) -> None:
+    """Before, one folder of logs stopped every command."""
+    loaded = runs(tmp_path)
+    (tmp_path / "runs" / "logs").mkdir()
+    (tmp_path / "runs" / "logs" / "events.txt").write_text("step 1")
+    (tmp_path / "runs" / "notes").mkdir()
+    again = Portfolio.load(tmp_path / "runs")
+    assert again.passed_over == ("logs", "notes") and again == loaded
+    asked = ["--rule", "joint", "--weights", TEXT, "--delta", DELTA]
+    for command in (["account", *asked], ["profile"], ["merge", *asked, "--out", tmp_path / "out"]):
+        result = dpmerge(command[0], tmp_path / "runs", *command[1:], "--json")
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("\n") == 1
+        assert "passed over 'logs', 'notes': neither a record.json nor tensors" in result.stderr
+        json.loads(result.stdout)
+    checked = dpmerge("verify", tmp_path / "out", "--portfolio", tmp_path / "runs")
+    assert checked.exit_code == 0 and "passed over" in checked.stderr
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "step-9/model.pt", "model.safetensors.index.json"])
+def test_tensors_without_a_record_are_refused(file: str, tmp_path: Path) -> None:
+    runs(tmp_path)
+    (tmp_path / "runs" / "d" / file).parent.mkdir(parents=True)
+    (tmp_path / "runs" / "d" / file).touch()
+    with pytest.raises(PortfolioError, match=r"holds tensors .* but no record\.json.*dpmerge record from-opacus"):
+        Portfolio.load(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("place", ["d", "several/epsilon-1"])
+def test_a_release_among_the_models_is_named_as_one(place: str, tmp_path: Path) -> None:
+    runs(tmp_path)
+    (tmp_path / "runs" / place).mkdir(parents=True)
+    (tmp_path / "runs" / place / "certificate.json").write_text("{}")
+    (tmp_path / "runs" / place / "model.safetensors").touch()
+    with pytest.raises(PortfolioError, match=r"is a release .*move it out"):
+        Portfolio.load(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("out", ["runs/out", "runs/a/out", "linked/out"])
+def test_an_output_inside_its_own_portfolio_is_refused_before_anything_is_written(out: str, tmp_path: Path) -> None:
+    """Nothing is charged either."""
+    loaded = runs(tmp_path)
+    (tmp_path / "linked").symlink_to(tmp_path / "runs")
+    ledger = tmp_path / "ledger.db"
+    budget = ["--epsilon", 50, "--delta", DELTA, "--dataset", builders.DATASET, "--adjacency", loaded.adjacency]
+    made = dpmerge("ledger", "new", ledger, *budget)
+    assert made.exit_code == 0, made.output
+    before = sorted(tmp_path.rglob("*"))
+    asked = [tmp_path / "runs", "--delta", DELTA, "--ledger", ledger]
+    alone = ["--rule", "joint", "--weights", TEXT]
+    coupled = ["--rule", "selection", "--couple", "1,2"]
+    for command in (["merge", *asked, *alone], ["merge", *asked, *coupled]):
+        refused = dpmerge(*command, "--out", tmp_path / out).exception
+        assert isinstance(refused, PortfolioError) and "inside the portfolio" in str(refused)
+    for command in (["frontier", tmp_path / "runs", "--delta", DELTA], ["heatmap", tmp_path / "runs"]):
+        refused = dpmerge(*command, "--out", tmp_path / out).exception
+        assert isinstance(refused, PortfolioError)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert answered("ledger", "remaining", ledger)["releases"] == 0

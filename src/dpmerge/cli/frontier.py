@@ -71,6 +71,7 @@ def frontier(
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
+    loaded.require_outside(out)
     stated = Utilities.asked(loaded, utility, None if provenance is None else provenance.value)
     if stand_ins and evaluate is None:
         raise UtilityError("--stand-ins is about models that --evaluate measures; files of utilities say it themselves")

@@ -47,6 +47,7 @@ def heatmap(
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
+    loaded.require_outside(out)
     accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_heatmap(loaded, accounting=accounting, step=step, run=run)

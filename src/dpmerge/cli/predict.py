@@ -87,6 +87,7 @@ def predict(
 
     require_writable(out)
     loaded = Run.load(run)
+    loaded.portfolio.require_outside(out)
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     settings = Settings(by.value, shuffle=shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate))
     guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance.value, settings=settings)

@@ -67,6 +67,7 @@ def report(
     asked = Question(delta, tuple(epsilon or ()), points, grid)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
+    loaded.require_outside(out)
     document = make_report(
         loaded,
         asked,

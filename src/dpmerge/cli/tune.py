@@ -107,6 +107,7 @@ def tune(
         until=until,
         allow_gaps=allow_gaps,
     )
+    search.run.portfolio.require_outside(out)
     guarantee = search.guarantee(delta, by.value, conversion.value, shuffle)
     with workers(out, f"{rule.value}: values tried", cluster, jobs) as mapper:
         found = search.tuned(mapper)

@@ -85,6 +85,7 @@ def uncertainty(
     for suffix in SUFFIXES:
         require_library(suffix)
     spread = _spread(run, runs, last, burn_in, separation, allow_gaps)
+    spread.portfolio.require_outside(out)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     guarantee = spread.guarantee(delta, by.value, conversion.value, shuffle)
     inputs = load_inputs(None if task is None else task.value, data, norm_bound)
