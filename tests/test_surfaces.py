@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import dpmerge as library
 from dpmerge.errors import PortfolioError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.figures import heatmap, summary
 from dpmerge.records import Model, Portfolio
-from dpmerge.rules import Joint, Rule
-from dpmerge.rules.asked import AskedName, Looked
-from dpmerge.rules.baselines import PairComposition
-from dpmerge.rules.theorems import WEIGHTS
+from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, Combination, Joint, Looked, Rule, Selection
+from dpmerge.rules.baselines import Composition, PairComposition
+from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules.tempered import Tempered
+from dpmerge.rules.tuning import Base, tuning_cost
+from dpmerge.rules.tuning_trials import Poisson
+from dpmerge.rules.validation import Validated, Validation
 from tests import builders
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk, runs
 
@@ -180,3 +185,41 @@ def test_an_output_inside_its_own_portfolio_is_refused_before_anything_is_writte
         assert isinstance(refused, PortfolioError)
     assert sorted(tmp_path.rglob("*")) == before
     assert answered("ledger", "remaining", ledger)["releases"] == 0
+
+
+# --- 11: initialisation -------------------------------------------------------------------------------------------------------
+
+
+def names_initialisation(assumptions: Iterable[str]) -> bool:
+    return any("initialisation" in text and "depend on the data" in text for text in assumptions)
+
+
+def test_every_theorem_that_stands_alone_assumes_it() -> None:
+    """A guarantee prints what its theorem assumes; the one theorem about a rule inside another prints what that assumes."""
+    missing = {key for key, theorem in THEOREMS.items() if not names_initialisation(theorem.assumptions)}
+    assert missing == {"private-validation"}
+
+
+def test_every_guarantee_prints_it(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    given = portfolio.weights(GIVEN)
+    rules: list[Rule] = [
+        Selection(given),
+        Tempered(given, 0.5),
+        Combination(given),
+        Combination(given, 0.0),
+        Joint(given),
+        Joint(portfolio.weights({"a": 1.0})),
+        Releases(portfolio, [Exposure.drawn(given)]),
+        Validated(Joint(given), Validation(100, disjoint=True), 0.1),
+        Validated(Tempered(given, 0.5), Validation(100, disjoint=False), 0.1),
+        *(PairComposition(given, name) for name in get_args(Composition)),
+    ]
+    for rule in rules:
+        assert names_initialisation(rule.guarantee(delta=DELTA).assumptions), rule.name
+    for base in (Base.gaussian(0.5), Base.recorded(portfolio.models[0])):
+        assert names_initialisation(tuning_cost(base, Poisson(5.0), DELTA).assumptions)
+    alone = answered("profile", tmp_path / "runs")["models"]
+    assert all(names_initialisation(entry["assumptions"]) for entry in alone)
+    assert "initialisation" in dpmerge("profile", tmp_path / "runs").stdout
+    assert "initialisation" in heatmap.HOW_TO_READ and "initialisation" in summary.HOW_TO_READ

@@ -21,6 +21,7 @@ def profile(
     from dpmerge.errors import AccountingError
     from dpmerge.profiles.runs import run_profile
     from dpmerge.records import Portfolio
+    from dpmerge.rules import THEOREMS
     from dpmerge.rules.guarantee import ProfileBound, Target, ask, round_up
 
     target = Target(delta=delta)
@@ -46,7 +47,7 @@ def profile(
         except AccountingError as error:
             entry["refused"] = str(error)
             continue
-        entry["assumptions"] = list(run.assumptions)
+        entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *run.assumptions]
         entry["standing"] = "conditional" if run.conditional else "proved"
         bound = ProfileBound(run.profile)
         for name in bound.accountants():
@@ -63,8 +64,10 @@ def profile(
         for entry in models
     ]
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
+    for text in THEOREMS["single-run"].assumptions:
+        typer.echo(f"assuming: {text}")
     for entry in models:
-        for text in entry["assumptions"]:
+        for text in entry["assumptions"][len(THEOREMS["single-run"].assumptions) :]:
             typer.echo(f"{entry['standing']}: {text}")
         if entry["refused"]:
             typer.echo(f"refused: {entry['refused']}")

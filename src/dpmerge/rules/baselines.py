@@ -12,7 +12,7 @@ from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import Accountant, By, Guarantee, ProfileBound, Rule, Target, answer, ask
-from dpmerge.rules.theorems import RECORD, WEIGHTS
+from dpmerge.rules.theorems import WEIGHTS
 
 Composition = Literal["basic", "advanced", "optimal"]
 
@@ -40,7 +40,7 @@ class PairComposition(Rule):
         self._profiles = [run.profile for run in profiles]
         assumed, self._conditional = gathered(profiles)
         fixed = (WEIGHTS,) if looked_at == () else ()
-        self._assumptions = (RECORD, *fixed, *require_independent(runs), *assumed)
+        self._assumptions = (*fixed, *require_independent(runs), *assumed)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = answer(
