@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 import dpmerge as library
-from dpmerge.errors import PortfolioError, UtilityError
+from attacks.victim import forge
+from dpmerge.errors import PortfolioError, TargetError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.figures import heatmap, summary
+from dpmerge.jobs import run_all
 from dpmerge.records import Model, Portfolio
-from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, Combination, Joint, Looked, Rule, Selection
+from dpmerge.rules import (
+    THEOREMS,
+    WEIGHTS,
+    AskedName,
+    Combination,
+    Guarantee,
+    Joint,
+    Looked,
+    Rule,
+    Selection,
+    about_delta,
+    require_wanted,
+)
 from dpmerge.rules.baselines import Composition, PairComposition
 from dpmerge.rules.releases import Exposure, Releases
 from dpmerge.rules.tempered import Tempered
 from dpmerge.rules.tuning import Base, tuning_cost
 from dpmerge.rules.tuning_trials import Poisson
 from dpmerge.rules.validation import Validated, Validation
+from dpmerge.weights import Accounting, frontier
 from tests import builders
+from tests.explorer_builders import explorer
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk, runs
 
 GIVEN = {"b": 0.5, "c": 0.5}  # the model left out, "a", is the least private one
@@ -223,3 +241,161 @@ def test_every_guarantee_prints_it(tmp_path: Path) -> None:
     assert all(names_initialisation(entry["assumptions"]) for entry in alone)
     assert "initialisation" in dpmerge("profile", tmp_path / "runs").stdout
     assert "initialisation" in heatmap.HOW_TO_READ and "initialisation" in summary.HOW_TO_READ
+
+
+# --- 14: δ that nobody can want -----------------------------------------------------------------------------------------------
+
+SMALL = {"batch": 100.0}  # runs on at most a hundred records: every δ from 0.01 on is at least 1/n
+BEWARE = "is at least 1/100, and by the record of model 'a' there are at most 100 records"
+
+
+@pytest.mark.parametrize(
+    ("changes", "delta", "warned"),
+    [
+        ({"batch": 100.0}, 0.01, True),
+        ({"batch": 100.0}, 0.0099, False),
+        ({"batch": 10.0, "sampling": 0.1}, 0.01, True),
+        ({"batch": 10.0, "sampling": 0.1}, 0.0099, False),
+    ],
+)
+def test_a_delta_of_one_over_n_is_warned_of(changes: dict[str, Any], delta: float, warned: bool) -> None:
+    given = builders.portfolio(builders.dp_sgd("a", sigma=2.0, steps=5, **changes)).weights({"a": 1.0})
+    found = Joint(given).guarantee(delta=delta)
+    assert bool(found.warnings) == warned == (" · beware: " in str(found))
+    back = Joint(given).guarantee(epsilon=found.epsilon)
+    assert bool(back.warnings) == (back.delta >= 0.01), "also where δ is the answer"
+    assert Guarantee.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+
+
+def test_the_smallest_number_that_a_record_tells_counts() -> None:
+    few, many = builders.dp_sgd("few", sigma=2.0, batch=50.0), builders.dp_sgd("many", sigma=2.0, batch=1000.0)
+    none = builders.gaussian("none", noise_std=1.0)
+    assert about_delta(0.005, [many, none]) and not about_delta(0.005, [few, many]) and not about_delta(0.9, [none])
+    assert "'few'" in about_delta(0.02, [many, few])[0]
+
+
+def test_every_surface_warns(tmp_path: Path) -> None:
+    loaded = runs(tmp_path, **SMALL)
+    place, out = tmp_path / "runs", tmp_path / "out"
+    asked = ["--weights", TEXT, "--delta", 0.01]
+    ledger = tmp_path / "ledger.db"
+    assert dpmerge("ledger", "new", ledger, "--epsilon", 9, "--delta", 0.01, "--dataset", builders.DATASET).exit_code == 0
+    printed = {
+        "account": dpmerge("account", place, "--rule", "joint", *asked),
+        "compare": dpmerge("compare", place, *asked),
+        "plan": dpmerge("plan", place, "--epsilon", 3, "--delta", 0.01, "--rule", "joint", "--rule", "single"),
+        "profile": dpmerge("profile", place, "--delta", 0.01),
+        "tuning-cost": dpmerge(
+            "tuning-cost", place, "--model", "a", "--trials", 3, "--distribution", "poisson", "--delta", 0.01
+        ),
+        "merge": dpmerge("merge", place, "--rule", "joint", *asked, "--out", out, "--ledger", ledger),
+        "verify": dpmerge("verify", out),
+        "ledger": dpmerge("ledger", "remaining", ledger, "--portfolio", place),
+    }
+    for name, result in printed.items():
+        assert result.exit_code == 0, (name, result.output)
+        assert BEWARE in result.stdout, name
+    assert BEWARE in printed["merge"].stderr, "before anything is written"
+    assert "warning: " in dpmerge("ledger", "show", ledger).stdout
+    assert "is at least 1/100" in (out / "README.md").read_text()
+    assert BEWARE in certificate(out)["guarantee"]["warnings"][0]
+    for command in (["verify", out], ["profile", place, "--delta", 0.01], ["ledger", "show", ledger]):
+        assert "is at least 1/100" in answered(*command)["warnings"][0]
+    with explorer(tmp_path) as client:
+        card = client.get("/v1/portfolio", params={"delta": 0.01}).json()["models"][0]
+        assert any(BEWARE in text for text in card["warnings"])
+        found = client.post("/v1/account", json={"rule": "joint", "weights": GIVEN, "delta": 0.01}).json()
+        assert BEWARE in found["sentence"] and BEWARE in found["warnings"][0]
+        for option in client.post("/v1/plan", json={"epsilon": 9.0, "delta": 0.01}).json()["options"]:
+            assert "1/100" in option["sentence"] and option["warnings"]
+    picture = frontier(
+        loaded, accounting=Accounting(0.01), epsilons=[1.0], points=[(1.0, 0.0, 0.0)], run=partial(run_all, jobs=1)
+    )
+    assert BEWARE in picture["warning"]
+
+
+def test_nothing_is_said_where_delta_is_small(tmp_path: Path) -> None:
+    """Certificates of before have the hash they had."""
+    runs(tmp_path, **SMALL)
+    asked = ["--rule", "joint", "--weights", TEXT, "--delta", DELTA]
+    result = dpmerge("merge", tmp_path / "runs", *asked, "--out", tmp_path / "out")
+    assert result.exit_code == 0 and "1/100" not in result.output
+    assert "warnings" not in certificate(tmp_path / "out")["guarantee"]
+    assert "Beware" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_certificate_cannot_warn_of_what_is_not_so(tmp_path: Path) -> None:
+    """One without a warning that is due is an older one: it holds, and the recheck itself warns."""
+    runs(tmp_path, **SMALL)
+    out = tmp_path / "out"
+    asked = ["--rule", "joint", "--weights", TEXT, "--delta", 0.01]
+    assert dpmerge("merge", tmp_path / "runs", *asked, "--out", out).exit_code == 0
+
+    forge(out, lambda content: content["guarantee"].pop("warnings"))
+    assert not library.verify(out).broken and library.verify(out).warnings
+    forge(out, lambda content: content["guarantee"].update(warnings=["of nothing"]))
+    assert any("warnings" in text for text in library.verify(out).broken)
+
+
+LARGE = "--any-delta"
+
+
+def test_a_delta_above_one_in_a_hundred_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """Before, δ = 0.5 was answered with ε = 0.0000, "proved"."""
+    loaded = runs(tmp_path)
+    place = tmp_path / "runs"
+    commands = [
+        ["account", place, "--rule", "joint", "--weights", TEXT],
+        ["compare", place, "--weights", TEXT],
+        ["plan", place, "--epsilon", 3],
+        ["frontier", place, "--out", tmp_path / "f"],
+        ["heatmap", place, "--out", tmp_path / "h"],
+        ["report", place, "--out", tmp_path / "r.html"],
+        ["profile", place],
+        ["tuning-cost", "--mu", 1, "--trials", 3, "--distribution", "poisson"],
+        ["merge", place, "--rule", "joint", "--weights", TEXT, "--out", tmp_path / "m"],
+        ["ledger", "new", tmp_path / "l.db", "--epsilon", 3, "--dataset", "d"],
+        ["aggregate", place, "--rule", "uniform", "--out", tmp_path / "a"],
+        ["predict", place, "--rule", "opa", "--task", "digits", "--out", tmp_path / "p.json"],
+        ["uncertainty", place, "--task", "digits", "--out", tmp_path / "u"],
+        ["tune", place, "--rule", "uta", "--values", "1", "--task", "digits", "--out", tmp_path / "t"],
+    ]
+    for command in commands:
+        refused = dpmerge(*command, "--delta", 0.5).exception
+        if command[0] in ("aggregate", "predict"):  # these first see that the folder is no run
+            continue
+        assert isinstance(refused, TargetError) and "more than one time in a hundred" in str(refused), command[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+    accepted = dpmerge(*commands[0], "--delta", 0.5, LARGE)
+    assert accepted.exit_code == 0 and "(0.0000, 0.5)-DP" in accepted.stdout and "warning: δ = 0.5" in accepted.stdout
+    given = loaded.weights(GIVEN)
+    calls: list[Callable[..., Any]] = [
+        partial(library.plan, loaded, epsilon=1.0, delta=0.02, rules=("joint",)),
+        partial(library.compare, given, delta=0.02),
+        partial(library.merge, loaded, tmp_path / "out", rule="joint", delta=0.02, weights=GIVEN),
+    ]
+    for call in calls:
+        with pytest.raises(TargetError, match="any_delta=True"):
+            call()
+        call(any_delta=True)
+    with explorer(tmp_path) as client:
+        account: dict[str, Any] = {"rule": "joint", "weights": GIVEN, "delta": 0.5}
+        plan = {"epsilon": 1.0, "delta": 0.5}
+        posted = {"/v1/account": account, "/v1/plan": plan, "/v1/frontier": {"epsilons": [1.0], "delta": 0.5}}
+        posted["/v1/releases/preview"] = {**account, "name": "one"}
+        for path, body in posted.items():
+            told = client.post(path, json=body)
+            assert told.status_code in (400, 422) and "time in a hundred" in told.json()["detail"], path
+            assert client.post(path, json={**body, "any_delta": True}).status_code in (200, 202), path
+        for path in ("/v1/portfolio", "/v1/simplex"):
+            assert "time in a hundred" in client.get(path, params={"delta": 0.5}).json()["detail"]
+            assert client.get(path, params={"delta": 0.5, "any_delta": True}).status_code == 200
+
+
+def test_one_in_a_hundred_is_taken_and_rules_themselves_take_any() -> None:
+    require_wanted(0.01)
+    require_wanted(None)
+    with pytest.raises(TargetError):
+        require_wanted(math.nextafter(0.01, 1))
+    alone = builders.portfolio(builders.gaussian("a", noise_std=1.0)).weights({"a": 1.0})
+    assert Joint(alone).guarantee(delta=0.45).epsilon >= 0, "audits measure there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def merge(
     provenance: Provenance | None = None,
     kappa: float | None = None,
     settings: Settings | None = None,
+    any_delta: bool = False,
     tensors: Merge | None = None,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
@@ -84,7 +86,7 @@ def merge(
         utility=known,
         provenance=provenance,
         kappa=kappa,
-        settings=settings or Settings(),
+        settings=replace(settings or Settings(), any_delta=any_delta),
     )
     return release(
         portfolio,

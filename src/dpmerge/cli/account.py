@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -38,14 +39,15 @@ def account(
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
     provenance: WhoChoseOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """The guarantee of a merge: ε at a given δ, or δ at a given ε, with its theorem and assumptions."""
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import Target
-    from dpmerge.rules.asked import asked
+    from dpmerge.rules import Target, asked, require_wanted
 
+    require_wanted(delta, any_delta)
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -90,6 +91,7 @@ def aggregate(
     conversion: ConversionOption = ConversionName.tight,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Release an average of the checkpoints of one private run, with certificate and model card.
@@ -103,7 +105,8 @@ def aggregate(
     from dpmerge.cli.progress import show_progress
     from dpmerge.release import Ledger, Settings, Signer
 
-    settings = Settings(by.value, conversion.value, shuffle=shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate))
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    settings = Settings(by.value, conversion.value, shuffle=shuffle, any_delta=any_delta)
     released = average(
         Run.load(run),
         out,

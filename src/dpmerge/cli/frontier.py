@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ConversionName,
     ConversionOption,
     JsonOption,
@@ -53,6 +54,7 @@ def frontier(
     shuffle_rate: ShuffleRateOption = None,
     cluster: ClusterOption = None,
     jobs: JobsOption = -1,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Utility against ε for random selection (exact at every target) and linear combination, drawn and as JSON.
@@ -63,10 +65,12 @@ def frontier(
     from dpmerge.errors import UtilityError
     from dpmerge.figures.writing import finite_or_null
     from dpmerge.records import Portfolio
+    from dpmerge.rules import require_wanted
     from dpmerge.weights import Utilities
     from dpmerge.weights.frontier import frontier as make_frontier
     from dpmerge.weights.points import Accounting
 
+    require_wanted(delta, any_delta)
     targets = parse_targets(epsilons)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)

@@ -84,6 +84,9 @@ WeightsOption = Annotated[
     ),
 ]
 DeltaOption = Annotated[float | None, typer.Option("--delta", help="Ask for ε at this δ.", show_default=False)]
+AnyDeltaOption = Annotated[
+    bool, typer.Option("--any-delta", help="Take also a δ above 0.01, at which a record may be lost with that probability.")
+]
 EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Ask for δ at this ε.", show_default=False)]
 ByOption = Annotated[
     ByName,

@@ -174,6 +174,6 @@ class PortfolioState:
             standings.add(judged(found.epsilon, found.standing))
             # What the theorem itself assumes is no warning; what was added for this record is.
             usual = (*THEOREMS[found.theorem].assumptions, WEIGHTS)
-            warnings |= dict.fromkeys(text for text in found.assumptions if text not in usual)
+            warnings |= dict.fromkeys([*found.warnings, *(text for text in found.assumptions if text not in usual)])
         weakest = next(one for one in ("conditional", "proved", "none", "refused") if one in standings or one == "refused")
         return {**card, "epsilon": epsilons, "standing": weakest, "warnings": list(warnings)}

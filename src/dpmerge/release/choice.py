@@ -13,7 +13,7 @@ from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Guarantee, require_wanted
 from dpmerge.rules.asked import require_covered, require_smoothness_is_used
 from dpmerge.rules.guarantee import By, Target, round_up
 from dpmerge.weights import Utilities, plan
@@ -21,12 +21,13 @@ from dpmerge.weights import Utilities, plan
 
 @dataclass(frozen=True)
 class Settings:
-    """How a guarantee is computed."""
+    """How a guarantee is computed, and whether at any δ."""
 
     by: By = "best"
     conversion: Conversion = "tight"
     assume_smoothness: float | None = None
     shuffle: ShuffleAsPoisson | None = None
+    any_delta: bool = False
 
 
 _DEFAULT = Settings()
@@ -68,6 +69,7 @@ def choose(
     """
     delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
     Target(delta=delta)
+    require_wanted(delta, settings.any_delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
     if (rule == "tempered") != (kappa is not None):
@@ -131,6 +133,7 @@ def _best_weights(
         validation_epsilon=validation_epsilon,
         assume_smoothness=settings.assume_smoothness,
         shuffle=settings.shuffle,
+        any_delta=True,
     )
     best = found.best
     if best is None:

@@ -124,8 +124,9 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
     faults = [
         f"the guarantee's {name} is certified as {getattr(stated, name)!r}; it is {getattr(computed, name)!r}"
         for name in GuaranteeForm.model_fields
-        if not _same(getattr(stated, name), getattr(computed, name))
+        if not _same(getattr(stated, name), getattr(computed, name)) and (name != "warnings" or stated.warnings)
     ]
+    verdict.warnings += again.warnings  # also where the certificate is older than they are
     if second is None:
         verdict.note(faults, "the guarantee follows again, by Rényi divergences, the only path there is")
         return

@@ -2,6 +2,7 @@
 
 from dpmerge.rules.asked import AskedName, Looked, asked
 from dpmerge.rules.combination import Combination
+from dpmerge.rules.deltas import about_delta, require_wanted
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, round_down, round_up, significant
 from dpmerge.rules.joint import Joint
 from dpmerge.rules.selection import Selection
@@ -20,7 +21,9 @@ __all__ = [
     "Selection",
     "Target",
     "Theorem",
+    "about_delta",
     "asked",
+    "require_wanted",
     "round_down",
     "round_up",
     "significant",

@@ -12,6 +12,7 @@ from dpmerge.records import Weights
 from dpmerge.rules.asked import Looked, looked_at
 from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold
 from dpmerge.rules.combination import Combination
+from dpmerge.rules.deltas import require_wanted
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.joint import Joint
 from dpmerge.rules.selection import Selection
@@ -58,12 +59,14 @@ def compare(
     assume_smoothness: float | None = None,
     shuffle: ShuffleAsPoisson | None = None,
     provenance: Looked | None = None,
+    any_delta: bool = False,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[Row]:
     """RS, LC (proved), LC (papers' formula), joint release, and the three compositions of (ε, δ) pairs.
 
     `provenance` is about joint release and compositions: which models they count (`asked.looked_at`).
     """
+    require_wanted(delta, any_delta)
     looked = looked_at(weights, provenance)
     rules: list[tuple[str, Callable[[], Rule]]] = [
         ("random selection", lambda: Selection(weights, shuffle, index_published=True)),
