@@ -104,7 +104,9 @@ def aggregate(
     from dpmerge.cli.output import print_json
     from dpmerge.cli.progress import show_progress
     from dpmerge.release import Ledger, Settings, Signer
+    from dpmerge.rules import require_wanted
 
+    require_wanted(delta, any_delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     settings = Settings(by.value, conversion.value, shuffle=shuffle, any_delta=any_delta)
     released = average(

@@ -94,7 +94,9 @@ def predict(
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.jobs import ProgressBar
     from dpmerge.release import Settings
+    from dpmerge.rules import require_wanted
 
+    require_wanted(delta, any_delta)
     require_writable(out)
     loaded = Run.load(run)
     loaded.portfolio.require_outside(out)
