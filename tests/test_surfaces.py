@@ -38,6 +38,7 @@ from dpmerge.rules.tuning import Base, tuning_cost
 from dpmerge.rules.tuning_trials import Poisson
 from dpmerge.rules.validation import Validated, Validation
 from dpmerge.weights import Accounting, frontier
+from dpmerge.weights import heatmap as simplex
 from tests import builders
 from tests.explorer_builders import explorer
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk, runs
@@ -312,6 +313,7 @@ def test_every_surface_warns(tmp_path: Path) -> None:
         loaded, accounting=Accounting(0.01), epsilons=[1.0], points=[(1.0, 0.0, 0.0)], run=partial(run_all, jobs=1)
     )
     assert BEWARE in picture["warning"]
+    assert BEWARE in simplex(loaded, accounting=Accounting(0.01), step=1.0, run=partial(run_all, jobs=1))["warning"]
 
 
 def test_nothing_is_said_where_delta_is_small(tmp_path: Path) -> None:

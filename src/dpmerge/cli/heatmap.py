@@ -43,7 +43,7 @@ def heatmap(
     from dpmerge.cli.output import print_json
     from dpmerge.figures.writing import finite_or_null
     from dpmerge.records import Portfolio
-    from dpmerge.rules import about_delta, require_wanted
+    from dpmerge.rules import require_wanted
     from dpmerge.weights.heatmap import heatmap as make_heatmap
     from dpmerge.weights.points import Accounting
 
@@ -61,5 +61,5 @@ def heatmap(
         return
     for path in written:
         typer.echo(str(path))
-    for text in about_delta(delta, loaded.models):
-        typer.echo(f"warning: {text}")
+    if document["warning"]:
+        typer.echo(f"note: {document['warning']}")
