@@ -8,9 +8,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.security import Door
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Guarantee, Rule
 from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm
 from tests.release_builders import WEIGHTS, on_disk, runs
@@ -89,7 +90,7 @@ def test_portfolio_is_what_the_library_says(client: TestClient, home: Path) -> N
     assert [card["name"] for card in found["models"]] == list(loaded.names)
     for card in found["models"]:
         for by in ("pld", "rdp"):
-            own = dpmerge.joint(loaded, {card["name"]: 1.0}).guarantee(delta=1e-6, by=by)
+            own = dpmerge.joint(loaded, {card["name"]: 1.0}, provenance="a-priori").guarantee(delta=1e-6, by=by)
             assert card["epsilon"][by] == own.epsilon
         assert (card["steps"], card["sampling"]["scheme"], card["standing"]) == (10, "full-batch", "proved")
     assert not found["may_release"]
@@ -205,8 +206,8 @@ def test_what_a_plan_says_fits_does(client: TestClient, home: Path, epsilon: flo
     loaded = portfolio(home)
     found = client.post("/v1/plan", json={"epsilon": epsilon, "delta": DELTA}).json()
     best = dpmerge.plan(loaded, epsilon=epsilon, delta=DELTA)
-    makers = {
-        "single": dpmerge.joint,
+    makers: dict[str, Callable[..., Rule]] = {
+        "single": partial(dpmerge.joint, provenance="a-priori"),
         "joint": dpmerge.joint,
         "selection": dpmerge.selection,
         "combination": dpmerge.combination,
@@ -581,7 +582,7 @@ def test_scores_on_a_private_validation_set_are_refused_at_the_start(tmp_path: P
 def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     """However many corners are looked at, few grids stay; and of what was found only what nothing else beats."""
     loaded = runs(tmp_path)
-    alone = {name: dpmerge.joint(loaded, {name: 1.0}).guarantee(delta=DELTA) for name in loaded.names}
+    alone = {name: dpmerge.joint(loaded, {name: 1.0}, provenance="a-priori").guarantee(delta=DELTA) for name in loaded.names}
 
     def account(rule: str, weights: Any) -> Guarantee:  # any guarantee will do here, and the real ones take long
         epsilon = sum(weight * alone[name].epsilon for name, weight in weights.items())

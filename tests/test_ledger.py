@@ -353,6 +353,7 @@ def test_the_commands_from_new_to_export(tmp_path: Path, file: Path) -> None:
         "budget": {"epsilon": 5.0, "delta": 1e-5},
         "spent": {"epsilon": 0.0, "delta_at_budget_epsilon": 0.0, "standing": "proved"},
         "releases": 0,
+        "warnings": [],
         "under_way": [],
         "interrupted": [],
     }

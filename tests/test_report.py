@@ -112,7 +112,7 @@ def test_it_says_what_plan_and_account_say(three: Path) -> None:
     text = page(found)
     assert f"dpmerge {dpmerge.__version__}" in text and "test-data" in text and "add-remove neighbours" in text
     for model, card in zip(portfolio.names, found["models"], strict=True):
-        alone = dpmerge.joint(portfolio, {model: 1.0})
+        alone = dpmerge.joint(portfolio, {model: 1.0}, provenance="a-priori")
         for by in ("pld", "rdp"):
             exact = alone.guarantee(delta=DELTA, by=by).epsilon
             assert card["epsilon"][by] == exact and round_up(exact) in text

@@ -26,6 +26,7 @@ from dpmerge.records import Adjacency, Model, Portfolio
 from dpmerge.release import Ledger, Released, Settings, Verdict, release, verify
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.forms import RuleName
+from dpmerge.rules import round_up
 from tests import builders
 from tests.checkpoint_builders import single
 from tests.release_builders import DELTA, RULES, WEIGHTS, certificate, chosen, dpmerge, on_disk, runs
@@ -442,6 +443,22 @@ def test_rounding_is_tolerated_and_more_is_not(released: Released) -> None:
     for factor, code in ((1 + 1e-9, 0), (1 - 1e-9, 0), (1 - 1e-5, 1), (1 + 1e-5, 1)):
         forge(released.folder, setting("guarantee", epsilon=epsilon * factor))
         assert verify(released.folder).code == code, factor
+
+
+@pytest.mark.parametrize(("sampling", "said"), [(None, "is coarser here and gives"), (0.01, "confirms the certified")])
+def test_a_second_path_says_which_number_is_certified(sampling: float | None, said: str, tmp_path: Path) -> None:
+    """Full batches are certified in closed form, to which a grid adds a little; sampled ones on a grid coarser than this."""
+    portfolio = runs(tmp_path, sampling=sampling)
+    released = release(portfolio, chosen(portfolio, "joint"), tmp_path / "out")
+    holds = [text for text in verify(released.folder).holds if "second path" in text]
+    assert len(holds) == 1 and said in holds[0]
+    epsilon = released.certificate.guarantee.epsilon
+    certified = f"({round_up(epsilon)}, 1e-05)"
+    assert f"certified {certified}" in holds[0] or f"what is certified is {certified}, and it stands" in holds[0]
+    assert ("within the tolerance of 0.01 %" in holds[0]) == (sampling is None)
+    assert f"gives ({round_up(epsilon if sampling else epsilon * (1 + 1e-4) + 1e-6)}, " in holds[0]
+    shown = json.loads(dpmerge("verify", released.folder, "--json").stdout)
+    assert holds[0] in shown["holds"]
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:

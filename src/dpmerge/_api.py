@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio
 from dpmerge.rules import Combination, Joint, Selection
+from dpmerge.rules.asked import Looked, looked_at
 
 if TYPE_CHECKING:
     from dpmerge.release import Merge, Released, Settings, Verdict
     from dpmerge.release.forms import RuleName
-    from dpmerge.weights import Utilities
+    from dpmerge.weights import Provenance, Utilities
 
 
-def selection(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Selection:
-    """Random selection: one model, drawn with these probabilities."""
-    return Selection(portfolio.weights(weights), shuffle)
+def selection(
+    portfolio: Portfolio,
+    weights: Mapping[str, float],
+    *,
+    shuffle: ShuffleAsPoisson | None = None,
+    index_published: bool = True,
+) -> Selection:
+    """Random selection: one model, drawn with these probabilities; which one is published, as `merge` does."""
+    return Selection(portfolio.weights(weights), shuffle, index_published)
 
 
 def combination(
@@ -32,9 +40,19 @@ def combination(
     return Combination(portfolio.weights(weights), assume_smoothness, shuffle)
 
 
-def joint(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Joint:
-    """Joint release of every model that has weight: covers any merge of them."""
-    return Joint(portfolio.weights(weights), shuffle)
+def joint(
+    portfolio: Portfolio,
+    weights: Mapping[str, float],
+    *,
+    shuffle: ShuffleAsPoisson | None = None,
+    provenance: Looked | None = None,
+) -> Joint:
+    """Joint release: covers any merge, and weights chosen after looking at every model of the portfolio.
+
+    With provenance `a-priori` the weights were fixed beforehand, and only the models that have weight are counted.
+    """
+    given = portfolio.weights(weights)
+    return Joint(given, shuffle, looked_at(given, provenance))
 
 
 def merge(
@@ -46,8 +64,10 @@ def merge(
     epsilon: float | None = None,
     weights: Mapping[str, float] | None = None,
     utility: Utilities | Mapping[str, float] | None = None,
+    provenance: Provenance | None = None,
     kappa: float | None = None,
     settings: Settings | None = None,
+    any_delta: bool = False,
     tensors: Merge | None = None,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
@@ -64,8 +84,9 @@ def merge(
         epsilon=epsilon,
         weights=None if weights is None else portfolio.weights(weights),
         utility=known,
+        provenance=provenance,
         kappa=kappa,
-        settings=settings or Settings(),
+        settings=replace(settings or Settings(), any_delta=any_delta),
     )
     return release(
         portfolio,

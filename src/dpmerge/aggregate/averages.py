@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dpmerge.aggregate.run import Looked, Run
+from dpmerge.aggregate.run import Run
 from dpmerge.errors import WeightsError
 from dpmerge.records.strict import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Settings, Signer, release
+from dpmerge.rules import Looked
 from dpmerge.weights.averaging import AverageRule, Averaging
 
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.aggregate.predictor import Array, Predictor
-from dpmerge.aggregate.run import Looked, Run
+from dpmerge.aggregate.run import Run
 from dpmerge.errors import DpmergeError, EvaluationError
 from dpmerge.records import Model
 from dpmerge.release import Settings
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Guarantee, Looked
 
 OutputRule = Literal["opa", "omv"]
 _PUBLIC_INPUTS = (

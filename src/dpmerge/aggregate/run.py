@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import multimode
-from typing import Literal
 
 from dpmerge.errors import PortfolioError
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
 from dpmerge.release import Choice, Settings, choose
+from dpmerge.rules import Looked
 
-Looked = Literal["a-priori", "after-looking"]
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 

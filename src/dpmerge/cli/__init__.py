@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -79,7 +80,16 @@ def _version(wanted: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and leave."),
 ) -> None:
-    pass
+    told = logging.getLogger("dpmerge.records")
+    told.setLevel(logging.INFO)
+    told.handlers = [_OnStderr()]
+
+
+class _OnStderr(logging.Handler):
+    """What was noticed on the way, one line each, beside whatever the command prints."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"note: {record.getMessage()}", err=True)
 
 
 def main() -> None:

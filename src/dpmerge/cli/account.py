@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -20,10 +21,10 @@ from dpmerge.cli.options import (
     ShuffleRateOption,
     SmoothnessOption,
     WeightsOption,
+    WhoChoseOption,
     check_smoothness,
     shuffle_treatment,
 )
-from dpmerge.errors import TargetError
 
 
 def account(
@@ -37,26 +38,26 @@ def account(
     assume_smoothness: SmoothnessOption = None,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    provenance: WhoChoseOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """The guarantee of a merge: ε at a given δ, or δ at a given ε, with its theorem and assumptions."""
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import Combination, Joint, Rule, Selection, Target
+    from dpmerge.rules import Target, asked, require_wanted
 
+    require_wanted(delta, any_delta)
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    if assume_smoothness is not None and rule is not RuleName.combination:
-        raise TargetError(f"--assume-smoothness has no meaning for --rule {rule.value}: only linear combination uses it")
-    parsed = Weights.parse(Portfolio.load(portfolio), weights)
-    chosen: Rule
-    if rule is RuleName.selection:
-        chosen = Selection(parsed, shuffle)
-    elif rule is RuleName.joint:
-        chosen = Joint(parsed, shuffle)
-    else:
-        chosen = Combination(parsed, assume_smoothness, shuffle)
+    chosen = asked(
+        rule.value,
+        Weights.parse(Portfolio.load(portfolio), weights),
+        provenance=None if provenance is None else provenance.value,
+        assume_smoothness=assume_smoothness,
+        shuffle=shuffle,
+    )
     guarantee = chosen.guarantee(epsilon=epsilon, delta=delta, by=by.value, conversion=conversion.value)
     if json:
         print_json(guarantee.as_dict())

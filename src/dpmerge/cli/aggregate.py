@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
     ConversionOption,
     JsonOption,
+    LookedName,
     ShuffleOption,
     ShuffleRateOption,
     shuffle_treatment,
@@ -30,13 +32,6 @@ class AverageName(StrEnum):
     uta = "uta"
     pda = "pda"
     uniform = "uniform"
-
-
-class LookedName(StrEnum):
-    """Whether checkpoints, their number and the rule were chosen by looking at checkpoints."""
-
-    a_priori = "a-priori"
-    after_looking = "after-looking"
 
 
 RunArgument = Annotated[
@@ -96,6 +91,7 @@ def aggregate(
     conversion: ConversionOption = ConversionName.tight,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Release an average of the checkpoints of one private run, with certificate and model card.
@@ -108,8 +104,11 @@ def aggregate(
     from dpmerge.cli.output import print_json
     from dpmerge.cli.progress import show_progress
     from dpmerge.release import Ledger, Settings, Signer
+    from dpmerge.rules import require_wanted
 
-    settings = Settings(by.value, conversion.value, shuffle=shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate))
+    require_wanted(delta, any_delta)
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    settings = Settings(by.value, conversion.value, shuffle=shuffle, any_delta=any_delta)
     released = average(
         Run.load(run),
         out,

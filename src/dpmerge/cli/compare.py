@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -20,6 +21,7 @@ from dpmerge.cli.options import (
     ShuffleRateOption,
     SmoothnessOption,
     WeightsOption,
+    WhoChoseOption,
     check_smoothness,
     shuffle_treatment,
 )
@@ -36,6 +38,8 @@ def compare(
     assume_smoothness: SmoothnessOption = None,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    provenance: WhoChoseOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Random selection, linear combination (proved, and by the papers' formula), joint release and compositions."""
@@ -58,6 +62,8 @@ def compare(
         conversion=conversion.value,
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,
+        provenance=None if provenance is None else provenance.value,
+        any_delta=any_delta,
         progress=show_progress,
     )
     show_progress("")
@@ -93,6 +99,8 @@ def compare(
             assumptions.setdefault(text, []).append(row.label)
     used = ", ".join(f"{name}={value:.10g}" for name, value in parsed.as_dict().items() if value > 0)
     table(f"{used}\n{fixed}, {parsed.portfolio.adjacency}", ["rule", asked, "standing", "by", "theorem"], lines)
+    for text in dict.fromkeys(text for row in rows if row.guarantee for text in row.guarantee.warnings):
+        typer.echo(f"warning: {text}")
     _print_notes(rows, assumptions)
     if lunch is not None and selection is not None:
         typer.echo(

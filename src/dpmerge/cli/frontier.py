@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ConversionName,
     ConversionOption,
     JsonOption,
@@ -53,6 +54,7 @@ def frontier(
     shuffle_rate: ShuffleRateOption = None,
     cluster: ClusterOption = None,
     jobs: JobsOption = -1,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Utility against ε for random selection (exact at every target) and linear combination, drawn and as JSON.
@@ -63,14 +65,17 @@ def frontier(
     from dpmerge.errors import UtilityError
     from dpmerge.figures.writing import finite_or_null
     from dpmerge.records import Portfolio
+    from dpmerge.rules import require_wanted
     from dpmerge.weights import Utilities
     from dpmerge.weights.frontier import frontier as make_frontier
     from dpmerge.weights.points import Accounting
 
+    require_wanted(delta, any_delta)
     targets = parse_targets(epsilons)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
+    loaded.require_outside(out)
     stated = Utilities.asked(loaded, utility, None if provenance is None else provenance.value)
     if stand_ins and evaluate is None:
         raise UtilityError("--stand-ins is about models that --evaluate measures; files of utilities say it themselves")

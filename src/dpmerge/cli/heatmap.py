@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ConversionName,
     ConversionOption,
     JsonOption,
@@ -32,6 +33,7 @@ def heatmap(
     shuffle_rate: ShuffleRateOption = None,
     cluster: ClusterOption = None,
     jobs: JobsOption = -1,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """ε over all weights of three models: random selection and linear combination, by Rényi and loss distributions.
@@ -41,12 +43,15 @@ def heatmap(
     from dpmerge.cli.output import print_json
     from dpmerge.figures.writing import finite_or_null
     from dpmerge.records import Portfolio
+    from dpmerge.rules import require_wanted
     from dpmerge.weights.heatmap import heatmap as make_heatmap
     from dpmerge.weights.points import Accounting
 
+    require_wanted(delta, any_delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
+    loaded.require_outside(out)
     accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_heatmap(loaded, accounting=accounting, step=step, run=run)
@@ -56,3 +61,5 @@ def heatmap(
         return
     for path in written:
         typer.echo(str(path))
+    if document["warning"]:
+        typer.echo(f"note: {document['warning']}")

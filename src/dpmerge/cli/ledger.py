@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import AdjacencyName, JsonOption
+from dpmerge.cli.options import AdjacencyName, AnyDeltaOption, JsonOption
 
 if TYPE_CHECKING:
     from dpmerge.release import Ledger
@@ -28,11 +28,14 @@ def new(
     adjacency: Annotated[
         AdjacencyName, typer.Option("--adjacency", help="Which datasets are neighbours.")
     ] = AdjacencyName.add_remove,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Declare a total budget for one private dataset."""
     from dpmerge.release import Ledger
+    from dpmerge.rules import require_wanted
 
+    require_wanted(delta, any_delta)
     made = Ledger.create(ledger, dataset=dataset, adjacency=adjacency.value, epsilon=epsilon, delta=delta)
     _show(made, json)
 
@@ -83,11 +86,14 @@ def remaining(
     from dpmerge.cli.output import print_json
     from dpmerge.records import Portfolio
     from dpmerge.release import Ledger, what_fits
+    from dpmerge.rules import about_delta
 
     opened = Ledger(ledger)
     state = _state(opened)
     if portfolio is not None:
-        state["fits"] = what_fits(opened, Portfolio.load(portfolio))
+        loaded = Portfolio.load(portfolio)
+        state["fits"] = what_fits(opened, loaded)
+        state["warnings"] = list(about_delta(opened.budget.delta, loaded.models))
     if json:
         print_json(state)
         return
@@ -137,6 +143,8 @@ def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
     typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
+    for text in state["warnings"]:
+        typer.echo(f"  warning: {text}")
     for number in state["under_way"]:
         typer.echo(f"  entry {number} is under way; it counts")
     for number in state["interrupted"]:

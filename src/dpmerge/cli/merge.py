@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -28,7 +29,9 @@ from dpmerge.cli.pictures import parse_targets
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterable
+
+    from dpmerge.release import Choice
 
 
 class MergeRuleName(StrEnum):
@@ -110,6 +113,7 @@ def merge(
     assume_smoothness: SmoothnessOption = None,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Release a model: drawn or merged, with a certificate that anyone can recheck and an entry in the ledger.
@@ -122,9 +126,8 @@ def merge(
     from dpmerge.weights import Provenance, Utilities
 
     check_smoothness(assume_smoothness)
-    settings = Settings(
-        by.value, conversion.value, assume_smoothness, shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    )
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    settings = Settings(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
     loaded = Portfolio.load(portfolio)
     claimed: Provenance | None = None if provenance is None else provenance.value
     scores = Utilities.asked(loaded, utility, claimed if utility is not None else None)
@@ -150,9 +153,11 @@ def merge(
             raise TargetError("--couple draws models as they are: leave out --method, --base, --lora and --take-from")
         targets = {f"epsilon-{target:g}": target for target in parse_targets(couple)}
         choices = {name: find(epsilon=target) for name, target in targets.items()}
+        warn_of(choices.values())
         released = release_together(loaded, choices, out, ledger=opened, dependent=depends_on_releases, signer=signer)
     else:
         choice = find(epsilon=epsilon)
+        warn_of([choice])
         released = [release(loaded, choice, out, merge=how, ledger=opened, dependent=depends_on_releases, signer=signer)]
     if json:
         shown = [
@@ -174,3 +179,9 @@ def merge(
             print_entry(one.certificate.ledger)
         for text in one.notes:
             typer.echo(f"note: {text}")
+
+
+def warn_of(choices: Iterable[Choice]) -> None:
+    """Say what promises little before anything is written."""
+    for text in dict.fromkeys(text for choice in choices for text in choice.guarantee.warnings):
+        typer.echo(f"warning: {text}", err=True)

@@ -49,6 +49,13 @@ class ProvenanceName(StrEnum):
     private_validation = "private-validation"
 
 
+class LookedName(StrEnum):
+    """Whether what is merged was chosen by looking at the models."""
+
+    a_priori = "a-priori"
+    after_looking = "after-looking"
+
+
 class ByName(StrEnum):
     """Accountants."""
 
@@ -77,6 +84,9 @@ WeightsOption = Annotated[
     ),
 ]
 DeltaOption = Annotated[float | None, typer.Option("--delta", help="Ask for ε at this δ.", show_default=False)]
+AnyDeltaOption = Annotated[
+    bool, typer.Option("--any-delta", help="Take also a δ above 0.01, at which a record may be lost with that probability.")
+]
 EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Ask for δ at this ε.", show_default=False)]
 ByOption = Annotated[
     ByName,
@@ -121,6 +131,14 @@ ProvenanceOption = Annotated[
     typer.Option(
         "--provenance",
         help="What you claim about the utilities; refused where a file of measured ones says otherwise.",
+        show_default=False,
+    ),
+]
+WhoChoseOption = Annotated[
+    LookedName | None,
+    typer.Option(
+        "--provenance",
+        help="How the weights were chosen. Joint release counts every model of the portfolio; with a-priori those with weight.",
         show_default=False,
     ),
 ]

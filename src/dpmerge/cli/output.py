@@ -41,10 +41,14 @@ def print_guarantee(guarantee: Guarantee) -> None:
         typer.echo(f"({round_up(guarantee.epsilon)}, {significant(guarantee.delta)})-DP for {guarantee.adjacency} neighbours")
     else:
         typer.echo(f"no finite ε at δ = {guarantee.delta:.6g} for {guarantee.adjacency} neighbours")
+    for text in guarantee.warnings:
+        typer.echo(f"  warning: {text}")
     how = guarantee.by.upper() + (f", {guarantee.conversion} conversion" if guarantee.conversion else "")
     typer.echo(f"  {guarantee.standing}: {theorem.title} ({theorem.source}), by {how}")
     used = ", ".join(f"{name}={value:.10g}" for name, value in guarantee.weights.items() if value > 0)
     typer.echo(f"  weights: {used}")
+    if guarantee.rule == "joint":
+        typer.echo(f"  counts the runs: {', '.join(guarantee.details['runs'])}")
     typer.echo("  assuming:")
     for text in guarantee.assumptions:
         typer.echo(f"    - {text}")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -55,6 +56,7 @@ def plan(
     assume_smoothness: SmoothnessOption = None,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """The best weights for a target (ε, δ) under every rule, ranked, and why the rest does not fit."""
@@ -82,6 +84,7 @@ def plan(
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,
+        any_delta=any_delta,
         progress=show_progress,
     )
     show_progress("")
@@ -107,6 +110,8 @@ def plan(
         )
     columns = ["rule", "fits", "utility", "ε", "δ", "standing", "weights", "why"]
     table(f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}", columns, rows)
+    for text in found.warnings:
+        typer.echo(f"warning: {text}")
     best = found.best
     if best is None:
         closest = found.closest

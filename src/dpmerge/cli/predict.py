@@ -8,8 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.aggregate import DeltaOption, GapsOption, LastOption, LookedName, LookedOption, RunArgument, UntilOption
-from dpmerge.cli.options import ByName, ByOption, JsonOption, ShuffleOption, ShuffleRateOption, shuffle_treatment
+from dpmerge.cli.aggregate import DeltaOption, GapsOption, LastOption, LookedOption, RunArgument, UntilOption
+from dpmerge.cli.options import (
+    AnyDeltaOption,
+    ByName,
+    ByOption,
+    JsonOption,
+    LookedName,
+    ShuffleOption,
+    ShuffleRateOption,
+    shuffle_treatment,
+)
 
 
 class OutputName(StrEnum):
@@ -71,6 +80,7 @@ def predict(
     by: ByOption = ByName.best,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Predict with several checkpoints of one private run: opa averages their probabilities, omv counts their votes.
@@ -84,11 +94,15 @@ def predict(
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.jobs import ProgressBar
     from dpmerge.release import Settings
+    from dpmerge.rules import require_wanted
 
+    require_wanted(delta, any_delta)
     require_writable(out)
     loaded = Run.load(run)
+    loaded.portfolio.require_outside(out)
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
-    settings = Settings(by.value, shuffle=shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate))
+    shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
+    settings = Settings(by.value, shuffle=shuffle, any_delta=any_delta)
     guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance.value, settings=settings)
     inputs = load_inputs(None if task is None else task.value, data, norm_bound)
     bar = ProgressBar()

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import JsonOption, PortfolioArgument, ShuffleOption, ShuffleRateOption, shuffle_treatment
+from dpmerge.cli.options import (
+    AnyDeltaOption,
+    JsonOption,
+    PortfolioArgument,
+    ShuffleOption,
+    ShuffleRateOption,
+    shuffle_treatment,
+)
 
 
 def profile(
@@ -14,6 +21,7 @@ def profile(
     delta: Annotated[float, typer.Option("--delta", help="The δ at which ε is asked for.")] = 1e-5,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Each model alone: ε at δ by every accountant, side by side."""
@@ -21,8 +29,10 @@ def profile(
     from dpmerge.errors import AccountingError
     from dpmerge.profiles.runs import run_profile
     from dpmerge.records import Portfolio
+    from dpmerge.rules import THEOREMS, about_delta, require_wanted
     from dpmerge.rules.guarantee import ProfileBound, Target, ask, round_up
 
+    require_wanted(delta, any_delta)
     target = Target(delta=delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
@@ -46,15 +56,16 @@ def profile(
         except AccountingError as error:
             entry["refused"] = str(error)
             continue
-        entry["assumptions"] = list(run.assumptions)
+        entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *run.assumptions]
         entry["standing"] = "conditional" if run.conditional else "proved"
         bound = ProfileBound(run.profile)
         for name in bound.accountants():
             entry[name] = ask(bound, target, name).epsilon
             if name == "rdp":
                 entry["rdp_paper"] = ask(bound, target, name, "paper").epsilon
+    warnings = about_delta(delta, loaded.models)
     if json:
-        print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models})
+        print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models, "warnings": warnings})
         return
     columns = ["model", "kind", "PLD", "RDP (tight)", "RDP (papers')", "GDP"]
     rows = [
@@ -63,8 +74,12 @@ def profile(
         for entry in models
     ]
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
+    for text in warnings:
+        typer.echo(f"warning: {text}")
+    for text in THEOREMS["single-run"].assumptions:
+        typer.echo(f"assuming: {text}")
     for entry in models:
-        for text in entry["assumptions"]:
+        for text in entry["assumptions"][len(THEOREMS["single-run"].assumptions) :]:
             typer.echo(f"{entry['standing']}: {text}")
         if entry["refused"]:
             typer.echo(f"refused: {entry['refused']}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     JsonOption,
     PortfolioArgument,
     ProvenanceOption,
@@ -48,6 +49,7 @@ def report(
     shuffle_rate: ShuffleRateOption = None,
     cluster: ClusterOption = None,
     jobs: JobsOption = -1,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """One page that needs nothing else: the models, what fits some targets, the frontier, ε over all weights, the budget."""
@@ -60,13 +62,16 @@ def report(
     from dpmerge.figures.report import page
     from dpmerge.jobs import ProgressBar, run_all
     from dpmerge.records import Portfolio
+    from dpmerge.rules import require_wanted
     from dpmerge.weights import Utilities
 
+    require_wanted(delta, any_delta)
     require_place(out, ".html")
     require_library(".html")
     asked = Question(delta, tuple(epsilon or ()), points, grid)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
+    loaded.require_outside(out)
     document = make_report(
         loaded,
         asked,

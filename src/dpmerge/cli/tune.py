@@ -11,6 +11,7 @@ import typer
 
 from dpmerge.cli.aggregate import DeltaOption, GapsOption, RunArgument, UntilOption
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -83,6 +84,7 @@ def tune(
     shuffle_rate: ShuffleRateOption = None,
     cluster: ClusterOption = None,
     jobs: JobsOption = -1,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Choose the parameter of an aggregation of one run's checkpoints by its accuracy on a public validation set.
@@ -92,7 +94,9 @@ def tune(
     from dpmerge.aggregate.tuning import Search
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.figures.writing import write_json
+    from dpmerge.rules import require_wanted
 
+    require_wanted(delta, any_delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     search = Search.of(
         run,
@@ -107,6 +111,7 @@ def tune(
         until=until,
         allow_gaps=allow_gaps,
     )
+    search.run.portfolio.require_outside(out)
     guarantee = search.guarantee(delta, by.value, conversion.value, shuffle)
     with workers(out, f"{rule.value}: values tried", cluster, jobs) as mapper:
         found = search.tuned(mapper)

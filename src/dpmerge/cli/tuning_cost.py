@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import JsonOption, ShuffleOption, ShuffleRateOption, shuffle_treatment
+from dpmerge.cli.options import AnyDeltaOption, JsonOption, ShuffleOption, ShuffleRateOption, shuffle_treatment
 from dpmerge.errors import PortfolioError, TargetError
 
 if TYPE_CHECKING:
@@ -76,14 +76,17 @@ def tuning_cost(
     ] = None,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """ε of releasing the best of a random number of runs with random hyper-parameters: at least, and at most."""
     from dpmerge.cli.output import print_json
+    from dpmerge.rules import require_wanted
     from dpmerge.rules.tuning import contradiction
     from dpmerge.rules.tuning import tuning_cost as price
     from dpmerge.rules.tuning_trials import trials as trial_law
 
+    require_wanted(max(delta, delta if tuned_delta is None else tuned_delta), any_delta)
     law = trial_law(distribution.value, trials, shape)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     base = _base(portfolio, model, epsilon, noise_multiplier, mu, delta, calibrate, shuffle)
@@ -148,6 +151,8 @@ def _print(cost: TuningCost, remark: str | None) -> None:
         typer.echo(f"({round_up(cost.epsilon)}, {significant(cost.delta)})-DP")
     else:
         typer.echo(f"no finite ε at δ = {cost.delta:g}; a larger --tuned-delta may have one")
+    for text in cost.warnings:
+        typer.echo(f"  warning: {text}")
     typer.echo(f"  {cost.standing}: {theorem.title} ({theorem.source})")
     others = [(name, value) for name, value in cost.bounds.items() if name != cost.theorem]
     for name, value in others:

@@ -10,6 +10,7 @@ import typer
 
 from dpmerge.cli.aggregate import DeltaOption, GapsOption
 from dpmerge.cli.options import (
+    AnyDeltaOption,
     ByName,
     ByOption,
     ConversionName,
@@ -65,6 +66,7 @@ def uncertainty(
     conversion: ConversionOption = ConversionName.tight,
     treat_shuffle_as_poisson: ShuffleOption = False,
     shuffle_rate: ShuffleRateOption = None,
+    any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
     """Width of a confidence interval for the score of every predicted label, and what abstaining where it is wide brings.
@@ -80,11 +82,14 @@ def uncertainty(
     from dpmerge.cli.progress import show_progress
     from dpmerge.figures import require_library
     from dpmerge.jobs import ProgressBar
+    from dpmerge.rules import require_wanted
 
+    require_wanted(delta, any_delta)
     require_absent(out)
     for suffix in SUFFIXES:
         require_library(suffix)
     spread = _spread(run, runs, last, burn_in, separation, allow_gaps)
+    spread.portfolio.require_outside(out)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     guarantee = spread.guarantee(delta, by.value, conversion.value, shuffle)
     inputs = load_inputs(None if task is None else task.value, data, norm_bound)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dpmerge.cli.options import JsonOption
+
+_WORDS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "warnings": "warning"}
 
 
 def verify(
@@ -48,10 +51,10 @@ def verify(
         method=method,
     )
     if json:
-        print_json({"code": verdict.code, "holds": verdict.holds, "broken": verdict.broken, "unchecked": verdict.unchecked})
+        print_json({"code": verdict.code, **asdict(verdict)})
     else:
-        for word, lines in (("holds", verdict.holds), ("BROKEN", verdict.broken), ("not checked", verdict.unchecked)):
-            for line in lines:
+        for kind, word in _WORDS.items():
+            for line in getattr(verdict, kind):
                 typer.echo(f"{word}: {line}")
         typer.echo(verdict.sentence)
     raise typer.Exit(verdict.code)

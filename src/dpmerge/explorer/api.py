@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,7 +25,7 @@ from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.explorer.wording import guarantee_words, option_words
 from dpmerge.figures import finite_or_null, web_figure
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Guarantee, require_wanted
 from dpmerge.weights import Accounting, Option, Plan, Utilities, frontier
 
 R = TypeVar("R")
@@ -39,6 +39,7 @@ _PROBLEM = {
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "Events", "content": {"text/event-stream": {}}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 421, 422, 429), _PROBLEM)
 DeltaQuery = Annotated[float, Query(ge=models.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
+AnyDeltaQuery = Annotated[bool, Query(description="take also a δ above 0.01")]
 ModelsQuery = Annotated[Sequence[str], Query(max_length=3, description="two or three models; by default chosen by the server")]
 JobId = Annotated[str, InPath(max_length=64)]
 
@@ -149,8 +150,9 @@ def _reading(server: _Server) -> APIRouter:
         return {"status": "ok", "version": dpmerge.__version__}
 
     @router.get("/v1/portfolio", response_model=models.PortfolioAnswer)
-    async def portfolio(delta: DeltaQuery = DELTA) -> Any:
+    async def portfolio(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
         """The models, each alone: ε at δ by PLD and RDP, utility, training, warnings."""
+        require_wanted(delta, any_delta)
         utility = state.utility
         return {
             "dataset": state.portfolio.models[0].record.dataset,
@@ -166,18 +168,22 @@ def _reading(server: _Server) -> APIRouter:
     @router.post("/v1/account", response_model=models.GuaranteeAnswer)
     async def account(asked: models.AccountRequest) -> Any:
         """The guarantee of one merge: ε at δ, or δ at ε."""
+        require_wanted(asked.delta, asked.any_delta)
         ask = partial(state.guarantee, asked.rule, asked.weights, delta=asked.delta, epsilon=asked.epsilon, by=asked.by)
-        return _guarantee(await server.compute(partial(ask, assume_smoothness=asked.assume_smoothness)))
+        ask = partial(ask, assume_smoothness=asked.assume_smoothness, provenance=asked.provenance)
+        return _guarantee(await server.compute(ask))
 
     @router.get("/v1/simplex", response_model=models.SimplexAnswer)
-    async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = ()) -> Any:
+    async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = (), any_delta: AnyDeltaQuery = False) -> Any:
         """ε at every point of a grid over the weights of two or three models, as far as it is known by now."""
+        require_wanted(delta, any_delta)
         found = await server.compute(state.landscape, delta, tuple(model))
         return JSONResponse(finite_or_null({"delta": delta, **found.as_dict()}))
 
     @router.post("/v1/plan", response_model=models.PlanAnswer, responses={202: {"model": models.JobAnswer}})
     async def plan(asked: models.PlanRequest) -> Any:
         """The best weights per rule for a target; with `effort` full a job (202) that searches as `dpmerge plan` does."""
+        require_wanted(asked.delta, asked.any_delta)
         if asked.effort == "full":
             return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked), asked).status(), 202)
         ladder = state.ladder(asked.delta)
@@ -196,6 +202,7 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         utility=state.utility,
         rules=("single", "selection", "combination", "joint"),
         shuffle=state.shuffle,
+        any_delta=asked.any_delta,
         progress=job.report,
     )
     state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
@@ -237,6 +244,7 @@ def _jobs(server: _Server) -> APIRouter:
     @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
     async def start_frontier(asked: models.FrontierRequest) -> Any:
         """Utility against ε, as a job; its result is the document that `dpmerge frontier --json` prints."""
+        require_wanted(asked.delta, asked.any_delta)
         return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked, keeps=True).status()
 
     @router.get("/v1/jobs/{job}", response_model=models.JobAnswer)
@@ -336,5 +344,4 @@ def _release(releases: Releases, asked: models.ReleaseRequest, job: Job) -> dict
 def _verify(releases: Releases, name: str, job: Job) -> dict[str, Any]:
     job.report("rechecking")
     found = releases.verify(name)
-    lists = {"holds": list(found.holds), "broken": list(found.broken), "unchecked": list(found.unchecked)}
-    return {"name": name, "code": found.code, "sentence": found.sentence, **lists}
+    return {"name": name, "code": found.code, "sentence": found.sentence, **asdict(found)}

@@ -55,6 +55,7 @@ class Ladder:
             utility=self.utility,
             rules=("single", "joint"),
             shuffle=self.shuffle,
+            any_delta=True,
         )
 
     @cached_property
@@ -129,7 +130,13 @@ class Ladder:
     def _climb(self, rule: GridRule) -> None:
         target = self.targets[self.climbed[rule]]
         found = dpmerge.plan(
-            self.portfolio, epsilon=target, delta=self.delta, utility=self.utility, rules=(rule,), shuffle=self.shuffle
+            self.portfolio,
+            epsilon=target,
+            delta=self.delta,
+            utility=self.utility,
+            rules=(rule,),
+            shuffle=self.shuffle,
+            any_delta=True,
         )
         self.learn(found.options)
         self.climbed[rule] += 1

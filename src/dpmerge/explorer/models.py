@@ -13,6 +13,7 @@ Standing = Literal["proved", "conditional", "refused", "none"]
 SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
+AnyDelta = Annotated[bool, Field(description="take also a δ above 0.01")]
 # The name of a release: one folder in the releases' own, never a path.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
@@ -36,6 +37,8 @@ class AccountRequest(_Asked):
     epsilon: Annotated[float, Field(le=1e6)] | None = None
     by: By = "best"
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
+    provenance: Literal["a-priori", "after-looking"] | None = None
+    any_delta: AnyDelta = False
 
 
 class PlanRequest(_Asked):
@@ -44,6 +47,7 @@ class PlanRequest(_Asked):
     epsilon: Epsilon
     delta: Delta = 1e-5
     effort: Literal["quick", "full"] = "quick"
+    any_delta: AnyDelta = False
 
 
 class FrontierRequest(_Asked):
@@ -52,6 +56,7 @@ class FrontierRequest(_Asked):
     delta: Delta = 1e-5
     epsilons: Annotated[list[Epsilon], Field(min_length=1, max_length=200)]
     points: Annotated[int, Field(ge=1, le=100)] = 15
+    any_delta: AnyDelta = False
 
 
 class ReleaseRequest(_Asked):
@@ -65,6 +70,7 @@ class ReleaseRequest(_Asked):
     provenance: Literal["a-priori", "after-looking"] | None = None
     depends_on_releases: bool = False
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
+    any_delta: AnyDelta = False
 
 
 class VerifyRequest(_Asked):
@@ -133,6 +139,7 @@ class GuaranteeAnswer(_Told):
     conversion: str | None
     weights: dict[str, float]
     assumptions: list[str]
+    warnings: list[str]
     details: dict[str, Any]
 
 
@@ -153,6 +160,7 @@ class OptionAnswer(_Told):
     feasible: bool
     why: str
     assumptions: list[str]
+    warnings: list[str]
     details: dict[str, Any]
 
 
@@ -267,6 +275,7 @@ class BudgetAnswer(_Told):
     budget: TargetAnswer
     spent: Spent
     releases: int
+    warnings: list[str]
     fits: Fits | None
 
 
@@ -311,6 +320,7 @@ class VerdictAnswer(_Told):
     holds: list[str]
     broken: list[str]
     unchecked: list[str]
+    warnings: list[str]
 
 
 class Health(_Told):

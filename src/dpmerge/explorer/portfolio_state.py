@@ -7,18 +7,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import dpmerge
-from dpmerge.errors import AccountingError, TargetError, UtilityError
+from dpmerge.errors import AccountingError, UtilityError
 from dpmerge.explorer.ladder import RUNGS, Ladder
 from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.wording import judged
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, By, Guarantee, Rule, Target
+from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, By, Guarantee, Looked, Target, asked
 from dpmerge.weights import Utilities
 
-RuleName = Literal["selection", "combination", "joint"]
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096
 _CORNERS = 3  # models that a picture of weights has room for
@@ -122,30 +121,23 @@ class PortfolioState:
 
     def guarantee(
         self,
-        rule: RuleName,
+        rule: AskedName,
         weights: Mapping[str, float],
         *,
         delta: float | None = None,
         epsilon: float | None = None,
         by: By = "best",
         assume_smoothness: float | None = None,
+        provenance: Looked | None = None,
     ) -> Guarantee:
         """The guarantee of one merge, remembered."""
         Target(epsilon=epsilon, delta=delta)
         given = self.portfolio.weights(weights)
-        if assume_smoothness is not None and rule != "combination":
-            raise TargetError(f"--assume-smoothness has no meaning for --rule {rule}: only linear combination uses it")
-        key = (rule, given.values, delta, epsilon, by, assume_smoothness)
+        key = (rule, given.values, delta, epsilon, by, assume_smoothness, provenance)
         with self._lock:
             found = self._answers.get(key)
         if found is None:
-            made: Rule
-            if rule == "selection":
-                made = dpmerge.selection(self.portfolio, weights, shuffle=self.shuffle)
-            elif rule == "joint":
-                made = dpmerge.joint(self.portfolio, weights, shuffle=self.shuffle)
-            else:
-                made = dpmerge.combination(self.portfolio, weights, assume_smoothness=assume_smoothness, shuffle=self.shuffle)
+            made = asked(rule, given, provenance=provenance, assume_smoothness=assume_smoothness, shuffle=self.shuffle)
             found = made.guarantee(delta=delta, epsilon=epsilon, by=by)
         with self._lock:
             self._answers[key] = found
@@ -174,13 +166,14 @@ class PortfolioState:
         standings = set()
         for by in ("pld", "rdp"):
             try:
-                found = self.guarantee("joint", {model.name: 1.0}, delta=delta, by=by)
+                found = self.guarantee("joint", {model.name: 1.0}, delta=delta, by=by, provenance="a-priori")
             except AccountingError as error:
                 warnings[str(error)] = None
                 continue
             epsilons[by] = found.epsilon
             standings.add(judged(found.epsilon, found.standing))
             # What the theorem itself assumes is no warning; what was added for this record is.
-            warnings |= dict.fromkeys(text for text in found.assumptions if text not in THEOREMS[found.theorem].assumptions)
+            usual = (*THEOREMS[found.theorem].assumptions, WEIGHTS)
+            warnings |= dict.fromkeys([*found.warnings, *(text for text in found.assumptions if text not in usual)])
         weakest = next(one for one in ("conditional", "proved", "none", "refused") if one in standings or one == "refused")
         return {**card, "epsilon": epsilons, "standing": weakest, "warnings": list(warnings)}

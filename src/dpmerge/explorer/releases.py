@@ -171,7 +171,9 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # whoever looked at the page has seen them
             provenance=asked.provenance,
-            settings=Settings(assume_smoothness=asked.assume_smoothness, shuffle=self._state.shuffle),
+            settings=Settings(
+                assume_smoothness=asked.assume_smoothness, shuffle=self._state.shuffle, any_delta=asked.any_delta
+            ),
         )
 
     def _place(self, name: str) -> Path:

@@ -16,7 +16,7 @@ from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.wording import option_words
 from dpmerge.figures import finite_or_null
 from dpmerge.records import Portfolio
-from dpmerge.rules import Target, round_down, significant
+from dpmerge.rules import Target, about_delta, round_down, significant
 from dpmerge.weights import Accounting, Mapper, Option, Plan, RuleName, Utilities, edge, frontier, heatmap, simplex_grid
 
 _RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
@@ -70,7 +70,15 @@ def report(
     for epsilon in targets:
         progress(f"plans for ε = {epsilon:g}")
         plans.append(
-            dpmerge.plan(portfolio, epsilon=epsilon, delta=asked.delta, utility=utility, rules=_RULES, shuffle=shuffle)
+            dpmerge.plan(
+                portfolio,
+                epsilon=epsilon,
+                delta=asked.delta,
+                utility=utility,
+                rules=_RULES,
+                shuffle=shuffle,
+                any_delta=True,  # whoever asks the question was asked for it
+            )
         )
     known = plans[0]
     by_privacy = Utilities(tuple(known.utilities[name] for name in portfolio.names), "a-priori", known.source)
@@ -84,6 +92,8 @@ def report(
         run=run,
         progress=progress,
     )
+    about = about_delta(asked.delta, portfolio.models)
+    looked = () if known.provenance == "a-priori" else (_LOOKED,)
     progress("all weights")
     found: dict[str, Any] = finite_or_null(
         {
@@ -94,7 +104,7 @@ def report(
             "delta": asked.delta,
             "provenance": known.provenance,
             "utilities_source": known.source,
-            "warning": None if known.provenance == "a-priori" else _LOOKED,
+            "warning": " ".join([*(f"{text}." for text in about), *looked]) or None,
             "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
             "targets_chosen": chosen,
             "plans": [_plan(portfolio, plan) for plan in plans],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dpmerge.figures import style
 from dpmerge.figures.documents import Curve, Frontier, Point
 from dpmerge.figures.scene import epsilons
+from dpmerge.rules.theorems import RECORD
 
 NOTHING = "no target here can be met by any merge"
 
@@ -16,6 +17,7 @@ HOW_TO_READ = (
     "are weight vectors whose ε was computed, one marker each; the steps say what the best of them reaches from that ε on. "
     "Solid lines are accounted by privacy loss distributions (PLD), dashed ones by Rényi divergences (RDP). What is dotted, "
     "hollow and pale is conditional: it holds only under an assumption that fails in general."
+    f" Every ε assumes that {RECORD}; and what the theorems of its rule assume besides (dpmerge account)."
 )
 
 _PROVENANCE = {

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dpmerge.errors import DependentRuns, DpmergeError, PortfolioError, WeightsError
+from dpmerge.records.folders import model_folders, require_outside
 from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Mechanism, Phase, Record
 from dpmerge.records.strict import named_numbers
 
@@ -37,9 +38,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Portfolio:
-    """Models trained on one dataset under one adjacency, by name."""
+    """Models trained on one dataset under one adjacency, by name; `passed_over` are folders beside them that hold none."""
 
     models: tuple[Model, ...]
+    passed_over: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -62,14 +64,12 @@ class Portfolio:
 
     @classmethod
     def load(cls, folder: str | Path) -> Portfolio:
-        """Read a folder whose sub-folders are the models."""
+        """Read a folder whose sub-folders are the models; those with neither a record nor tensors are passed over."""
         path = Path(folder)
         if not path.is_dir():
             raise PortfolioError(f"{path}: no such folder; a portfolio is a folder with one sub-folder for each model")
-        folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-        if not folders:
-            raise PortfolioError(f"{path}: no models here; each sub-folder with a record.json is one")
-        return cls(tuple(Model(p.name, Record.load(p / "record.json"), p) for p in folders))
+        folders, passed_over = model_folders(path)
+        return cls(tuple(Model(p.name, Record.load(p / "record.json"), p) for p in folders), passed_over)
 
     @property
     def adjacency(self) -> Adjacency:
@@ -86,6 +86,11 @@ class Portfolio:
         for name in names:
             if name not in self.names:
                 raise error(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, self.names))}")
+
+    def require_outside(self, out: Path) -> None:
+        """Refuse an output that would lie in the folder of these models, before anything is written."""
+        for folder in {model.folder.parent for model in self.models if model.folder is not None}:
+            require_outside(out, folder)
 
     def weights_in_order(self, values: Iterable[float]) -> Weights:
         """Weights given as numbers, one for each model in order."""
@@ -136,6 +141,12 @@ class Weights:
     def used(self) -> tuple[tuple[Model, float], ...]:
         """The models that have weight, with it."""
         return tuple((m, w) for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0)
+
+    def or_looked_at(self, names: Iterable[str]) -> tuple[Model, ...]:
+        """The models that have weight or are named, in order: what a choice of these weights may depend on."""
+        looked = set(names)
+        self.portfolio.require_names(looked, WeightsError)
+        return tuple(m for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0 or m.name in looked)
 
 
 def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:

@@ -73,11 +73,13 @@ def _sentences(certificate: Certificate, how: str) -> list[str]:
     if certificate.ledger is not None:
         sum_of_all = _private(certificate.ledger.epsilon, certificate.ledger.delta)
         total = f"With every earlier release from this dataset it is {sum_of_all} together, by the ledger it was entered in."
+    beware = [f"**Beware:** {_escaped(text)}." for text in certificate.guarantee.warnings]
     if not certificate.dependent:
-        return [f"Its release is {own} {neighbours}.", total, "", f"The guarantee is {how}. It assumes:"]
+        return [f"Its release is {own} {neighbours}.", total, *beware, "", f"The guarantee is {how}. It assumes:"]
     return [
         f"Its weights depend on what earlier releases showed, so it has no guarantee of its own {neighbours}.",
         total,
+        *beware,
         "",
         f"With weights fixed beforehand it would be {own}, {how}. That assumes:",
     ]

@@ -55,6 +55,15 @@ class GuaranteeForm(Strict):
     by: Accountant
     conversion: Conversion | None
     details: dict[str, Any]
+    warnings: list[str] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _without_warnings(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Where there are none there is no such field: the hash is that of certificates before there was one."""
+        written: dict[str, Any] = plain(self)
+        if not self.warnings:
+            written.pop("warnings", None)
+        return written
 
     @field_validator("details")
     @classmethod

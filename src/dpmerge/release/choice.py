@@ -13,19 +13,21 @@ from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Guarantee, require_wanted
+from dpmerge.rules.asked import require_covered, require_smoothness_is_used
 from dpmerge.rules.guarantee import By, Target, round_up
 from dpmerge.weights import Utilities, plan
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a guarantee is computed."""
+    """How a guarantee is computed, and whether at any δ."""
 
     by: By = "best"
     conversion: Conversion = "tight"
     assume_smoothness: float | None = None
     shuffle: ShuffleAsPoisson | None = None
+    any_delta: bool = False
 
 
 _DEFAULT = Settings()
@@ -87,12 +89,12 @@ def choose(
     """
     delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
     Target(delta=delta)
+    require_wanted(delta, settings.any_delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
     if (rule == "tempered") != (kappa is not None):
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
-    if settings.assume_smoothness is not None and rule != "combination":
-        raise TargetError(f"--assume-smoothness has no meaning for --rule {rule}: only linear combination uses it")
+    require_smoothness_is_used(rule, settings.assume_smoothness)
     utility = None if utility is None else utility.claimed(provenance)
     who = _provenance(rule, utility, provenance)
     if weights is None:
@@ -159,6 +161,7 @@ def _best_weights(
         validation_epsilon=validation_epsilon,
         assume_smoothness=settings.assume_smoothness,
         shuffle=settings.shuffle,
+        any_delta=True,
     )
     best = found.best
     if best is None:
@@ -181,10 +184,7 @@ def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance |
     who: Provenance = claimed or ("a-priori" if utility is None else utility.provenance)
     if claimed is None and rule == "joint" and who == "a-priori":
         return "after-looking"
-    if who != "a-priori" and rule in ("selection", "combination"):
-        raise UtilityError(
-            f"weights chosen after looking at the models are not covered by {rule}: use --rule joint, or tempered selection"
-        )
+    require_covered(rule, who)
     return who
 
 

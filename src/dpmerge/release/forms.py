@@ -112,8 +112,7 @@ class RuleForm(Strict):
                 raise CertificateError("tempered selection without kappa")
             rule = Tempered(weights, float.fromhex(self.kappa), shuffle)
         else:
-            involved = sorted(self.involved)
-            rule = Joint(portfolio.weights({name: 1 / len(involved) for name in involved}), shuffle)
+            rule = Joint(weights, shuffle, tuple(self.looked_at))
         if self.validation is None:
             return rule
         size = Validation(self.validation.records, self.validation.disjoint)

@@ -90,6 +90,7 @@ class Ledger:
                 "standing": "proved" if spent is None else spent.standing,
             },
             "releases": sum(entry.kind == "release" for entry in entries),
+            "warnings": [] if spent is None else list(spent.warnings),
         }
 
     def total_with(self, planned: Planned) -> Guarantee:

@@ -106,6 +106,7 @@ def release(
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
     showed: then only the total of the ledger that holds these covers the release.
     """
+    portfolio.require_outside(out)
     require_absent(out)
     folders = _folders(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
@@ -133,6 +134,7 @@ def release_together(
 
     Neighbouring targets mostly draw the same model, so less leaks than by drawing for each (docs/theory.md §5).
     """
+    portfolio.require_outside(out)
     require_absent(out)
     folders = _folders(portfolio)
     for name, choice in choices.items():

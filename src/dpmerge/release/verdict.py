@@ -9,11 +9,12 @@ from pathlib import Path
 
 @dataclass
 class Verdict:
-    """What was checked and holds, what does not, and what could not be checked."""
+    """What was checked and holds, what does not, and what could not be checked; `warnings` are about promises of little."""
 
     holds: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def code(self) -> int:

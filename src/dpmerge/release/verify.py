@@ -124,23 +124,39 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
     faults = [
         f"the guarantee's {name} is certified as {getattr(stated, name)!r}; it is {getattr(computed, name)!r}"
         for name in GuaranteeForm.model_fields
-        if not _same(getattr(stated, name), getattr(computed, name))
+        if not _same(getattr(stated, name), getattr(computed, name)) and (name != "warnings" or stated.warnings)
     ]
+    verdict.warnings += again.warnings  # also where the certificate is older than they are
     if second is None:
         verdict.note(faults, "the guarantee follows again, by Rényi divergences, the only path there is")
         return
-    shown = f"({round_up(second.epsilon)}, {significant(second.delta)}) from loss distributions on finer grids"
-    most = _with_tolerance(certificate)
-    if second.epsilon > most or second.delta > stated.delta * (1 + _SAME):
-        faults.append(f"a second path gives {shown}, more than is certified")
-    verdict.note(faults, f"the guarantee follows again, and by a second path: {shown}")
+    if second.epsilon > _with_tolerance(certificate) or second.delta > stated.delta * (1 + _SAME):
+        faults.append(f"a second path gives {_pair(second)} from loss distributions on finer grids, more than is certified")
+    verdict.note(faults, f"the guarantee follows again; {_in_words(certificate, second)}")
+
+
+def _in_words(certificate: Certificate, second: Guarantee) -> str:
+    """What a second path that contradicts nothing says of the number certified."""
+    stated = certificate.guarantee
+    path = "a second path, from loss distributions on grids of its own,"
+    if second.epsilon <= stated.epsilon * (1 + _SAME):
+        return f"{path} confirms the certified {_pair(stated)}: it gives {_pair(second)}"
+    return (
+        f"{path} is coarser here and gives {_pair(second)}; grids round up, so that is no contradiction: what is certified is "
+        f"{_pair(stated)}, and it stands, within the tolerance of {100 * _tolerance(certificate):g} % that grids are allowed"
+    )
+
+
+def _pair(of: Guarantee | GuaranteeForm) -> str:
+    return f"({round_up(of.epsilon)}, {significant(of.delta)})"
 
 
 def _second_path(certificate: Certificate, rule: Rule) -> Guarantee | None:
     """From loss distributions on finer grids, also where Rényi divergences or a closed form were used before.
 
-    Asked for δ at the certified ε, where grids are most precise; the constants of a combination's bound depend on δ, so it is
-    asked what it was asked before. Where only Rényi divergences are known there is no second path.
+    Asked for δ at the certified ε, where grids are most precise, and if that is too much, at the ε that grids are allowed; the
+    constants of a combination's bound depend on δ, so it is asked what it was asked before. Where only Rényi divergences are
+    known there is no second path.
     """
     stated = certificate.guarantee
     if stated.by == "rdp" and any(_only_renyi(form.record.mechanism) for form in certificate.records.values()):
@@ -148,13 +164,20 @@ def _second_path(certificate: Certificate, rule: Rule) -> Guarantee | None:
     with grids_of_accuracy(1e-6), without_closed_forms():
         if certificate.rule.rule == "combination" and certificate.numerics.solved_for == "epsilon":
             return rule.guarantee(delta=stated.delta, by="pld")
+        found = rule.guarantee(epsilon=stated.epsilon, by="pld")
+        if found.delta <= stated.delta * (1 + _SAME):
+            return found
         return rule.guarantee(epsilon=_with_tolerance(certificate), by="pld")
 
 
 def _with_tolerance(certificate: Certificate) -> float:
     """The ε certified, and what grids may add to it."""
+    return certificate.guarantee.epsilon * (1 + _tolerance(certificate)) + _BESIDE_ZERO
+
+
+def _tolerance(certificate: Certificate) -> float:
     pairs = any(isinstance(form.record.mechanism, ApproxDp) for form in certificate.records.values())
-    return certificate.guarantee.epsilon * (1 + (_CLOSE_PAIRS if pairs else _CLOSE)) + _BESIDE_ZERO
+    return _CLOSE_PAIRS if pairs else _CLOSE
 
 
 def _only_renyi(mechanism: Mechanism) -> bool:

@@ -12,7 +12,7 @@ from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import Accountant, By, Guarantee, ProfileBound, Rule, Target, answer, ask
-from dpmerge.rules.theorems import RECORD
+from dpmerge.rules.theorems import WEIGHTS
 
 Composition = Literal["basic", "advanced", "optimal"]
 
@@ -21,17 +21,26 @@ class PairComposition(Rule):
     """Each run is first reduced to one (ε_i, δ_i), and these are composed: what one does who knows nothing else.
 
     Basic: δ_i = δ/N. Advanced: δ_i = δ/2N, and δ/2 for the composition itself. Optimal: the best of a few such splits.
+    `looked_at` is as in joint release, which these are baselines for.
     """
 
-    def __init__(self, weights: Weights, composition: Composition, shuffle: ShuffleAsPoisson | None = None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        composition: Composition,
+        shuffle: ShuffleAsPoisson | None = None,
+        looked_at: tuple[str, ...] | None = None,
+    ) -> None:
         self.name = f"{composition}-composition"
         self.weights = weights
         self._composition = composition
-        runs = latest_checkpoints(tuple(model for model, _ in weights.used))
+        self.looked_at = looked_at or ()
+        runs = latest_checkpoints(self.covered)
         profiles = [run_profile(model, shuffle) for model in runs]
         self._profiles = [run.profile for run in profiles]
         assumed, self._conditional = gathered(profiles)
-        self._assumptions = (RECORD, *require_independent(runs), *assumed)
+        fixed = (WEIGHTS,) if looked_at == () else ()
+        self._assumptions = (*fixed, *require_independent(runs), *assumed)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = answer(

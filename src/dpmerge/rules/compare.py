@@ -9,8 +9,10 @@ from dpmerge.errors import AccountingError
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Weights
+from dpmerge.rules.asked import Looked, looked_at
 from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold
 from dpmerge.rules.combination import Combination
+from dpmerge.rules.deltas import require_wanted
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.joint import Joint
 from dpmerge.rules.selection import Selection
@@ -56,17 +58,24 @@ def compare(
     conversion: Conversion = "tight",
     assume_smoothness: float | None = None,
     shuffle: ShuffleAsPoisson | None = None,
+    provenance: Looked | None = None,
+    any_delta: bool = False,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[Row]:
-    """RS, LC (proved), LC (papers' formula), joint release, and the three compositions of (ε, δ) pairs."""
+    """RS, LC (proved), LC (papers' formula), joint release, and the three compositions of (ε, δ) pairs.
+
+    `provenance` is about joint release and compositions: which models they count (`asked.looked_at`).
+    """
+    require_wanted(delta, any_delta)
+    looked = looked_at(weights, provenance)
     rules: list[tuple[str, Callable[[], Rule]]] = [
-        ("random selection", lambda: Selection(weights, shuffle)),
+        ("random selection", lambda: Selection(weights, shuffle, index_published=True)),
         ("linear combination (proved)", lambda: Combination(weights, assume_smoothness, shuffle)),
         ("linear combination (papers' formula)", lambda: Combination(weights, 0.0, shuffle)),
-        ("joint release", lambda: Joint(weights, shuffle)),
-        ("optimal composition", lambda: PairComposition(weights, "optimal", shuffle)),
-        ("advanced composition", lambda: PairComposition(weights, "advanced", shuffle)),
-        ("basic composition", lambda: PairComposition(weights, "basic", shuffle)),
+        ("joint release", lambda: Joint(weights, shuffle, looked)),
+        ("optimal composition", lambda: PairComposition(weights, "optimal", shuffle, looked)),
+        ("advanced composition", lambda: PairComposition(weights, "advanced", shuffle, looked)),
+        ("basic composition", lambda: PairComposition(weights, "basic", shuffle, looked)),
     ]
     rows = []
     for label, rule in rules:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, Literal, Self
 
 from dpmerge.cache import remembered
@@ -14,7 +14,8 @@ from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.records import Adjacency, Weights
+from dpmerge.records import Adjacency, Model, Weights
+from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.theorems import THEOREMS
 
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -27,7 +28,8 @@ class Guarantee:
     """A release is (epsilon, delta)-DP for `adjacency` neighbours, by `theorem`, if `assumptions` hold.
 
     `standing` is "proved" when the assumptions are statements about what was run, and "conditional" when one of them is
-    known to fail in general (the papers' formula, shuffled batches) and holds on the user's word alone.
+    known to fail in general (the papers' formula, shuffled batches) and holds on the user's word alone. `warnings` are about
+    guarantees that hold and promise little.
     """
 
     epsilon: float
@@ -41,6 +43,7 @@ class Guarantee:
     weights: Mapping[str, float]
     conversion: Conversion | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -49,13 +52,14 @@ class Guarantee:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Guarantee:
         """The inverse of `as_dict`, also after a trip through JSON."""
-        return cls(**{**data, "assumptions": tuple(data["assumptions"])})
+        return cls(**{**data, "assumptions": tuple(data["assumptions"]), "warnings": tuple(data.get("warnings", ()))})
 
     def __str__(self) -> str:
         privacy = f"({round_up(self.epsilon)}, {significant(self.delta)})-DP" if math.isfinite(self.epsilon) else "no finite ε"
         assumes = "; ".join(self.assumptions) if self.assumptions else "nothing more"
         title = THEOREMS[self.theorem].title
-        return f"{privacy}, {self.adjacency} · {self.standing}: {title}, {self.by.upper()} · assumes {assumes}"
+        beware = "".join(f" · beware: {text}" for text in self.warnings)
+        return f"{privacy}, {self.adjacency} · {self.standing}: {title}, {self.by.upper()}{beware} · assumes {assumes}"
 
 
 def round_up(value: float, digits: int = 4) -> str:
@@ -237,6 +241,7 @@ class Rule(ABC):
 
     name: str
     weights: Weights
+    looked_at: tuple[str, ...] = ()  # models without weight that the guarantee covers as well
     _made_of: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -259,7 +264,8 @@ class Rule(ABC):
         """The guarantee of this release at a given δ (what is ε?) or at a given ε (what is δ?)."""
         target = Target(epsilon=epsilon, delta=delta)
         question = {**self._content(), "asked": [repr(target), by, conversion, accuracy()]}
-        return Guarantee.from_dict(remembered(question, lambda: self._guarantee(target, by, conversion).as_dict()))
+        found = Guarantee.from_dict(remembered(question, lambda: self._guarantee(target, by, conversion).as_dict()))
+        return replace(found, warnings=about_delta(found.delta, self.covered))
 
     def _content(self) -> dict[str, Any]:
         return {"rule": type(self).__name__, "of": [_content(part) for part in self._made_of]}
@@ -287,10 +293,15 @@ class Rule(ABC):
             details=details or {},
         )
 
+    @property
+    def covered(self) -> tuple[Model, ...]:
+        """The models that the guarantee is about."""
+        return self.weights.or_looked_at(self.looked_at)
+
     def _stated_by_user(self) -> tuple[str, ...]:
         """RECORD (theory.md §0) rests on someone's word where the training did not write the record itself."""
         return tuple(
             f"the record of model {model.name!r} was stated by its user, not recorded by the training"
-            for model, _ in self.weights.used
+            for model in self.covered
             if model.record.source == "stated-by-user"
         )

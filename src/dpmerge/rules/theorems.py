@@ -15,22 +15,17 @@ class Theorem:
 
 
 RECORD = (
-    "each record describes the run that made its model, and its settings (batch sizes and rates among them) do not depend on "
-    "the data"
+    "each record describes the run that made its model; its initialisation and settings (batch sizes, rates and learning rates "
+    "among them) do not depend on the data"
 )
-_DATA_INDEPENDENT = (
-    RECORD,
-    "the weights were chosen without looking at the models or the data",
-)
-_TRANSPORT = (
-    *_DATA_INDEPENDENT,
-    "initialisation and learning rates do not depend on the data",
-)
+WEIGHTS = "the weights were chosen without looking at the models or the data"
+_DATA_INDEPENDENT = (RECORD, WEIGHTS)
 
 _BEST_OF_K = (
     "the number of runs is drawn from the stated distribution with fresh, secure randomness and is not published, nor is "
     "anything of the runs but the best one",
-    "every run draws its hyper-parameters anew from one distribution that does not depend on the data, and its own noise",
+    "every run draws its hyper-parameters anew from one distribution that does not depend on the data, and its own noise; nor "
+    "does its initialisation depend on the data",
     "the score of a run is a function of what that run releases, of public data and of fresh randomness",
 )
 
@@ -84,13 +79,13 @@ THEOREMS: dict[str, Theorem] = {
         "M1 Thm 6.1",
         (RECORD,),
     ),
-    "transport": Theorem("linear combination by transport", "theory.md §3.3", _TRANSPORT),
-    "transport-poisson": Theorem("linear combination by transport, Poisson sampling", "theory.md §3.3", _TRANSPORT),
+    "transport": Theorem("linear combination by transport", "theory.md §3.3", _DATA_INDEPENDENT),
+    "transport-poisson": Theorem("linear combination by transport, Poisson sampling", "theory.md §3.3", _DATA_INDEPENDENT),
     "transport-replace-one": Theorem(
-        "linear combination by transport, Poisson sampling, coins revealed", "theory.md §3.3", _TRANSPORT
+        "linear combination by transport, Poisson sampling, coins revealed", "theory.md §3.3", _DATA_INDEPENDENT
     ),
     "coupled-coins": Theorem(
-        "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _TRANSPORT
+        "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _DATA_INDEPENDENT
     ),
     "mean-estimation-combination": Theorem("linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT),
     "tuning-profile": Theorem("best of a random number of runs, by the curve of one run", "theory.md §7", _BEST_OF_K),
@@ -98,12 +93,14 @@ THEOREMS: dict[str, Theorem] = {
         "best of a random number of runs, Rényi divergences", "Papernot and Steinke 2022, Thm 2 and 6", _BEST_OF_K
     ),
     "papers-formula": Theorem(
-        "linear combination by the papers' formula", "M1 Thm 6.2 and 6.4, M2 Thm 6.2 and 6.3", _TRANSPORT
+        "linear combination by the papers' formula", "M1 Thm 6.2 and 6.4, M2 Thm 6.2 and 6.3", _DATA_INDEPENDENT
     ),
     "single-run": Theorem("one run alone", "theory.md §1", (RECORD,)),
-    "basic-composition": Theorem("basic composition of (ε, δ) pairs", "Dwork et al. 2006"),
-    "advanced-composition": Theorem("advanced composition of (ε, δ) pairs", "Dwork, Rothblum and Vadhan 2010, Thm III.3"),
+    "basic-composition": Theorem("basic composition of (ε, δ) pairs", "Dwork et al. 2006", (RECORD,)),
+    "advanced-composition": Theorem(
+        "advanced composition of (ε, δ) pairs", "Dwork, Rothblum and Vadhan 2010, Thm III.3", (RECORD,)
+    ),
     "optimal-composition": Theorem(
-        "optimal composition of (ε, δ) pairs", "Kairouz, Oh and Viswanath 2015; Murtagh and Vadhan 2016"
+        "optimal composition of (ε, δ) pairs", "Kairouz, Oh and Viswanath 2015; Murtagh and Vadhan 2016", (RECORD,)
     ),
 }

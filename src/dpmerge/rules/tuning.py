@@ -16,6 +16,7 @@ from dpmerge.profiles.laws import GaussianLaw
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.runs import RunProfile, ShuffleAsPoisson, run_profile
 from dpmerge.records import Model
+from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.guarantee import ProfileBound, Standing, Target, ask, significant
 from dpmerge.rules.theorems import THEOREMS
 from dpmerge.rules.tuning_bounds import profile_epsilon, renyi_epsilon
@@ -33,6 +34,7 @@ class Base:
     run: RunProfile
     statement: str
     details: Mapping[str, Any]
+    models: tuple[Model, ...] = ()
 
     @classmethod
     def gaussian(cls, mu: float, details: Mapping[str, Any] | None = None) -> Base:
@@ -65,7 +67,7 @@ class Base:
         if model.record.source == "stated-by-user":
             told = f"the record of model {model.name!r} was stated by its user, not recorded by the training"
             run = replace(run, assumptions=(told, *run.assumptions))
-        return cls(run, statement, details)
+        return cls(run, statement, details, (model,))
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class TuningCost:
     alone: float
     trials: Trials
     base: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -122,6 +125,7 @@ def tuning_cost(base: Base, trials: Trials, delta: float) -> TuningCost:
         alone=alone,
         trials=trials,
         base=base.details,
+        warnings=about_delta(delta, base.models),
     )
 
 

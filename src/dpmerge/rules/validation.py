@@ -40,6 +40,7 @@ class Validated(Rule):
             raise TargetError(f"the validation set's epsilon is {epsilon}; it must be finite and not negative")
         self.name = rule.name
         self.weights = rule.weights
+        self.looked_at = rule.looked_at
         self._rule = rule
         self._validation = validation
         self._epsilon = epsilon + DRAWING

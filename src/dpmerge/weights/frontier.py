@@ -20,7 +20,7 @@ from dpmerge.jobs import run_all
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.runs import run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Joint
+from dpmerge.rules import Joint, about_delta
 from dpmerge.rules.guarantee import Target, round_up
 from dpmerge.weights.optimum import Optimum, selection_frontier
 from dpmerge.weights.points import (
@@ -94,7 +94,7 @@ def frontier(
         "provenance": utility.provenance,
         "utilities_source": utility.source,
         "utility_label": "score" if scorer is not None else "utility",
-        "warning": _warning(utility, joint),
+        "warning": _warning(utility, joint, about_delta(accounting.delta, portfolio.models)),
         "models": models,
         "joint": joint,
         "curves": curves,
@@ -250,11 +250,13 @@ def _joint(portfolio: Portfolio, utility: Utilities, accounting: Accounting) -> 
     return {"epsilon": found.epsilon, "utility": max(utility.values), "standing": found.standing}
 
 
-def _warning(utility: Utilities, joint: dict[str, Any] | None) -> str | None:
-    if utility.provenance == "a-priori":
-        return None
-    cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint['epsilon'])}"
-    return (
-        "The utilities were measured on the private models, so weights read off this picture are a function of them: the "
-        f"curves do not cover such a choice; joint release ({cost}) or tempered selection does (docs/theory.md §4)."
-    )
+def _warning(utility: Utilities, joint: dict[str, Any] | None, about: tuple[str, ...]) -> str | None:
+    """What the picture does not cover, and a δ at which it promises little."""
+    told = [f"{text}." for text in about]
+    if utility.provenance != "a-priori":
+        cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint['epsilon'])}"
+        told.append(
+            "The utilities were measured on the private models, so weights read off this picture are a function of them: the "
+            f"curves do not cover such a choice; joint release ({cost}) or tempered selection does (docs/theory.md §4)."
+        )
+    return " ".join(told) or None

@@ -8,6 +8,7 @@ from dpmerge.errors import TargetError
 from dpmerge.jobs import run_all
 from dpmerge.profiles.runs import run_profile
 from dpmerge.records import Portfolio
+from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.guarantee import Target
 from dpmerge.rules.selection import selection_epsilons
 from dpmerge.weights.points import Accountant, Accounting, Mapper, combination_points
@@ -44,6 +45,7 @@ def heatmap(portfolio: Portfolio, *, accounting: Accounting, step: float = 0.05,
         "models": list(portfolio.names),
         "points": grid.tolist(),
         "panels": panels,
+        "warning": " ".join(f"{text}." for text in about_delta(accounting.delta, portfolio.models)) or None,
     }
 
 

@@ -13,7 +13,7 @@ from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Adjacency, Portfolio, Weights
-from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection
+from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection, require_wanted
 from dpmerge.rules.guarantee import Accountant, By, Standing, Target, round_down, round_up
 from dpmerge.rules.tempered import Tempered
 from dpmerge.rules.validation import Validated
@@ -51,6 +51,7 @@ class Option:
     utility_kind: Literal["expected", "interpolated", "best of all"] = "expected"
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -71,6 +72,7 @@ class Option:
             utility_kind="interpolated" if rule == "combination" and len(weights.used) > 1 else "expected",
             assumptions=found.assumptions,
             details=found.details,
+            warnings=found.warnings,
         )
 
     def sentence(self, adjacency: Adjacency) -> str:
@@ -79,7 +81,7 @@ class Option:
             return self.why
         standing, by = cast("Standing", self.standing), cast("Accountant", self.by)
         found = (self.epsilon, self.delta, adjacency, self.theorem, self.assumptions, standing, by, self.rule, self.weights)
-        return str(Guarantee(*found))
+        return str(Guarantee(*found, warnings=self.warnings))
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Plan:
     def best(self) -> Option | None:
         """The best feasible option, if there is one."""
         return next((option for option in self.options if option.feasible), None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to beware of, each once."""
+        return tuple(dict.fromkeys(text for option in self.options for text in option.warnings))
 
     @property
     def closest(self) -> Option:
@@ -138,11 +145,13 @@ def plan(
     candidates: Sequence[Mapping[str, float]] = (),
     assume_smoothness: float | None = None,
     shuffle: ShuffleAsPoisson | None = None,
+    any_delta: bool = False,
     progress: Callable[[str], None] = lambda label: None,
 ) -> Plan:
     """Rank what may be released under (ε, δ). `candidates` are linear combinations to try besides those searched for."""
     Target(epsilon=epsilon)
     Target(delta=delta)
+    require_wanted(delta, any_delta)
     planner = _Planner(
         portfolio=portfolio,
         epsilon=float(epsilon),
@@ -228,7 +237,8 @@ class _Planner:
             try:
                 found = selection_optimum(self.profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
                 weights = self._named(found.weights) if found else self._vertex(self._most_private())
-                options.append(self._saturated("selection", weights, Selection(weights, self.shuffle), by))
+                drawn = Selection(weights, self.shuffle, index_published=True)
+                options.append(self._saturated("selection", weights, drawn, by))
             except AccountingError as error:
                 options.append(self._refused("selection", self._vertex(self.portfolio.names[0]), str(error)))
         return options
@@ -240,7 +250,7 @@ class _Planner:
         if self.validation is not None and self.validation_epsilon is None:
             return [self._refused("joint", everyone, _NO_VALIDATION_EPSILON)]
         try:
-            rule: Rule = Joint(everyone, self.shuffle)
+            rule: Rule = Joint(everyone, self.shuffle, self.portfolio.names)
             if self.validation is not None and self.validation_epsilon is not None:
                 rule = Validated(rule, self.validation, self.validation_epsilon)
             guarantee = rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
@@ -329,7 +339,8 @@ class _Planner:
 
     def _alone(self, name: str) -> Guarantee | None:
         try:
-            return Joint(self._vertex(name), self.shuffle).guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
+            rule = Joint(self._vertex(name), self.shuffle, looked_at=())
+            return rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
         except AccountingError as error:
             self.refusals[name] = str(error)
             return None

@@ -40,6 +40,7 @@ export class Releases {
     fill(byId("budget"),
       h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${declared(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing), ", under what their certificates assume"),
       meter,
+      ...budget.warnings.map((text) => h("p", { class: "quiet" }, text)),
       fits === null ? null : h("ul", {}, fits.text.map((text) => h("li", {}, text.trim()))));
   }
 
@@ -75,7 +76,7 @@ export class Releases {
     const result = h("div", { role: "status", "aria-live": "polite", "data-verdict": name });
     const show = (found) => {
       const [sign, kind] = VERDICTS[found.code];
-      const list = [...found.broken, ...found.unchecked];
+      const list = [...found.broken, ...found.unchecked, ...found.warnings];
       fill(result, h("strong", { class: `verdict-${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.sentence),
         list.length ? h("ul", {}, list.map((text) => h("li", {}, text))) : null,
         h("details", {}, h("summary", {}, `${found.holds.length} checks hold`), h("ul", {}, found.holds.map((text) => h("li", {}, text)))));
