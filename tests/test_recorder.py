@@ -636,7 +636,7 @@ def test_shared_tensors_and_numbers_are_saved(tmp_path: Path) -> None:
     assert torch.equal(held["first.weight"], held["second.weight"]) and held["scale"].shape == ()
 
 
-class Stateful(nn.Module):
+class Stateful(nn.Identity):
     """A module with a state that is not a tensor."""
 
     def get_extra_state(self) -> Any:
@@ -645,16 +645,19 @@ class Stateful(nn.Module):
 
 def test_tensors_that_cannot_be_merged_leave_nothing_behind(tmp_path: Path) -> None:
     run = private()
+    run.module._module.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
     recorder = record(*run.parts, dataset="d")
     run.train()
-    run.module._module.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(CheckpointError, match=r"complex64|C64") as caught:
         recorder.save(tmp_path / "a")
     assert list(tmp_path.iterdir()) == [] and "\n" not in str(caught.value)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be made"):
         recorder.save(tmp_path / "file" / "a")
-    run.module._module.register_module("extra", Stateful())
+    stateful = private()
+    stateful.module._module.register_module("extra", Stateful())
+    recorder = record(*stateful.parts, dataset="d")
+    stateful.train()
     with pytest.raises(TrainingError, match=r"state 'extra\._extra_state' is a dict, not a tensor"):
         recorder.save(tmp_path / "a")
 

@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.records import Adjacency, Model, Portfolio, Record
-from dpmerge.records.strict import Strict, parse_strict
+from dpmerge.records.strict import Extended, Strict, parse_strict
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import RuleForm
@@ -97,22 +97,15 @@ class SignatureForm(Strict):
     value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
-class MergeForm(Strict):
+class MergeForm(Extended):
     """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"average"})
     method: str | None = None
     lora: Literal["factors", "exact"] | None = None
     take_from: str | None = None
     base: dict[str, Digest] | None = None
     average: Averaging | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_an_average(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Other merges have no such field: their hash is that of certificates before there was one."""
-        written: dict[str, Any] = plain(self)
-        if self.average is None:
-            written.pop("average", None)
-        return written
 
 
 class Certificate(Strict):

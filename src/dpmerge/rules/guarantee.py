@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Literal, Self
 
@@ -14,7 +14,7 @@ from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.records import Adjacency, Weights
+from dpmerge.records import Adjacency, Model, Weights
 from dpmerge.rules.theorems import THEOREMS
 
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -278,7 +278,7 @@ class Rule(ABC):
             delta=answer.delta,
             adjacency=self.weights.portfolio.adjacency,
             theorem=theorem,
-            assumptions=(*THEOREMS[theorem].assumptions, *self._stated_by_user(), *assumptions),
+            assumptions=(*THEOREMS[theorem].assumptions, *about_records(model for model, _ in self.weights.used), *assumptions),
             standing="conditional" if conditional else "proved",
             by=answer.by,
             rule=self.name,
@@ -287,10 +287,17 @@ class Rule(ABC):
             details=details or {},
         )
 
-    def _stated_by_user(self) -> tuple[str, ...]:
-        """RECORD (theory.md §0) rests on someone's word where the training did not write the record itself."""
-        return tuple(
-            f"the record of model {model.name!r} was stated by its user, not recorded by the training"
-            for model, _ in self.weights.used
-            if model.record.source == "stated-by-user"
-        )
+
+def about_records(models: Iterable[Model]) -> tuple[str, ...]:
+    """What RECORD (theory.md §0) rests on in these models' records: someone's word, where the training did not write it."""
+    found = []
+    for model in models:
+        if model.record.source == "stated-by-user":
+            found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
+        left_out = getattr(model.mechanism, "left_out", None)
+        if left_out:
+            names = ", ".join(map(repr, left_out))
+            found.append(
+                f"model {model.name!r}: no loss was computed with {names}, which changed without noise and were left out"
+            )
+    return tuple(found)

@@ -30,7 +30,7 @@ from dpmerge.jobs import Progress
 from dpmerge.training.averaging import TrainingOn
 from dpmerge.training.averaging_torch import flat, load
 from dpmerge.training.ftrl_recipe import FtrlRecipe, Users
-from dpmerge.training.private_sgd import Randomness, Trained, snapshot
+from dpmerge.training.private_sgd import Randomness, Trained, require_no_buffers, snapshot
 from dpmerge.training.randomness import fresh_generator
 from dpmerge.training.recipe import CLIP_MARGIN
 from dpmerge.training.saving import save_model
@@ -226,10 +226,5 @@ def _trained(network: nn.Module) -> list[Tensor]:
     kinds = {parameter.dtype for parameter in found}
     if kinds != {torch.float32}:
         raise TrainingError(f"the parameters must be float32 numbers; they are {', '.join(sorted(map(str, kinds)))}")
-    buffers = [name for name, _ in network.named_buffers()]
-    if buffers:
-        raise TrainingError(
-            f"the network keeps {buffers[0]!r} beside its parameters, which users would change without noise; use layers "
-            "without such buffers (GroupNorm for BatchNorm)"
-        )
+    require_no_buffers(network)
     return found

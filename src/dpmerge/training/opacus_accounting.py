@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -48,7 +49,9 @@ class Stated:
     """What a checkpoint of Opacus does not say; None is not stated.
 
     `learning_rate` and `clip` are one number for every step, or `value*steps,value*steps,…`. `expected_batch` is the divisor
-    of the updates; or give `examples`, the size of the dataset, from which Opacus computes it.
+    of the updates; or give `examples`, the size of the dataset, from which Opacus computes it. Of tensors that the optimizer
+    did not train, `leave_out` names those that the data changed (no loss was computed with them); `others_unchanged` says
+    that the rest is as before the training.
     """
 
     dataset: str | None = None
@@ -62,6 +65,8 @@ class Stated:
     run: str | None = None
     smoothness: float | None = None
     convex: Literal["glm", "unclipped"] | None = None
+    leave_out: tuple[str, ...] = ()
+    others_unchanged: bool = False
 
     def missing(self) -> list[str]:
         """The flags that are needed and were not given."""
@@ -101,12 +106,30 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         "clipping": stated.clipping,
         "smoothness": stated.smoothness,
         "convex": stated.convex,
+        **({"left_out": sorted(set(stated.leave_out))} if stated.leave_out else {}),
     }
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
-    tensors, _ = pytorch.state_of(held, where)
+    tensors = _shown(pytorch.state_of(held, where)[0], held.get("optimizer_state_dict"), stated, where)
     save_folder(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
     return record
+
+
+def _shown(tensors: Mapping[str, Any], state: Any, stated: Stated, where: str) -> dict[str, Any]:
+    """The tensors to keep; if there are more than the optimizer trained, someone must say that the others did not change."""
+    unknown = sorted(set(stated.leave_out) - tensors.keys())
+    if unknown:
+        raise RecordError(f"--leave-out {unknown[0]}: {where} has no such tensor")
+    shown = {name: tensor for name, tensor in tensors.items() if name not in stated.leave_out}
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    trained = sum(len(group.get("params", ())) for group in groups) if isinstance(groups, list) else len(shown)
+    if len(shown) > trained and not stated.others_unchanged:
+        raise RecordError(
+            f"{where} has {len(shown)} tensors, and its optimizer trained {trained}: the data may have changed the others "
+            "without noise. Give --leave-out NAME for each that changed and that no loss was computed with, and "
+            "--others-unchanged if the rest did not change"
+        )
+    return shown
 
 
 def _history(state: Any, where: str) -> History:

@@ -111,6 +111,7 @@ def steps(
     A batch larger than `micro_batch` is computed in parts; that changes nothing but the memory needed. A run on aggregates
     that is continued needs what was `aggregated` so far.
     """
+    require_no_buffers(network)
     parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if recipe.training_on is not None and aggregated is None:
         if done:
@@ -131,6 +132,15 @@ def steps(
             if aggregated is not None:
                 load(parameters, aggregated.next_start(flat(parameters)))
         yield step
+
+
+def require_no_buffers(network: nn.Module) -> None:
+    """Refuse what would learn from the data beside the parameters, without noise."""
+    for name, _ in network.named_buffers():
+        raise TrainingError(
+            f"the network keeps {name!r} beside its parameters, which the data would change without noise; use layers without "
+            "such buffers (GroupNorm for BatchNorm)"
+        )
 
 
 def snapshot(network: nn.Module, run: str) -> State:

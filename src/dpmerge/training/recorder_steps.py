@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from opacus.grad_sample import (
     GradSampleHooks,
     GradSampleHooksFastGradientClipping,
@@ -175,13 +174,3 @@ class StepReader:
         if subject not in self._warned:
             warnings.warn(text, UserWarning, stacklevel=5)
         self._warned.add(subject)
-
-
-def tensors_of(module: Any) -> dict[str, torch.Tensor]:
-    """The trained module's own state, under its own names, each tensor with memory of its own on the CPU."""
-    found = {}
-    for name, value in module._module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise TrainingError(f"the module's state {name!r} is a {type(value).__name__}, not a tensor; it cannot be saved")
-        found[name] = value.detach().to("cpu", copy=True).contiguous()
-    return found
