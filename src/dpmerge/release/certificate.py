@@ -98,14 +98,18 @@ class SignatureForm(Strict):
 
 
 class MergeForm(Extended):
-    """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights."""
+    """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights.
 
-    added: ClassVar[frozenset[str]] = frozenset({"average"})
+    `keep_metadata` names what was kept of the input files' metadata beside their format, on request.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"average", "keep_metadata"})
     method: str | None = None
     lora: Literal["factors", "exact"] | None = None
     take_from: str | None = None
     base: dict[str, Digest] | None = None
     average: Averaging | None = None
+    keep_metadata: Annotated[list[str], Field(min_length=1)] | None = None
 
 
 class Certificate(Strict):
@@ -152,7 +156,7 @@ class Certificate(Strict):
             "a rule that draws without a model drawn, or the reverse": rule.draws != (self.drawn is not None),
             "a drawn model that had no chance": self.drawn is not None and self.drawn not in rule.weights,
             "inputs of other models than were merged": set(self.inputs) != self.merged,
-            "a drawn model that was merged": rule.draws and merge != MergeForm(),
+            "a drawn model that was merged": rule.draws and merge != MergeForm(keep_metadata=merge.keep_metadata),
             "a merge that only joint release covers": rule.rule != "joint" and not merges_linearly(merge),
             "an average of checkpoints with other weights than its rule gives": not averages_as_stated(rule, merge, records),
             "kappa without tempered selection, or the reverse": (rule.rule == "tempered") != (rule.kappa is not None),
@@ -205,7 +209,7 @@ def merges_linearly(merge: MergeForm) -> bool:
 
     Integers taken from one model are that model's own, and the exact sum of LoRA updates is bilinear in what was trained.
     """
-    return merge == MergeForm(lora=merge.lora) and merge.lora != "exact"
+    return merge == MergeForm(lora=merge.lora, keep_metadata=merge.keep_metadata) and merge.lora != "exact"
 
 
 def averages_as_stated(rule: RuleForm, merge: MergeForm, records: Mapping[str, Record]) -> bool:

@@ -95,5 +95,5 @@ def _digest(value: Any) -> str:
         return repr(value)
     plain = value.detach().cpu().contiguous()
     digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)} ".encode())
-    digest.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
