@@ -303,6 +303,18 @@ def test_from_the_command_line_to_a_verified_release(tmp_path: Path) -> None:
     assert checked.exit_code == 0, checked.output
 
 
+def test_adaptive_clipping_needs_the_noise_of_its_counts(checkpoint: Path, tmp_path: Path) -> None:
+    adaptive = {**STATED, "clipping": "adaptive"}
+    with pytest.raises(RecordError, match="state --unclipped-num-std"):
+        from_opacus(checkpoint, tmp_path / "a", Stated(**adaptive))
+    with pytest.raises(RecordError, match=r"--unclipped-num-std 0\.4: Opacus needs at least half"):
+        from_opacus(checkpoint, tmp_path / "a", Stated(**adaptive, unclipped_num_std=0.4))
+    with pytest.raises(RecordError, match="belongs to adaptive clipping, not to --clipping flat"):
+        from_opacus(checkpoint, tmp_path / "a", Stated(**STATED, unclipped_num_std=1.0))
+    record = from_opacus(checkpoint, tmp_path / "a", Stated(**adaptive, unclipped_num_std=0.5))
+    assert isinstance(record.mechanism, DpSgd) and record.mechanism.noise_multiplier == pytest.approx(0.5, rel=1e-12)
+
+
 def test_tensors_that_the_optimizer_did_not_train_are_not_passed_on_unasked(tmp_path: Path) -> None:
     """A buffer that copies a private row lies in Opacus' checkpoint like any other tensor."""
 

@@ -434,7 +434,7 @@ def test_metadata_of_the_merged_file_is_not_a_place_to_hide_in(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rule", ["selection", "joint"])
-def test_metadata_that_was_asked_for_is_certified_and_rechecked(rule: str, tmp_path: Path) -> None:
+def test_metadata_that_was_asked_for_is_certified_and_rechecked(rule: RuleName, tmp_path: Path) -> None:
     portfolio = runs(tmp_path)
     for model in portfolio.models:
         assert model.folder is not None

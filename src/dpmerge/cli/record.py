@@ -68,6 +68,13 @@ def from_opacus(
     ] = None,
     smoothness: Annotated[float | None, typer.Option("--smoothness", help="β of the loss, if it is known.")] = None,
     convex: Annotated[ConvexName | None, typer.Option("--convex", help="Why clipped gradients are convex, if so.")] = None,
+    unclipped_num_std: Annotated[
+        float | None,
+        typer.Option(
+            "--unclipped-num-std",
+            help="Adaptive clipping: Opacus' setting; in ghost mode half the noise multiplier.",
+        ),
+    ] = None,
     leave_out: Annotated[
         list[str] | None,
         typer.Option("--leave-out", help="A tensor that changed without noise, with which no loss was computed. Repeatable."),
@@ -94,6 +101,7 @@ def from_opacus(
         run=run,
         smoothness=smoothness,
         convex=None if convex is None else convex.value,
+        unclipped_num_std=unclipped_num_std,
         leave_out=tuple(leave_out or ()),
         others_unchanged=others_unchanged,
     )

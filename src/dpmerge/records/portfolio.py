@@ -231,7 +231,7 @@ def _begins(earlier: Mechanism, later: Mechanism) -> bool:
                 return False
         if earlier.model_dump(exclude=same) != later.model_dump(exclude=same):
             return False
-        return _is_prefix(_merged(earlier.settings()), _merged(later.settings()))
+        return _is_prefix(joined(earlier.settings()), joined(later.settings()))
     if type(earlier) is not type(later):
         return False
     if isinstance(earlier, DpFtrl) and isinstance(later, DpFtrl) and not _restarts_agree(earlier, later):
@@ -244,7 +244,7 @@ def _restarts_agree(earlier: DpFtrl, later: DpFtrl) -> bool:
     return earlier.restarts <= later.restarts and (earlier.steps < later.steps or earlier.restarts == later.restarts)
 
 
-def _merged(phases: list[Phase]) -> list[Phase]:
+def joined(phases: list[Phase]) -> list[Phase]:
     """Adjacent phases with equal settings become one."""
     merged: list[Phase] = []
     for phase in phases:

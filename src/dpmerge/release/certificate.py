@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.records import Adjacency, Model, Portfolio, Record
+from dpmerge.records import Adjacency, DpSgd, Model, Portfolio, Record
+from dpmerge.records.portfolio import joined
 from dpmerge.records.strict import Extended, Strict, parse_strict
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
@@ -228,20 +229,24 @@ def covers_looking(rule: RuleForm, provenance: Provenance) -> bool:
 
 
 def published(models: Iterable[Model]) -> dict[str, Record]:
-    """The records of these models as a certificate carries them, by name: with fingerprints numbered.
+    """The records of these models as a certificate carries them, by name: with fingerprints numbered, adapted clips left out.
 
     Which runs share randomness decides the guarantee and is kept. The fingerprint itself is not published: seeds are often
-    short, and whoever finds the one that has this fingerprint takes the noise off the model.
+    short, and whoever finds the one that has this fingerprint takes the noise off the model. A clip that was adapted to the
+    data is an output of its run, also of one that stays hidden; no guarantee of such a run depends on it.
     """
     numbers: dict[tuple[str, str], str] = {}
     records = {}
     for model in sorted(models, key=lambda model: model.name):
-        update = {}
+        update: dict[str, Any] = {}
         for field in ("noise_fingerprint", "sampler_fingerprint"):
             known = getattr(model.mechanism, field)
             if known is not None:
                 update[field] = numbers.setdefault((field, known), f"number {len(numbers) + 1}")
         mechanism = model.mechanism.model_copy(update=update)
+        if isinstance(mechanism, DpSgd) and mechanism.clipping == "adaptive":
+            phases = [phase.model_copy(update={"clip": None}) for phase in mechanism.phases]
+            mechanism = mechanism.model_copy(update={"clip": 1.0, "phases": joined(phases)})
         records[model.name] = model.record.model_copy(update={"mechanism": mechanism})
     return records
 

@@ -44,6 +44,19 @@ def opacus_history(record: Record) -> History:
     return [(*setting, sum(steps for *_, steps in same)) for setting, same in groupby(rows, key=lambda row: row[:2])]
 
 
+def noise_with_counts(sigma: float, unclipped_num_std: float, ratio: float = 1.0) -> float:
+    """The noise multiplier of a step whose clip Opacus adapts: the sum and the count of unclipped gradients, together.
+
+    Opacus puts σ_g = (σ⁻² − (2σ_u)⁻²)^-½ on the sum, as if a record moved the count by ½, and σ_u on the count, which it moves
+    by 1: μ² = σ_g⁻² + σ_u⁻² = σ⁻² + ¾σ_u⁻² (docs/theory.md §1). Rounded down. `ratio` is how much further than by the clip
+    that scales the noise a record moves the sum.
+    """
+    if sigma == 0:
+        return 0.0
+    of_sum, of_count = sigma**-2 - (2 * unclipped_num_std) ** -2, unclipped_num_std**-2
+    return math.nextafter((1 - 1e-15) / math.sqrt(of_sum * ratio**2 + of_count), 0.0)
+
+
 @dataclass(frozen=True)
 class Stated:
     """What a checkpoint of Opacus does not say; None is not stated.
@@ -65,12 +78,15 @@ class Stated:
     run: str | None = None
     smoothness: float | None = None
     convex: Literal["glm", "unclipped"] | None = None
+    unclipped_num_std: float | None = None
     leave_out: tuple[str, ...] = ()
     others_unchanged: bool = False
 
     def missing(self) -> list[str]:
         """The flags that are needed and were not given."""
-        needed = ("dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer")
+        needed: tuple[str, ...] = ("dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer")
+        if self.clipping == "adaptive":
+            needed = (*needed, "unclipped_num_std")
         flags = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
         if self.expected_batch is None and self.examples is None:
             flags.append("--expected-batch (or --examples)")
@@ -177,7 +193,7 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
             Phase(
                 steps=end - start,
                 learning_rate=rates[at[2]][0],
-                noise_multiplier=sigma,
+                noise_multiplier=_noise(stated, sigma),
                 clip=clips[at[1]][0],
                 sampling=_sampling(stated, rate),
                 expected_batch=_expected_batch(stated, rate),
@@ -185,6 +201,18 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
         )
         start = end
     return phases
+
+
+def _noise(stated: Stated, sigma: float) -> float:
+    """With the counts of adaptive clipping, for which the accountant's σ is too much."""
+    std = stated.unclipped_num_std
+    if stated.clipping != "adaptive":
+        if std is not None:
+            raise RecordError(f"--unclipped-num-std belongs to adaptive clipping, not to --clipping {stated.clipping}")
+        return sigma
+    if std is None or not sigma / 2 <= std < math.inf:
+        raise RecordError(f"--unclipped-num-std {std}: Opacus needs at least half of its noise multiplier, {sigma:g}")
+    return noise_with_counts(sigma, std)
 
 
 def _expected_batch(stated: Stated, rate: float) -> float:
