@@ -374,7 +374,12 @@ def test_the_noise_of_adaptive_clipping_is_what_opacus_adds(monkeypatch: pytest.
         return generate(std=std, reference=reference, **options)
 
     monkeypatch.setattr(adaclipoptimizer, "_generate_noise", counted)
-    how = {"target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2, "max_clipbound": 10.0, "min_clipbound": 0.1}
+    how: dict[str, Any] = {
+        "target_unclipped_quantile": 0.5,
+        "clipbound_learning_rate": 0.2,
+        "max_clipbound": 10.0,
+        "min_clipbound": 0.1,
+    }
     run = private(batch=30, clipping="adaptive", unclipped_num_std=0.7, clip=0.5, **how)
     with pytest.warns(UserWarning, match="pays for half"):
         recorder = record(*run.parts, dataset="d")

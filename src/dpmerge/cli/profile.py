@@ -21,12 +21,13 @@ def profile(
     from dpmerge.errors import AccountingError
     from dpmerge.profiles.runs import run_profile
     from dpmerge.records import Portfolio
-    from dpmerge.rules.guarantee import ProfileBound, Target, ask, round_up
+    from dpmerge.rules.guarantee import ProfileBound, Target, about_records, ask, round_up
 
     target = Target(delta=delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
     models: list[dict[str, Any]] = []
+    noted: dict[str, tuple[str, ...]] = {}
     for model in loaded.models:
         entry: dict[str, Any] = {
             "model": model.name,
@@ -46,7 +47,8 @@ def profile(
         except AccountingError as error:
             entry["refused"] = str(error)
             continue
-        entry["assumptions"] = list(run.assumptions)
+        noted[model.name] = run.assumptions
+        entry["assumptions"] = [*about_records([model]), *run.assumptions]
         entry["standing"] = "conditional" if run.conditional else "proved"
         bound = ProfileBound(run.profile)
         for name in bound.accountants():
@@ -63,8 +65,10 @@ def profile(
         for entry in models
     ]
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
+    for text in about_records(loaded.models):  # one line about all of them
+        typer.echo(f"assumed: {text}")
     for entry in models:
-        for text in entry["assumptions"]:
+        for text in noted.get(entry["model"], ()):
             typer.echo(f"{entry['standing']}: {text}")
         if entry["refused"]:
             typer.echo(f"refused: {entry['refused']}")

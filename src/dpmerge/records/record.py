@@ -16,6 +16,8 @@ from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
 Source = Literal["recorded", "stated-by-user"]
+NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
+CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # some of their numbers tell nothing of others
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -55,7 +57,7 @@ class DpSgd(Extended):
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"left_out"})
+    added: ClassVar[frozenset[str]] = frozenset({"left_out", "noise_generator"})
 
     kind: Literal["dp-sgd"]
     run: Annotated[str, Field(min_length=1)]
@@ -71,6 +73,7 @@ class DpSgd(Extended):
     smoothness: NonNegative | None
     convex: Literal["glm", "unclipped"] | None
     left_out: Annotated[list[str], Field(min_length=1)] | None = None
+    noise_generator: NoiseGenerator | None = None
 
     def settings(self) -> list[Phase]:
         """The phases with nothing left to inherit."""
@@ -92,12 +95,14 @@ class DpSgd(Extended):
         return sum(phase.steps for phase in self.phases)
 
 
-class _Run(Strict):
+class _Run(Extended):
     """What every mechanism may say about its randomness; a model without a run id is a run of its own."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator"})
     run: Annotated[str, Field(min_length=1)] | None = None
     noise_fingerprint: str | None = None
     sampler_fingerprint: str | None = None
+    noise_generator: NoiseGenerator | None = None
 
 
 class Gaussian(_Run):

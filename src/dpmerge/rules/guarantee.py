@@ -15,6 +15,7 @@ from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.records import Adjacency, Model, Weights
+from dpmerge.records.record import CRYPTOGRAPHIC
 from dpmerge.rules.theorems import THEOREMS
 
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -289,9 +290,9 @@ class Rule(ABC):
 
 
 def about_records(models: Iterable[Model]) -> tuple[str, ...]:
-    """What RECORD (theory.md §0) rests on in these models' records: someone's word, where the training did not write it."""
-    found = []
-    for model in models:
+    """What RECORD (theory.md §0) rests on in these models' records: someone's word, generators that are not cryptographic."""
+    found, known = [], tuple(models)
+    for model in known:
         if model.record.source == "stated-by-user":
             found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
         left_out = getattr(model.mechanism, "left_out", None)
@@ -300,4 +301,12 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
             found.append(
                 f"model {model.name!r}: no loss was computed with {names}, which changed without noise and were left out"
             )
+    by_generator: dict[str, list[str]] = {}
+    for model in known:
+        generator = model.mechanism.noise_generator
+        if model.mechanism.kind in ("dp-sgd", "gaussian", "dp-ftrl") and generator not in CRYPTOGRAPHIC:
+            by_generator.setdefault(generator or "not recorded", []).append(repr(model.name))
+    if by_generator:
+        which = "; ".join(f"{generator} for {', '.join(names)}" for generator, names in by_generator.items())
+        found.append(f"training noise of a generator that is not known to be cryptographic is as good as true noise ({which})")
     return tuple(found)

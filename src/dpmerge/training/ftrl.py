@@ -144,12 +144,13 @@ def checkpoints(
     users = len(clients)
     rounds = recipe.draw_users(randomness.sampler, users) if order is None else recipe.check_users(order, users)
     noise_print, order_print = randomness.fingerprints[0], randomness.fingerprints[1] if order is None else None
-    recipe.record(recipe.rounds, dataset, run, noise_print, order_print)
+    facts = (dataset, run, noise_print, order_print, randomness.noise.generator)
+    recipe.record(recipe.rounds, *facts)
 
     def made() -> Iterator[Trained]:
         for step in _rounds(parameters, network, clients, rounds, recipe, loss, randomness, training_on, progress):
             if step in kept:
-                yield Trained(step, snapshot(network, run), recipe.record(step, dataset, run, noise_print, order_print))
+                yield Trained(step, snapshot(network, run), recipe.record(step, *facts))
 
     return made()
 

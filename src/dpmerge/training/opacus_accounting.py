@@ -122,7 +122,7 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         "clipping": stated.clipping,
         "smoothness": stated.smoothness,
         "convex": stated.convex,
-        **({"left_out": sorted(set(stated.leave_out))} if stated.leave_out else {}),
+        "left_out": sorted(set(stated.leave_out)) or None,
     }
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")

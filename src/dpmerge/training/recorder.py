@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, Phase, Record
+from dpmerge.records.record import NoiseGenerator
+from dpmerge.training.randomness import together
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
-from dpmerge.training.recorder_randomness import continued, noise_fingerprint, sampler_fingerprint
+from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator, sampler_fingerprint
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
 
@@ -36,6 +38,7 @@ class _Said:
     run: str
     noise_fingerprint: str | None
     sampler_fingerprint: str | None
+    noise_generator: NoiseGenerator | None
     smoothness: float | None
     convex: str | None
     optimizer: str | None = None  # of the part before the run was resumed
@@ -60,7 +63,7 @@ def record(
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
     """
     batches, steps = Batches(loader), StepReader(module, optimizer)
-    noise = noise_fingerprint(engine, optimizer)
+    noise, generator = noise_fingerprint(engine, optimizer), noise_generator(engine, optimizer)
     sampler = None if batches.sampling().scheme == "full-batch" else sampler_fingerprint(engine, batches.generator)
     counted = _counted(engine)
     if resume is None:
@@ -69,7 +72,8 @@ def record(
                 f"the engine's accountant has counted {counted} steps already; record from the first step on, with a new "
                 "PrivacyEngine for every run, or resume from a folder that was saved"
             )
-        said = _Said(dataset, f"opacus-{secrets.token_hex(8)}" if run is None else run, noise, sampler, smoothness, convex)
+        identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
+        said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex)
         return Recorder(engine, ModuleTensors(module), optimizer, batches, steps, said, [])
     folder = Path(resume)
     before = _resumable(folder, dataset, run, smoothness, convex)
@@ -86,6 +90,7 @@ def record(
         None
         if before.sampler_fingerprint is None
         else continued(before.sampler_fingerprint, before.steps, sampler, "sampling"),
+        together([before.noise_generator, generator]),
         before.smoothness,
         before.convex,
         before.optimizer,
@@ -211,7 +216,8 @@ class Recorder:
             "clipping": clipping,
             "smoothness": said.smoothness,
             "convex": said.convex,
-            **({"left_out": left_out} if left_out else {}),
+            "left_out": left_out or None,
+            "noise_generator": said.noise_generator,
         }
         return dp_sgd_record(said.dataset, mechanism, phases, "recorded")
 
