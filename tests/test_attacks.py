@@ -104,6 +104,10 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("safetensors_offsets", "checkpoints.safetensors_file", "SafetensorsFile._tensors", lambda self, model, header: ()),
     ("path_traversal", "checkpoints.opening", "file_inside", anywhere),
     ("weights_above_one", "records.portfolio", "WEIGHT_SUM_TOLERANCE", 1e-3),
+    ("private_metadata", "checkpoints.plan", "_metadata", lambda models, keep: (dict(models[0].files[0].metadata), [])),
+    ("private_metadata", "checkpoints.companions", "agreed", lambda configs, harmless: dict(configs[0])),
+    ("private_metadata", "checkpoints.writing", "holds_only_tensors", yes),
+    ("private_metadata", "release.recheck", "Recheck._metadata", nothing),
     ("hidden_nan", "checkpoints.kernel", "fits", yes),
     ("lattice_residues", "release.release", "_settled", lambda choice, folders: choice),
 ]

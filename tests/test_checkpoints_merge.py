@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from dpmerge.checkpoints import MergeReport, combine_tensors, copy_model, merge_models, read_tensors, verify_combination
 from dpmerge.checkpoints.kernel import BLOCK
@@ -269,11 +269,11 @@ def test_configuration_and_tokenizer_are_kept_when_they_agree(tmp_path: Path) ->
             (folder / left).write_text("{}")
     report = merge_models(models, WEIGHTS, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "tokenizer.json"}
-    assert (tmp_path / "out" / "config.json").read_bytes() == (models["a"] / "config.json").read_bytes()
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"hidden": 4}
     assert set(report.outputs) == {"model.safetensors", "config.json", "tokenizer.json"}
     notes = "\n".join(report.notes)
     assert "vocab.txt was left out: it is not the same" in notes and "losses.csv was left out" in notes
-    assert "config.json is that of model 'a'" in notes and "record.json" not in notes
+    assert "config.json has no _name_or_path: not the same in every model" in notes and "record.json" not in notes
 
 
 @pytest.mark.parametrize(
@@ -296,25 +296,41 @@ def test_a_link_to_a_secret_is_not_copied(tmp_path: Path) -> None:
     refused(tmp_path, models, "tokenizer.json is a link out of the model's folder")
 
 
-def test_metadata_that_all_share_is_kept(tmp_path: Path) -> None:
+def metadata_of(folder: Path) -> dict[str, str]:
     from safetensors import safe_open
 
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        found: dict[str, str] = file.metadata()
+    return found
+
+
+def test_metadata_is_kept_only_if_asked_for_by_name(tmp_path: Path) -> None:
     a = single(tmp_path / "a", tensors(0), {"format": "pt", "author": "x", "note": "1"})
     b = single(tmp_path / "b", tensors(1), {"format": "pt", "author": "x", "note": "2"})
-    report = merge_models({"a": a, "b": b}, {"a": 0.5, "b": 0.5}, tmp_path / "out")
-    with safe_open(tmp_path / "out" / "model.safetensors", "numpy") as file:
-        assert file.metadata() == {"format": "pt", "author": "x"}
-    assert any("metadata note was left out" in note for note in report.notes)
-    save_file(tensors(0), a / "model.safetensors")
-    merge_models({"a": a}, {"a": 1.0}, tmp_path / "plain")
-    with safe_open(tmp_path / "plain" / "model.safetensors", "numpy") as file:
-        assert file.metadata() == {"format": "pt"}
+    models, weights = {"a": a, "b": b}, {"a": 0.5, "b": 0.5}
+    report = merge_models(models, weights, tmp_path / "out")
+    assert metadata_of(tmp_path / "out") == {"format": "pt"}
+    assert any("metadata author, note was left out" in note for note in report.notes)
+    report = merge_models(models, weights, tmp_path / "kept", keep_metadata=["author", "note"])
+    assert metadata_of(tmp_path / "kept") == {"format": "pt", "author": "x"}
+    notes = "\n".join(report.notes)
+    assert "metadata note was left out" in notes and "metadata note was asked for, and is not the same in every file" in notes
+    copy_model(a, tmp_path / "copy", keep_metadata=["note"])
+    assert metadata_of(tmp_path / "copy") == {"format": "pt", "note": "1"}
+
+
+@pytest.mark.parametrize("given, written", [({}, "pt"), ({"format": "np"}, "np"), ({"format": "pt, loss 0.3"}, "pt")])
+def test_the_format_is_a_word_that_loaders_know(given: dict[str, str], written: str, tmp_path: Path) -> None:
+    a = single(tmp_path / "a", tensors(0), given)
+    report = merge_models({"a": a}, {"a": 1.0}, tmp_path / "out")
+    assert metadata_of(tmp_path / "out") == {"format": written}
+    assert (("a", "model.safetensors") in report.plain) == ("loss" not in given.get("format", ""))
 
 
 # Copies, recomputation, evaluation.
 
 
-def test_copy_is_byte_for_byte(tmp_path: Path) -> None:
+def test_a_copy_has_the_tensors_and_nothing_else_of_the_files(tmp_path: Path) -> None:
     one = single(tmp_path / "one", tensors(0), {"odd": "metadata"})
     (one / "config.json").write_text("{}")
     (one / "trainer_state.json").write_text("{}")
@@ -324,13 +340,20 @@ def test_copy_is_byte_for_byte(tmp_path: Path) -> None:
 
     report = copy_model(one, tmp_path / "out", extra_files=add)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "README.md"}
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (one / "model.safetensors").read_bytes()
-    digest = hashlib.sha256((one / "model.safetensors").read_bytes()).hexdigest()
-    assert report.inputs == {"one": {"model.safetensors": digest}} and report.outputs["model.safetensors"] == digest
+    copied = read_tensors(tmp_path / "out")
+    assert {name: tensor.tobytes() for name, tensor in copied.items()} == {k: t.tobytes() for k, t in tensors(0).items()}
+    assert metadata_of(tmp_path / "out") == {"format": "pt"}
+    digests = [hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (one, tmp_path / "out")]
+    assert report.inputs == {"one": {"model.safetensors": digests[0]}} and report.outputs["model.safetensors"] == digests[1]
     several = sharded(tmp_path / "several", {"x": tensors(0)["big"]}, {"y": tensors(1)["bias"]})
+    index = several / "model.safetensors.index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "metadata": {"total_size": 1, "loss": 0.3}, "more": 1}))
     copy_model(several, tmp_path / "copy", digests=False)
-    for path in several.iterdir():
+    for path in several.glob("*.safetensors"):
         assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+    total = sum(tensor.nbytes for tensor in read_tensors(several).values())
+    held = json.loads((tmp_path / "copy" / index.name).read_text())
+    assert held["metadata"] == {"total_size": total} and set(held) == {"metadata", "weight_map"}
     with pytest.raises(CheckpointError, match="exists already"):
         copy_model(one, tmp_path / "copy")
 

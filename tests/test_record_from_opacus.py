@@ -301,3 +301,38 @@ def test_from_the_command_line_to_a_verified_release(tmp_path: Path) -> None:
     assert "was stated by its user" in (out / "README.md").read_text()
     checked = invoke(app, ["verify", str(out), "--portfolio", str(portfolio)])
     assert checked.exit_code == 0, checked.output
+
+
+def test_adaptive_clipping_needs_the_noise_of_its_counts(checkpoint: Path, tmp_path: Path) -> None:
+    adaptive = {**STATED, "clipping": "adaptive"}
+    with pytest.raises(RecordError, match="state --unclipped-num-std"):
+        from_opacus(checkpoint, tmp_path / "a", Stated(**adaptive))
+    with pytest.raises(RecordError, match=r"--unclipped-num-std 0\.4: Opacus needs at least half"):
+        from_opacus(checkpoint, tmp_path / "a", Stated(**adaptive, unclipped_num_std=0.4))
+    with pytest.raises(RecordError, match="belongs to adaptive clipping, not to --clipping flat"):
+        from_opacus(checkpoint, tmp_path / "a", Stated(**STATED, unclipped_num_std=1.0))
+    record = from_opacus(checkpoint, tmp_path / "a", Stated(**adaptive, unclipped_num_std=0.5))
+    assert isinstance(record.mechanism, DpSgd) and record.mechanism.noise_multiplier == pytest.approx(0.5, rel=1e-12)
+
+
+def test_tensors_that_the_optimizer_did_not_train_are_not_passed_on_unasked(tmp_path: Path) -> None:
+    """A buffer that copies a private row lies in Opacus' checkpoint like any other tensor."""
+
+    def build() -> Any:
+        made = torch.nn.Sequential(torch.nn.Linear(4, 3))
+        made.add_module("observer", torch.nn.Identity())
+        made.observer.register_buffer("seen", torch.zeros(4))
+        return made
+
+    path = tmp_path / "checkpoint.pt"
+    trained(path, build=build)
+    with pytest.raises(RecordError, match="has 3 tensors, and its optimizer trained 2"):
+        from_opacus(path, tmp_path / "a", Stated(**STATED))
+    with pytest.raises(RecordError, match=r"--leave-out odd: .* has no such tensor"):
+        from_opacus(path, tmp_path / "a", Stated(**STATED, leave_out=("odd",)))
+    assert not (tmp_path / "a").exists()
+    left = from_opacus(path, tmp_path / "a", Stated(**STATED, leave_out=("observer.seen",)))
+    assert isinstance(left.mechanism, DpSgd) and left.mechanism.left_out == ["observer.seen"]
+    assert load_file(tmp_path / "a" / "model.safetensors").keys() == {"0.weight", "0.bias"}
+    from_opacus(path, tmp_path / "b", Stated(**STATED, others_unchanged=True))
+    assert "observer.seen" in load_file(tmp_path / "b" / "model.safetensors")

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
 from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: E402
-from opacus.optimizers import DistributedDPOptimizer  # noqa: E402
+from opacus.optimizers import DistributedDPOptimizer, adaclipoptimizer  # noqa: E402
 from opacus.schedulers import ExponentialNoise, StepGradClip, StepNoise  # noqa: E402
 from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping  # noqa: E402
 from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
@@ -354,9 +354,39 @@ def test_adaptive_clipping() -> None:
         clips.append(float(run.optimizer.max_grad_norm))
         run.step(inputs, labels)
     found = mechanism(recorder)
-    assert found.clipping == "adaptive" and found.noise_multiplier == 1.0
+    # With the count of unclipped gradients, which a record moves by 1: μ² = 1/σ² + 3/(4σ_u²).
+    assert found.clipping == "adaptive" and found.noise_multiplier == pytest.approx((1 + 3 / 16) ** -0.5, rel=1e-12)
+    assert found.noise_multiplier**-2 >= 1 + 3 / 16
     assert [phase.clip for phase in settings(recorder)] == clips and len(set(clips)) == 2
-    assert opacus_history(recorder.record()) == run.engine.accountant.history
+    assert opacus_history(recorder.record()) == [(found.noise_multiplier, 0.5, 2)]
+    assert run.engine.accountant.history == [(1.0, 0.5, 2)]
+    single = Joint(Portfolio((Model("a", recorder.record()),)).weights({"a": 1.0})).guarantee(delta=1e-5)
+    assert single.standing == "conditional" and any("batch sizes by which they were" in text for text in single.assumptions)
+
+
+def test_the_noise_of_adaptive_clipping_is_what_opacus_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law of a step: the sum moves by the clip, the count by 1, and the noise on each is what Opacus draws."""
+    added: list[tuple[int, float]] = []
+    generate = adaclipoptimizer._generate_noise
+
+    def counted(std: float, reference: Any, **options: Any) -> Any:
+        added.append((reference.numel(), float(std)))
+        return generate(std=std, reference=reference, **options)
+
+    monkeypatch.setattr(adaclipoptimizer, "_generate_noise", counted)
+    how: dict[str, Any] = {
+        "target_unclipped_quantile": 0.5,
+        "clipbound_learning_rate": 0.2,
+        "max_clipbound": 10.0,
+        "min_clipbound": 0.1,
+    }
+    run = private(batch=30, clipping="adaptive", unclipped_num_std=0.7, clip=0.5, **how)
+    with pytest.warns(UserWarning, match="pays for half"):
+        recorder = record(*run.parts, dataset="d")
+    run.step(*next(iter(run.loader)))
+    (*of_sum, (_, of_count)) = added
+    mu = math.hypot(0.5 / of_sum[0][1], 1 / of_count)
+    assert 1 / mechanism(recorder).noise_multiplier == pytest.approx(mu, rel=1e-6) and mu > 1.5
 
 
 def test_adaptive_clipping_in_ghost_mode() -> None:
@@ -366,7 +396,8 @@ def test_adaptive_clipping_in_ghost_mode() -> None:
     with pytest.warns(UserWarning, match="size of each batch, which is private"):
         run.train()
     assert mechanism(recorder).clipping == "adaptive"
-    assert [phase.noise_multiplier for phase in settings(recorder)] == [0.1] * len(settings(recorder))
+    # Whatever the sizes of its batches were, which do not show.
+    assert [phase.noise_multiplier for phase in settings(recorder)] == pytest.approx([0.05] * recorder.steps, rel=1e-12)
     with (
         BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=15, optimizer=run.optimizer) as split,
         pytest.raises(TrainingError, match="pays for the last alone"),
@@ -636,7 +667,7 @@ def test_shared_tensors_and_numbers_are_saved(tmp_path: Path) -> None:
     assert torch.equal(held["first.weight"], held["second.weight"]) and held["scale"].shape == ()
 
 
-class Stateful(nn.Module):
+class Stateful(nn.Identity):
     """A module with a state that is not a tensor."""
 
     def get_extra_state(self) -> Any:
@@ -645,16 +676,19 @@ class Stateful(nn.Module):
 
 def test_tensors_that_cannot_be_merged_leave_nothing_behind(tmp_path: Path) -> None:
     run = private()
+    run.module._module.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
     recorder = record(*run.parts, dataset="d")
     run.train()
-    run.module._module.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(CheckpointError, match=r"complex64|C64") as caught:
         recorder.save(tmp_path / "a")
     assert list(tmp_path.iterdir()) == [] and "\n" not in str(caught.value)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be made"):
         recorder.save(tmp_path / "file" / "a")
-    run.module._module.register_module("extra", Stateful())
+    stateful = private()
+    stateful.module._module.register_module("extra", Stateful())
+    recorder = record(*stateful.parts, dataset="d")
+    stateful.train()
     with pytest.raises(TrainingError, match=r"state 'extra\._extra_state' is a dict, not a tensor"):
         recorder.save(tmp_path / "a")
 

@@ -31,7 +31,7 @@ from dpmerge.errors import (
     UtilityError,
     WeightsError,
 )
-from dpmerge.records import Portfolio
+from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
     Ledger,
     Merge,
@@ -575,6 +575,29 @@ def test_names_that_are_no_text_are_refused_before_anything_is_written(tmp_path:
     with pytest.raises(PortfolioError, match="no valid text"):
         release(strange, chosen(strange, "joint", weights=strange.weights({"a\udcff": 1.0})), tmp_path / "out")
     assert left_behind(tmp_path) == set()
+
+
+@pytest.mark.parametrize("rule", ["selection", "joint"])
+def test_clips_that_were_adapted_to_the_data_are_not_published(rule: RuleName, tmp_path: Path) -> None:
+    """They are an output of their run, and of the draw's models one alone is paid for."""
+    trajectory = {"a": [0.31415, 0.27182, 0.16180], "b": [0.57721, 0.69314, 0.91596]}
+    phases = {
+        name: [{"steps": 1, "learning_rate": 0.1, "clip": clip} for clip in clips] + [{"steps": 2, "learning_rate": 0.05}]
+        for name, clips in trajectory.items()
+    }
+    models = [
+        builders.dp_sgd(name, sigma=4.0, clip=0.11235, phases=rows, clipping="adaptive", run=f"run-{name}")
+        for name, rows in phases.items()
+    ]
+    portfolio = on_disk(tmp_path / "runs", *models)
+    out = release(portfolio, chosen(portfolio, rule, weights=portfolio.weights({"a": 0.5, "b": 0.5})), tmp_path / "out").folder
+    for path in out.iterdir():
+        content = path.read_bytes()
+        assert not any(f"{clip}".encode() in content for clips in (*trajectory.values(), [0.11235]) for clip in clips), path
+    held = read(out).records["b"].record.mechanism
+    assert isinstance(held, DpSgd) and [phase.steps for phase in held.phases] == [3, 2] and held.clip == 1.0
+    assert read(out).guarantee.standing == "conditional"
+    assert verify(out, portfolio=portfolio).code == 0
 
 
 def test_fingerprints_are_numbered_not_published(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from dpmerge.profiles.gaussian import gaussian_delta
 from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.renyi import epsilon_from_renyi
 from dpmerge.records import Adjacency, Model, Portfolio
-from dpmerge.release import Ledger, Released, Settings, Verdict, release, verify
+from dpmerge.release import Ledger, Merge, Released, Settings, Verdict, release, verify
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.forms import RuleName
 from dpmerge.rules import round_up
 from tests import builders
-from tests.checkpoint_builders import single
+from tests.checkpoint_builders import sharded, single
 from tests.release_builders import DELTA, RULES, WEIGHTS, certificate, chosen, dpmerge, on_disk, runs
 
 Path_ = tuple[str | int, ...]
@@ -432,6 +432,38 @@ def test_metadata_of_the_merged_file_is_not_a_place_to_hide_in(tmp_path: Path) -
     forge(released.folder, lambda content: content["outputs"].update({"model.safetensors": digest}))
     assert verify(released.folder).code == 0
     assert verify(released.folder, portfolio=portfolio).broken == ["model.safetensors: has other metadata than the merge"]
+
+
+@pytest.mark.parametrize("rule", ["selection", "joint"])
+def test_metadata_that_was_asked_for_is_certified_and_rechecked(rule: RuleName, tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    for model in portfolio.models:
+        assert model.folder is not None
+        single(model.folder, read_tensors(model.folder), {"format": "pt", "license": "mit", "loss": "0.1"})
+    kept = release(portfolio, chosen(portfolio, rule), tmp_path / "kept", merge=Merge(keep_metadata=("license",)))
+    assert kept.certificate.merge.keep_metadata == ["license"]
+    assert any("metadata loss was left out" in note for note in kept.notes)
+    assert verify(kept.folder, portfolio=portfolio).code == 0
+    forge(kept.folder, lambda content: content["merge"].pop("keep_metadata"))
+    assert verify(kept.folder, portfolio=portfolio).broken == ["model.safetensors: has other metadata than the merge"]
+    plain = release(portfolio, chosen(portfolio, rule), tmp_path / "plain")
+    assert "keep_metadata" not in plain.certificate.model_dump(mode="json")["merge"]
+
+
+def test_the_index_of_a_drawn_model_is_not_a_place_to_hide_in(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    for model in portfolio.models:
+        assert model.folder is not None
+        tensors = read_tensors(model.folder)
+        (model.folder / "model.safetensors").unlink()
+        sharded(model.folder, tensors)
+    released = release(portfolio, chosen(portfolio, "selection"), tmp_path / "out")
+    assert verify(released.folder, portfolio=portfolio).code == 0
+    index = released.folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"total_size"', '"loss": 0.3, "total_size"'))
+    forge(released.folder, lambda content: content["outputs"].update({index.name: sha256(index.read_bytes())}))
+    (fault,) = verify(released.folder, portfolio=portfolio).broken
+    assert "says more than where the tensors are" in fault
 
 
 # --- the guarantee ----------------------------------------------------------------------------------------------------------

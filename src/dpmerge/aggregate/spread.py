@@ -118,7 +118,7 @@ def _require_one_recipe(models: Sequence[Model]) -> None:
         raise PortfolioError(
             f"all models are checkpoints of run {models[0].run!r}, and independent runs were asked for; at least two are needed"
         )
-    first, own = models[0], {"run", "noise_fingerprint", "sampler_fingerprint"}
+    first, own = models[0], {"run", "noise_fingerprint", "sampler_fingerprint", "noise_generator"}
     for other in models[1:]:
         if other.mechanism.model_dump(exclude=own) != first.mechanism.model_dump(exclude=own):
             raise PortfolioError(

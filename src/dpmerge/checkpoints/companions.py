@@ -6,6 +6,7 @@ private data than any guarantee covers. A file is kept when it is the same, byte
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +61,7 @@ def _read(checkpoint: Checkpoint, name: str) -> bytes | None:
 
 
 def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
-    """The first model's config.json, once all of them describe the same architecture."""
+    """The config.json of all models, which must describe one architecture; where they came from goes out if it is the same."""
     contents = []
     for checkpoint in checkpoints:
         content = _read(checkpoint, CONFIG)
@@ -73,8 +74,20 @@ def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
             for checkpoint, content in zip(checkpoints, contents, strict=True)
         ]
         require_agreement(configs, [c.model for c in checkpoints], CONFIG, _HARMLESS)
-        notes.append(f"{CONFIG} is that of model {checkpoints[0].model!r}; the others differ only in where they came from")
+        config = agreed(configs, _HARMLESS)
+        notes.append(f"{CONFIG} has no {', '.join(sorted(configs[0].keys() - config.keys()))}: not the same in every model")
+        return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return contents[0]
+
+
+def agreed(configs: Sequence[Mapping[str, Any]], harmless: set[str]) -> dict[str, Any]:
+    """The first configuration, without those of its harmless fields that another one has not: they are one model's own."""
+    first, *others = configs
+    return {
+        field: value
+        for field, value in first.items()
+        if field not in harmless or all(field in other and other[field] == value for other in others)
+    }
 
 
 def require_agreement(configs: Sequence[Mapping[str, Any]], models: Sequence[str], file: str, harmless: set[str]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpmerge.checkpoints.companions import require_agreement
+from dpmerge.checkpoints.companions import agreed, require_agreement
 from dpmerge.checkpoints.dtypes import Floats
 from dpmerge.checkpoints.opening import ADAPTER_CONFIG
 from dpmerge.checkpoints.stream import Output, Sum, Whole
@@ -127,8 +127,8 @@ def scaling(config: Mapping[str, Any]) -> float:
 
 
 def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> bytes:
-    """The new adapter_config.json: the first model's, and for the exact sum with the new rank and a scaling of 1."""
-    config = dict(checkpoints[0].adapter)
+    """The new adapter_config.json: what the models agree on, and for the exact sum the new rank and a scaling of 1."""
+    config = agreed([checkpoint.adapter for checkpoint in checkpoints], _HARMLESS)
     if exact:
         rank = sum(checkpoint.adapter["r"] for checkpoint in checkpoints)
         config |= {"r": rank, "lora_alpha": rank, "use_rslora": False}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from dpmerge.checkpoints.companions import companions
 from dpmerge.checkpoints.folder import new_folder, require_absent
 from dpmerge.checkpoints.opening import open_model
 from dpmerge.checkpoints.plan import LoraForm, Plan, plan_copy, plan_merge, used_weights
 from dpmerge.checkpoints.stream import Progress, Stream
 from dpmerge.checkpoints.tensors import Checkpoint
-from dpmerge.checkpoints.writing import MergeReport, copy_files, write_plan
+from dpmerge.checkpoints.writing import MergeReport, write_plan
 from dpmerge.errors import CheckpointError
 
 ExtraFiles = Callable[[Path, MergeReport], None]
@@ -29,6 +29,7 @@ def merge_models(
     take_from: str | None = None,
     method: str | None = None,
     base: Path | None = None,
+    keep_metadata: Sequence[str] = (),
     extra_files: ExtraFiles | None = None,
     digests: bool = True,
     threads: int | None = None,
@@ -39,12 +40,14 @@ def merge_models(
     `models` are folders by name, and their order is the order of summation; models without weight are not even opened.
     `lora` says how adapters are combined: `factors` averages A and B, `exact` adds the updates BA (`checkpoints/lora.py`).
     `take_from` names the model whose integer tensors are kept where they differ. `method` replaces the sum by `ties`, `slerp`
-    or a user's `module:function`, with `base` on differences from a public base model. `extra_files` is called with the
-    temporary folder and the report before the folder gets its name: what it writes there appears with the rest.
+    or a user's `module:function`, with `base` on differences from a public base model. `keep_metadata` names what is kept of
+    the files' metadata beside their format. `extra_files` is called with the temporary folder and the report before the folder
+    gets its name: what it writes there appears with the rest.
     """
     require_absent(out)
     with ExitStack() as stack:
-        checkpoints, plan = open_plan(stack, models, weights, lora=lora, take_from=take_from, method=method, base=base)
+        how: dict[str, Any] = {"lora": lora, "take_from": take_from, "method": method, "base": base}
+        checkpoints, plan = open_plan(stack, models, weights, keep_metadata=keep_metadata, **how)
         stream = Stream(plan.outputs, 1 if method else threads, progress)  # a user's function need not be thread-safe
         with new_folder(out) as folder:
             report = write_plan(plan, checkpoints, folder, stream, digests)
@@ -62,6 +65,7 @@ def open_plan(
     take_from: str | None = None,
     method: str | None = None,
     base: Path | None = None,
+    keep_metadata: Sequence[str] = (),
 ) -> tuple[list[Checkpoint], Plan]:
     """Open the models that have weight, until `stack` is closed, and plan their merge."""
     used = used_weights(list(models), weights)
@@ -76,7 +80,8 @@ def open_plan(
     checkpoints = [stack.enter_context(open_model(Path(models[name]), name)) for name in used]
     origin = stack.enter_context(open_model(Path(base), "base")) if base is not None else None
     values = list(used.values())
-    return checkpoints, plan_merge(checkpoints, values, lora=lora, take_from=take_from, method=method, base=origin)
+    how: dict[str, Any] = {"lora": lora, "take_from": take_from, "method": method, "base": origin}
+    return checkpoints, plan_merge(checkpoints, values, keep_metadata=keep_metadata, **how)
 
 
 def _allow_open_files() -> None:
@@ -88,20 +93,19 @@ def _allow_open_files() -> None:
 
 
 def copy_model(
-    folder: Path, out: Path, *, name: str | None = None, extra_files: ExtraFiles | None = None, digests: bool = True
+    folder: Path,
+    out: Path,
+    *,
+    name: str | None = None,
+    keep_metadata: Sequence[str] = (),
+    extra_files: ExtraFiles | None = None,
+    digests: bool = True,
 ) -> MergeReport:
-    """Write one model to the new folder `out`, its tensor files byte for byte, with its configuration and tokenizer.
-
-    A PyTorch file is written as `model.safetensors` with the same tensors bit for bit: its pickle may hold more than the model
-    (an optimizer's state, a generator's), which no guarantee for the model covers.
-    """
+    """Write one model to the new folder `out`: the same tensors bit for bit, with its configuration and tokenizer."""
     require_absent(out)
     with open_model(Path(folder), name) as checkpoint, new_folder(out) as target:
-        if checkpoint.layout == "pytorch":
-            plan = plan_copy(checkpoint)
-            report = write_plan(plan, [checkpoint], target, Stream(plan.outputs), digests)
-        else:
-            report = copy_files(checkpoint, *companions([checkpoint]), target, digests)
+        plan = plan_copy(checkpoint, keep_metadata)
+        report = write_plan(plan, [checkpoint], target, Stream(plan.outputs), digests)
         if extra_files is not None:
             extra_files(target, report)
     return report

@@ -14,11 +14,12 @@ from dpmerge.checkpoints.dtypes import Floats
 from dpmerge.checkpoints.kernel import BLOCK
 from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.checkpoints.stream import Keep, Output, Sum, Whole
-from dpmerge.checkpoints.tensors import Checkpoint, Tensor
+from dpmerge.checkpoints.tensors import Checkpoint, Tensor, TensorFile
 from dpmerge.errors import CheckpointError
 
 LoraForm = Literal["factors", "exact"]
 Method = Callable[[str, list[Floats], list[float]], Floats]
+_FORMATS = {"pt", "np", "tf", "flax", "mlx", "jax"}
 _EMBEDDINGS = ("embed", "lm_head", "wte", "output.weight", "shared.weight", "decoder.weight")
 
 
@@ -73,6 +74,7 @@ def plan_merge(
     take_from: str | None = None,
     method: str | None = None,
     base: Checkpoint | None = None,
+    keep_metadata: Sequence[str] = (),
 ) -> Plan:
     """Check that the models belong together, and say what becomes of every tensor."""
     first = checkpoints[0]
@@ -103,7 +105,7 @@ def plan_merge(
             inputs = tuple(tensors[tensor.name] for tensors in by_model)
             outputs.append(make(inputs) if tensor.dtype.floating else _kept(inputs, take_from, notes))
         files.append(OutputFile(file.name, tuple(outputs)))
-    metadata, metadata_notes = _metadata(checkpoints)
+    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
     return Plan(
         tuple(files),
         metadata,
@@ -114,16 +116,20 @@ def plan_merge(
     )
 
 
-def plan_copy(checkpoint: Checkpoint) -> Plan:
-    """Every tensor of one model as it is, in new safetensors files."""
+def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> Plan:
+    """Every tensor of one model as it is, in new safetensors files: the old ones may hold more than the model.
+
+    A pickle can hold an optimizer's state or a generator's, and the header of a safetensors file any text.
+    """
     kept, notes = companions([checkpoint])
+    metadata, metadata_notes = _metadata([checkpoint], keep_metadata)
     if checkpoint.layout == "lora":
         kept[ADAPTER_CONFIG] = (checkpoint.folder / ADAPTER_CONFIG).read_bytes()
     files = tuple(
         OutputFile(file.name, tuple(Output(t.name, t.dtype, t.shape, (t,), Keep(0)) for t in file.tensors))
         for file in checkpoint.files
     )
-    return Plan(files, _metadata([checkpoint])[0], checkpoint.layout == "sharded", kept, (*checkpoint.notes, *notes))
+    return Plan(files, metadata, checkpoint.layout == "sharded", kept, (*checkpoint.notes, *notes, *metadata_notes))
 
 
 def load_method(name: str) -> Method:
@@ -241,10 +247,30 @@ def _vocabulary_hint(one: Tensor, other: Tensor) -> str:
     return "; they are not of one architecture"
 
 
-def _metadata(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, str], list[str]]:
-    """The metadata that all files share. Loaders insist on a format, so files that name none are given PyTorch's layout."""
+def holds_only_tensors(file: TensorFile) -> bool:
+    """Whether nothing but tensors can be read from a file: no pickle, no metadata."""
+    return file.path.suffix == ".safetensors" and all(
+        key == "format" and value in _FORMATS for key, value in file.metadata.items()
+    )
+
+
+def _metadata(checkpoints: Sequence[Checkpoint], keep: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The format, which loaders insist on, and what the user asks for by name where all files share it.
+
+    Metadata is whatever a training wrote there, the loss on private data for one: no guarantee covers it.
+    """
     files = [file.metadata for checkpoint in checkpoints for file in checkpoint.files]
     shared = {key: value for key, value in files[0].items() if all(other.get(key) == value for other in files[1:])}
-    dropped = sorted({key for file in files for key in file} - shared.keys())
-    shared.setdefault("format", "pt")
-    return shared, [f"metadata {', '.join(dropped)} was left out: it is not the same in every file"] if dropped else []
+    kept = {key: shared[key] for key in keep if key in shared}
+    dropped = sorted({key for file in files for key in file} - kept.keys() - {"format"})
+    unlike = [key for key in keep if key not in shared]
+    notes = []
+    if dropped:
+        notes.append(
+            f"metadata {', '.join(dropped)} was left out: no guarantee covers what a training wrote there (if it is public and "
+            "the same in every file, --keep-metadata keeps it)"
+        )
+    if unlike:
+        notes.append(f"metadata {', '.join(unlike)} was asked for, and is not the same in every file")
+    written = shared.get("format")
+    return {"format": written if written in _FORMATS else "pt", **kept}, notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,10 @@ from pathlib import Path
 from dpmerge.checkpoints.digests import PassingDigest, file_digest, passing_digest, source_digest
 from dpmerge.checkpoints.dtypes import Dtype
 from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
-from dpmerge.checkpoints.plan import Plan
-from dpmerge.checkpoints.safetensors_file import SafetensorsFile, header_bytes
+from dpmerge.checkpoints.plan import Plan, holds_only_tensors
+from dpmerge.checkpoints.safetensors_file import header_bytes
 from dpmerge.checkpoints.stream import Output, Stream
-from dpmerge.checkpoints.tensors import Checkpoint, Source, Tensor, TensorFile
-
-_CHUNK = 1 << 20
+from dpmerge.checkpoints.tensors import Checkpoint, Source, TensorFile
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,7 @@ class MergeReport:
 
     inputs: Mapping[str, Mapping[str, str]]  # by model ("base" for the base model): the files that decide the tensors
     outputs: Mapping[str, str]  # every file but those that the caller adds
+    plain: frozenset[tuple[str, str]]  # (model, file): inputs that hold nothing but tensors
     parameters: int
     dtypes: Mapping[str, int]  # elements of each format
     notes: tuple[str, ...]
@@ -54,24 +53,8 @@ def write_plan(plan: Plan, checkpoints: Sequence[Checkpoint], folder: Path, stre
         inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
         outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
         outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
-    return _report(inputs, outputs, plan.outputs, plan.notes)
-
-
-def copy_files(
-    checkpoint: Checkpoint, kept: Mapping[str, bytes], notes: Iterable[str], folder: Path, digests: bool
-) -> MergeReport:
-    """Copy a safetensors model's files byte for byte, through the descriptors whose headers were checked."""
-    for file in checkpoint.files:
-        assert isinstance(file.source, SafetensorsFile)
-        _copy_file(file.source, folder / file.name)
-    for name in (INDEX, ADAPTER_CONFIG):
-        if (checkpoint.folder / name).exists():
-            (folder / name).write_bytes((checkpoint.folder / name).read_bytes())
-    for name, content in kept.items():
-        (folder / name).write_bytes(content)
-    outputs = {path.name: file_digest(path) for path in sorted(folder.iterdir())} if digests else {}
-    inputs = _input_digests([checkpoint], {file: outputs[file.name] for file in checkpoint.files}) if digests else {}
-    return _report(inputs, outputs, checkpoint.tensors.values(), tuple(notes))
+    plain = frozenset((c.model, file.path.name) for c in checkpoints for file in c.files if holds_only_tensors(file))
+    return _report(inputs, outputs, plain, plan)
 
 
 class _Writer:
@@ -113,15 +96,6 @@ def _write_small_files(plan: Plan, folder: Path) -> None:
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_file(source: SafetensorsFile, path: Path) -> None:
-    buffer = memoryview(bytearray(_CHUNK))
-    with path.open("xb") as copy:
-        for offset in range(0, source.size, _CHUNK):
-            block = buffer[: min(_CHUNK, source.size - offset)]
-            source.read(offset, block)
-            copy.write(block)
-
-
 def _input_digests(checkpoints: Sequence[Checkpoint], known: Mapping[TensorFile, str]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for checkpoint in checkpoints:
@@ -133,13 +107,11 @@ def _input_digests(checkpoints: Sequence[Checkpoint], known: Mapping[TensorFile,
 
 
 def _report(
-    inputs: Mapping[str, Mapping[str, str]],
-    outputs: Mapping[str, str],
-    tensors: Iterable[Output | Tensor],
-    notes: tuple[str, ...],
+    inputs: Mapping[str, Mapping[str, str]], outputs: Mapping[str, str], plain: frozenset[tuple[str, str]], plan: Plan
 ) -> MergeReport:
     elements: Counter[Dtype] = Counter()
-    for tensor in tensors:
+    for tensor in plan.outputs:
         elements[tensor.dtype] += tensor.size
     parameters = sum(count for dtype, count in elements.items() if dtype.floating)
-    return MergeReport(inputs, outputs, parameters, {dtype.name: count for dtype, count in elements.items()}, notes)
+    dtypes = {dtype.name: count for dtype, count in elements.items()}
+    return MergeReport(inputs, outputs, plain, parameters, dtypes, plan.notes)

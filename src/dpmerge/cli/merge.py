@@ -108,6 +108,14 @@ def merge(
         str | None,
         typer.Option("--take-from", help="The model whose integer tensors are kept where they differ.", show_default=False),
     ] = None,
+    keep_metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-metadata",
+            help="An entry of the files' safetensors metadata that is public and goes out too; others do not. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     by: ByOption = ByName.best,
     conversion: ConversionOption = ConversionName.tight,
     assume_smoothness: SmoothnessOption = None,
@@ -145,12 +153,14 @@ def merge(
     )
     opened = None if ledger is None else Ledger(ledger)
     signer = None if sign is None else Signer(sign)
-    how = Merge(method, base, lora.value, take_from)
+    how = Merge(method, base, lora.value, take_from, keep_metadata=tuple(keep_metadata or ()))
     if couple is not None:
         if epsilon is not None or weights is not None:
             raise TargetError("--couple names the targets itself: leave out --epsilon and --weights")
         if how != Merge():
-            raise TargetError("--couple draws models as they are: leave out --method, --base, --lora and --take-from")
+            raise TargetError(
+                "--couple draws models as they are: leave out --method, --base, --lora, --take-from and --keep-metadata"
+            )
         targets = {f"epsilon-{target:g}": target for target in parse_targets(couple)}
         choices = {name: find(epsilon=target) for name, target in targets.items()}
         warn_of(choices.values())

@@ -30,13 +30,14 @@ def profile(
     from dpmerge.profiles.runs import run_profile
     from dpmerge.records import Portfolio
     from dpmerge.rules import THEOREMS, about_delta, require_wanted
-    from dpmerge.rules.guarantee import ProfileBound, Target, ask, round_up
+    from dpmerge.rules.guarantee import ProfileBound, Target, about_records, ask, round_up
 
     require_wanted(delta, any_delta)
     target = Target(delta=delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio.load(portfolio)
     models: list[dict[str, Any]] = []
+    noted: dict[str, tuple[str, ...]] = {}
     for model in loaded.models:
         entry: dict[str, Any] = {
             "model": model.name,
@@ -56,7 +57,8 @@ def profile(
         except AccountingError as error:
             entry["refused"] = str(error)
             continue
-        entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *run.assumptions]
+        noted[model.name] = run.assumptions
+        entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *about_records([model]), *run.assumptions]
         entry["standing"] = "conditional" if run.conditional else "proved"
         bound = ProfileBound(run.profile)
         for name in bound.accountants():
@@ -76,10 +78,10 @@ def profile(
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
     for text in warnings:
         typer.echo(f"warning: {text}")
-    for text in THEOREMS["single-run"].assumptions:
+    for text in (*THEOREMS["single-run"].assumptions, *about_records(loaded.models)):  # one line about all of them
         typer.echo(f"assuming: {text}")
     for entry in models:
-        for text in entry["assumptions"][len(THEOREMS["single-run"].assumptions) :]:
+        for text in noted.get(entry["model"], ()):
             typer.echo(f"{entry['standing']}: {text}")
         if entry["refused"]:
             typer.echo(f"refused: {entry['refused']}")

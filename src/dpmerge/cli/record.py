@@ -68,6 +68,20 @@ def from_opacus(
     ] = None,
     smoothness: Annotated[float | None, typer.Option("--smoothness", help="β of the loss, if it is known.")] = None,
     convex: Annotated[ConvexName | None, typer.Option("--convex", help="Why clipped gradients are convex, if so.")] = None,
+    unclipped_num_std: Annotated[
+        float | None,
+        typer.Option(
+            "--unclipped-num-std",
+            help="Adaptive clipping: Opacus' setting; in ghost mode half the noise multiplier.",
+        ),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option("--leave-out", help="A tensor that changed without noise, with which no loss was computed. Repeatable."),
+    ] = None,
+    others_unchanged: Annotated[
+        bool, typer.Option("--others-unchanged", help="Tensors that the optimizer did not train are as before the training.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """A model and its record from Opacus' checkpoint; what the file does not say is stated, and marked so."""
@@ -87,6 +101,9 @@ def from_opacus(
         run=run,
         smoothness=smoothness,
         convex=None if convex is None else convex.value,
+        unclipped_num_std=unclipped_num_std,
+        leave_out=tuple(leave_out or ()),
+        others_unchanged=others_unchanged,
     )
     record = convert(checkpoint, out, stated)
     if json:

@@ -101,6 +101,7 @@ def _measure(setting: Setting, train: tuple[Tensor, Tensor], test: tuple[Tensor,
         f"{size.data}-train-{len(labels)}",
         f"aggregation-{secrets.token_hex(4)}",
         *randomness.fingerprints,
+        randomness.noise.generator,
     )
     return {
         "setting": dataclasses.asdict(setting),

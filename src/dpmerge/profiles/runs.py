@@ -109,12 +109,13 @@ def _dp_sgd(model: Model, mechanism: DpSgd, shuffle: ShuffleAsPoisson | None) ->
     if shuffled:
         assert shuffle is not None
         assumptions.append(_shuffle_assumption(model.name, shuffle))
-    if mechanism.clipping == "adaptive":
+    adaptive = mechanism.clipping == "adaptive"
+    if adaptive:
         assumptions.append(
-            f"model {model.name!r}: the recorded noise multiplier is the effective one, with the private estimates of the "
-            "adaptive clipping norm, and all they rest on (as the size of a batch), already paid from it"
+            f"model {model.name!r}: the recorded noise multiplier also pays for the private counts by which the clipping norm "
+            "was adapted, and the batch sizes by which they were divided count as public; this is not proved"
         )
-    return RunProfile(Profile.of(factors), tuple(assumptions), shuffled)
+    return RunProfile(Profile.of(factors), tuple(assumptions), shuffled or adaptive)
 
 
 def _shuffle_assumption(name: str, shuffle: ShuffleAsPoisson) -> str:

@@ -236,12 +236,13 @@ def _check_checkpoints(models: tuple[Model, ...]) -> None:
 def _begins(earlier: Mechanism, later: Mechanism) -> bool:
     if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
         same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
+        same |= {"left_out", "noise_generator"}  # what changes later is left out later; a run may go on on another machine
         for stated in ("noise_fingerprint", "sampler_fingerprint"):
             if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
                 return False
         if earlier.model_dump(exclude=same) != later.model_dump(exclude=same):
             return False
-        return _is_prefix(_merged(earlier.settings()), _merged(later.settings()))
+        return _is_prefix(joined(earlier.settings()), joined(later.settings()))
     if type(earlier) is not type(later):
         return False
     if isinstance(earlier, DpFtrl) and isinstance(later, DpFtrl) and not _restarts_agree(earlier, later):
@@ -254,7 +255,7 @@ def _restarts_agree(earlier: DpFtrl, later: DpFtrl) -> bool:
     return earlier.restarts <= later.restarts and (earlier.steps < later.steps or earlier.restarts == later.restarts)
 
 
-def _merged(phases: list[Phase]) -> list[Phase]:
+def joined(phases: list[Phase]) -> list[Phase]:
     """Adjacent phases with equal settings become one."""
     merged: list[Phase] = []
     for phase in phases:

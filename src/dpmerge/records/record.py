@@ -6,16 +6,18 @@ This is a public format (schema 1). `dpmerge schema` prints it as JSON Schema, a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from dpmerge.errors import RecordError
-from dpmerge.records.strict import Strict, load_strict, parse_strict
+from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
 Source = Literal["recorded", "stated-by-user"]
+NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
+CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # some of their numbers tell nothing of others
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -49,8 +51,13 @@ class Phase(Strict):
     expected_batch: Positive | None = None
 
 
-class DpSgd(Strict):
-    """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0)."""
+class DpSgd(Extended):
+    """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0).
+
+    `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"left_out", "noise_generator"})
 
     kind: Literal["dp-sgd"]
     run: Annotated[str, Field(min_length=1)]
@@ -65,6 +72,8 @@ class DpSgd(Strict):
     phases: Annotated[list[Phase], Field(min_length=1)]
     smoothness: NonNegative | None
     convex: Literal["glm", "unclipped"] | None
+    left_out: Annotated[list[str], Field(min_length=1)] | None = None
+    noise_generator: NoiseGenerator | None = None
 
     def settings(self) -> list[Phase]:
         """The phases with nothing left to inherit."""
@@ -86,12 +95,14 @@ class DpSgd(Strict):
         return sum(phase.steps for phase in self.phases)
 
 
-class _Run(Strict):
+class _Run(Extended):
     """What every mechanism may say about its randomness; a model without a run id is a run of its own."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator"})
     run: Annotated[str, Field(min_length=1)] | None = None
     noise_fingerprint: str | None = None
     sampler_fingerprint: str | None = None
+    noise_generator: NoiseGenerator | None = None
 
 
 class Gaussian(_Run):
@@ -151,22 +162,16 @@ class NonPrivate(_Run):
 Mechanism = Annotated[DpSgd | Gaussian | DpFtrl | ApproxDp | Rdp | NonPrivate, Field(discriminator="kind")]
 
 
-class Record(Strict):
+class Record(Extended):
     """The whole of one `record.json`. `source` says who wrote it: the training itself, or someone after it."""
+
+    added: ClassVar[frozenset[str]] = frozenset({"source"})
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     dataset: Annotated[str, Field(min_length=1)]
     adjacency: Adjacency
     source: Source | None = None
     mechanism: Mechanism
-
-    @model_serializer(mode="wrap")
-    def _without_an_unknown_source(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A record that does not state its source has no such field: its hash is that of records before there was one."""
-        written: dict[str, Any] = plain(self)
-        if self.source is None:
-            written.pop("source", None)
-        return written
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as its file has it."""

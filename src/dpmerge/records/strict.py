@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from dpmerge.errors import DpmergeError
 
@@ -16,6 +16,20 @@ class Strict(BaseModel):
     """Immutable data that refuses unknown fields, converted types, NaN and infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Extended(Strict):
+    """A form that was given fields after it had been published.
+
+    Where one of these is None or empty it is not written: the form then has the bytes, and the hash, that it had without the field.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = plain(self)
+        return {name: value for name, value in written.items() if value not in (None, []) or name not in self.added}
 
 
 Form = TypeVar("Form", bound=Strict)

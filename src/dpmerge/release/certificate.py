@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.renyi import Conversion
-from dpmerge.records import Adjacency, Model, Portfolio, Record
-from dpmerge.records.strict import Strict, parse_strict
+from dpmerge.records import Adjacency, DpSgd, Model, Portfolio, Record
+from dpmerge.records.portfolio import joined
+from dpmerge.records.strict import Extended, Strict, parse_strict
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import RuleForm
@@ -44,9 +45,10 @@ class NumericsForm(Strict):
         return rule.guarantee(epsilon=epsilon, by=self.by, conversion=self.conversion)
 
 
-class GuaranteeForm(Strict):
+class GuaranteeForm(Extended):
     """What is guaranteed, under which assumptions, and how it was computed."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"warnings"})
     epsilon: Epsilon
     delta: Delta
     theorem: str
@@ -56,14 +58,6 @@ class GuaranteeForm(Strict):
     conversion: Conversion | None
     details: dict[str, Any]
     warnings: list[str] = Field(default_factory=list)
-
-    @model_serializer(mode="wrap")
-    def _without_warnings(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Where there are none there is no such field: the hash is that of certificates before there was one."""
-        written: dict[str, Any] = plain(self)
-        if not self.warnings:
-            written.pop("warnings", None)
-        return written
 
     @field_validator("details")
     @classmethod
@@ -106,22 +100,19 @@ class SignatureForm(Strict):
     value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
-class MergeForm(Strict):
-    """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights."""
+class MergeForm(Extended):
+    """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights.
 
+    `keep_metadata` names what was kept of the input files' metadata beside their format, on request.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"average", "keep_metadata"})
     method: str | None = None
     lora: Literal["factors", "exact"] | None = None
     take_from: str | None = None
     base: dict[str, Digest] | None = None
     average: Averaging | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_an_average(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Other merges have no such field: their hash is that of certificates before there was one."""
-        written: dict[str, Any] = plain(self)
-        if self.average is None:
-            written.pop("average", None)
-        return written
+    keep_metadata: Annotated[list[str], Field(min_length=1)] | None = None
 
 
 class Certificate(Strict):
@@ -168,7 +159,7 @@ class Certificate(Strict):
             "a rule that draws without a model drawn, or the reverse": rule.draws != (self.drawn is not None),
             "a drawn model that had no chance": self.drawn is not None and self.drawn not in rule.weights,
             "inputs of other models than were merged": set(self.inputs) != self.merged,
-            "a drawn model that was merged": rule.draws and merge != MergeForm(),
+            "a drawn model that was merged": rule.draws and merge != MergeForm(keep_metadata=merge.keep_metadata),
             "a merge that only joint release covers": rule.rule != "joint" and not merges_linearly(merge),
             "an average of checkpoints with other weights than its rule gives": not averages_as_stated(rule, merge, records),
             "kappa without tempered selection, or the reverse": (rule.rule == "tempered") != (rule.kappa is not None),
@@ -222,7 +213,7 @@ def merges_linearly(merge: MergeForm) -> bool:
 
     Integers taken from one model are that model's own, and the exact sum of LoRA updates is bilinear in what was trained.
     """
-    return merge == MergeForm(lora=merge.lora) and merge.lora != "exact"
+    return merge == MergeForm(lora=merge.lora, keep_metadata=merge.keep_metadata) and merge.lora != "exact"
 
 
 def averages_as_stated(rule: RuleForm, merge: MergeForm, records: Mapping[str, Record]) -> bool:
@@ -241,20 +232,24 @@ def covers_looking(rule: RuleForm, provenance: Provenance) -> bool:
 
 
 def published(models: Iterable[Model]) -> dict[str, Record]:
-    """The records of these models as a certificate carries them, by name: with fingerprints numbered.
+    """The records of these models as a certificate carries them, by name: with fingerprints numbered, adapted clips left out.
 
     Which runs share randomness decides the guarantee and is kept. The fingerprint itself is not published: seeds are often
-    short, and whoever finds the one that has this fingerprint takes the noise off the model.
+    short, and whoever finds the one that has this fingerprint takes the noise off the model. A clip that was adapted to the
+    data is an output of its run, also of one that stays hidden; no guarantee of such a run depends on it.
     """
     numbers: dict[tuple[str, str], str] = {}
     records = {}
     for model in sorted(models, key=lambda model: model.name):
-        update = {}
+        update: dict[str, Any] = {}
         for field in ("noise_fingerprint", "sampler_fingerprint"):
             known = getattr(model.mechanism, field)
             if known is not None:
                 update[field] = numbers.setdefault((field, known), f"number {len(numbers) + 1}")
         mechanism = model.mechanism.model_copy(update=update)
+        if isinstance(mechanism, DpSgd) and mechanism.clipping == "adaptive":
+            phases = [phase.model_copy(update={"clip": None}) for phase in mechanism.phases]
+            mechanism = mechanism.model_copy(update={"clip": 1.0, "phases": joined(phases)})
         records[model.name] = model.record.model_copy(update={"mechanism": mechanism})
     return records
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio, Weights
-from dpmerge.records.strict import Strict
+from dpmerge.records.strict import Extended, Strict
 from dpmerge.rules import Combination, Joint, Rule, Selection
 from dpmerge.rules.releases import Exposure
 from dpmerge.rules.tempered import Tempered
@@ -56,9 +56,10 @@ class ValidationForm(Strict):
     epsilon: HexFloat
 
 
-class RuleForm(Strict):
+class RuleForm(Extended):
     """A rule with its weights, exactly: floats as hexadecimal digits."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"arithmetic"})
     rule: RuleName
     weights: Annotated[dict[str, Annotated[HexFloat, AfterValidator(_positive)]], Field(min_length=1)]
     looked_at: list[str] = Field(default_factory=list)  # joint release covers these besides the models that have weight
@@ -67,14 +68,6 @@ class RuleForm(Strict):
     shuffle_rate: Annotated[HexFloat, AfterValidator(_rate)] | None = None
     validation: ValidationForm | None = None
     arithmetic: Literal["joint"] | None = None  # the stored numbers are too coarse for more than joint release (theory.md §3.6)
-
-    @model_serializer(mode="wrap")
-    def _without_arithmetic_that_suffices(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Other rules have no such field: their hash is that of certificates before there was one."""
-        written: dict[str, Any] = plain(self)
-        if self.arithmetic is None:
-            written.pop("arithmetic", None)
-        return written
 
     @property
     def draws(self) -> bool:

@@ -14,6 +14,7 @@ from dpmerge.checkpoints.methods import METHODS
 from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.checkpoints.plan import Plan, plan_copy
 from dpmerge.checkpoints.stream import coarsest_spacing
+from dpmerge.checkpoints.strict_files import read_object
 from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
@@ -142,12 +143,12 @@ class Recheck:
             how: dict[str, Any] = {"take_from": merge.take_from, "method": merge.method, "base": base}
             how["lora"] = merge.lora or "factors"
             weights = self.certificate.rule.values
-            _, plan = open_plan(stack, folders, weights, **how)
+            _, plan = open_plan(stack, folders, weights, keep_metadata=merge.keep_metadata or (), **how)
             found = verify_combination(folders, weights, self.folder, **how)
             self.verdict.note([str(one) for one in found], "the tensors are the stated combination, bit for bit")
             self._arithmetic(plan)
             self._metadata(plan)
-            self._beside(plan, {})
+            self._beside(plan)
 
     def _arithmetic(self, plan: Plan) -> None:
         """Below joint release, the noise covers the stored numbers (docs/theory.md §3.6)."""
@@ -160,31 +161,33 @@ class Recheck:
         self.verdict.note(faults, "the models' last noise covers the arithmetic of the stored numbers")
 
     def _drawn(self, model: Checkpoint) -> None:
-        """A drawn model is released as it is: its files byte for byte, unless it was a PyTorch file."""
+        """A drawn model is released with the same tensors, and nothing else of its files."""
         with open_model(self.folder, "release") as released:
             faults = list(_differences(model, released))
-        plan = plan_copy(model)
-        copied = {}
-        if model.layout == "pytorch":
-            self._metadata(plan)
-        else:
-            inputs, outputs = self.certificate.inputs[model.model], self.certificate.outputs
-            faults += [f"{file} is not that of the drawn model" for file in inputs if outputs.get(file) != inputs[file]]
-            copied = {name: path.read_bytes() for name in (INDEX, ADAPTER_CONFIG) if (path := model.folder / name).exists()}
         self.verdict.note(faults, "the tensors are those of the drawn model, bit for bit")
-        self._beside(plan, copied)
+        plan = plan_copy(model, self.certificate.merge.keep_metadata or ())
+        self._metadata(plan)
+        self._beside(plan)
 
     def _metadata(self, plan: Plan) -> None:
+        """Nothing hides in the headers, nor in the index. A file that names no format has PyTorch's layout."""
         with open_model(self.folder, "release") as released:
             faults = [
-                f"{file.name}: has other metadata than the merge" for file in released.files if file.metadata != plan.metadata
+                f"{file.name}: has other metadata than the merge"
+                for file in released.files
+                if {"format": "pt", **file.metadata} != plan.metadata
             ]
+        if plan.sharded and (self.folder / INDEX).exists():
+            index = read_object(self.folder / INDEX, INDEX)
+            metadata = index.get("metadata")
+            if set(index) != {"metadata", "weight_map"} or not isinstance(metadata, dict) or set(metadata) != {"total_size"}:
+                faults.append(f"{INDEX}: says more than where the tensors are, and their total size")
         self.verdict.broken += faults
 
-    def _beside(self, plan: Plan, copied: Mapping[str, bytes]) -> None:
+    def _beside(self, plan: Plan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
-        outputs, kept = self.certificate.outputs, {**plan.companions, **copied}
-        expected = {CARD, *kept, *(file.name for file in plan.files), *((INDEX,) if plan.sharded else ())}
+        outputs, kept = self.certificate.outputs, plan.companions
+        expected = {CARD, *plan.names}
         faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
         faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
         faults += [

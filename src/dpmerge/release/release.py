@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpmerge.checkpoints import MergeReport, copy_model, merge_models, open_model
+from dpmerge.checkpoints import Checkpoint, MergeReport, copy_model, merge_models, open_model
 from dpmerge.checkpoints.folder import new_folder, require_absent
 from dpmerge.checkpoints.merge import open_plan
-from dpmerge.checkpoints.plan import LoraForm, plan_copy
+from dpmerge.checkpoints.plan import LoraForm, holds_only_tensors, plan_copy
 from dpmerge.checkpoints.stream import coarsest_spacing
 from dpmerge.errors import BudgetExceeded, CertificateError, PortfolioError
 from dpmerge.records import Portfolio
@@ -49,13 +49,17 @@ NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 @dataclass(frozen=True)
 class Merge:
-    """How the tensors are made, besides the weights. `average` is the rule that gave checkpoints of one run their weights."""
+    """How the tensors are made, besides the weights. `average` is the rule that gave checkpoints of one run their weights.
+
+    `keep_metadata` names entries of the input files' metadata that are public and go out too.
+    """
 
     method: str | None = None
     base: Path | None = None
     lora: LoraForm = "factors"
     take_from: str | None = None
     average: Averaging | None = None
+    keep_metadata: tuple[str, ...] = ()
 
 
 _AVERAGE = Merge()
@@ -251,13 +255,11 @@ def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> F
     with ExitStack() as stack:
         if not choice.form.draws:
             checkpoints, plan = open_plan(stack, {name: folders[name] for name in used}, used, **_how(merge))
-            inputs = [file.path.name for checkpoint in checkpoints for file in checkpoint.files]
-            return Files((*plan.names, *own), {}, not all(_published(choice, name) for name in inputs))
+            return Files((*plan.names, *own), {}, _has_openings(choice, checkpoints))
         # Any of them may be drawn, and a draw that cannot be released would tell which.
         drawn = [stack.enter_context(open_model(folders[name], name)) for name in used]
         names = {checkpoint.model: plan_copy(checkpoint).names for checkpoint in drawn}
-        inputs = [file.path.name for checkpoint in drawn for file in checkpoint.files]
-        return Files(own, names, not all(_published(choice, name) for name in inputs))
+        return Files(own, names, _has_openings(choice, drawn))
 
 
 def _settled(choice: Choice, folders: Mapping[str, Path]) -> Choice:
@@ -276,13 +278,14 @@ def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
         return coarsest_spacing(plan.outputs)
 
 
-def _published(choice: Choice, file: str) -> bool:
-    """Whether the digest of an input may be: the guarantee covers the model, and the file holds nothing else.
+def _covers_inputs(choice: Choice) -> bool:
+    """Whether the guarantee covers each model that goes in, so that the digest of its tensors may be published."""
+    return choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
 
-    A PyTorch file may hold more than the model, an optimizer's state or a generator's, which no guarantee covers.
-    """
-    covered = choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
-    return covered and file.endswith((".safetensors", ".json"))
+
+def _has_openings(choice: Choice, checkpoints: Sequence[Checkpoint]) -> bool:
+    files = [file for checkpoint in checkpoints for file in checkpoint.files]
+    return not _covers_inputs(choice) or not all(map(holds_only_tensors, files)) or checkpoints[0].layout == "lora"
 
 
 def _entered(
@@ -328,7 +331,7 @@ class _Making:
             made.append(Released(out, certificate, choice.guarantee, (*report.notes, *self._keep(openings, certificate))))
 
         if drawn is not None:
-            copy_model(self.folders[drawn], out, name=drawn, extra_files=certify)
+            copy_model(self.folders[drawn], out, name=drawn, keep_metadata=self.merge.keep_metadata, extra_files=certify)
         else:
             used = choice.form.values
             folders = {name: self.folders[name] for name in used}
@@ -344,7 +347,7 @@ class _Making:
             "dataset": record.dataset,
             "adjacency": record.adjacency,
             "rule": choice.form.model_dump(mode="json"),
-            "merge": {} if drawn is not None else self._merge_form(report),
+            "merge": {"keep_metadata": self._kept()} if drawn is not None else self._merge_form(report),
             "provenance": choice.provenance,
             "dependent": self.dependent,
             "utilities_source": choice.source,
@@ -362,7 +365,11 @@ class _Making:
         merge = self.merge
         base = None if merge.base is None else dict(report.inputs["base"])
         average = None if merge.average is None else merge.average.model_dump(mode="json")
-        return {"method": merge.method, "lora": merge.lora, "take_from": merge.take_from, "base": base, "average": average}
+        how = {"method": merge.method, "lora": merge.lora, "take_from": merge.take_from, "base": base, "average": average}
+        return {**how, "keep_metadata": self._kept()}
+
+    def _kept(self) -> list[str] | None:
+        return sorted(set(self.merge.keep_metadata)) or None
 
     def _ledger_form(self) -> dict[str, Any] | None:
         """Where it was entered, and what everything released guarantees together after it."""
@@ -372,7 +379,11 @@ class _Making:
         return {"number": self.entry.number, "entry": self.entry.hash, "epsilon": total["epsilon"], "delta": total["delta"]}
 
     def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
-        """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5)."""
+        """Digests where the guarantee covers what is in a file; else commitments, whose openings stay private.
+
+        It covers tensors of some rules (docs/theory.md §5), and never what else a training wrote into a file, by whose digest
+        a guess could be confirmed.
+        """
         inputs: dict[str, Any] = {}
         openings: dict[str, dict[str, Opening]] = {}
         for name, files in report.inputs.items():
@@ -380,7 +391,7 @@ class _Making:
                 continue
             inputs[name] = dict(files)
             for file, digest in files.items():
-                if not _published(choice, file):
+                if not (_covers_inputs(choice) and (name, file) in report.plain):
                     public, openings.setdefault(name, {})[file] = commit(digest)
                     inputs[name][file] = public.model_dump(mode="json")
         return inputs, openings
@@ -399,4 +410,5 @@ class _Making:
 
 def _how(merge: Merge) -> dict[str, Any]:
     """As the arguments of a merge."""
-    return {"lora": merge.lora, "take_from": merge.take_from, "method": merge.method, "base": merge.base}
+    how = {"lora": merge.lora, "take_from": merge.take_from, "method": merge.method, "base": merge.base}
+    return {**how, "keep_metadata": merge.keep_metadata}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, Literal, Self
 
@@ -15,6 +15,7 @@ from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.records import Adjacency, Model, Weights
+from dpmerge.records.record import CRYPTOGRAPHIC
 from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.theorems import THEOREMS
 
@@ -284,7 +285,7 @@ class Rule(ABC):
             delta=answer.delta,
             adjacency=self.weights.portfolio.adjacency,
             theorem=theorem,
-            assumptions=(*THEOREMS[theorem].assumptions, *self._stated_by_user(), *assumptions),
+            assumptions=(*THEOREMS[theorem].assumptions, *about_records(self.covered), *assumptions),
             standing="conditional" if conditional else "proved",
             by=answer.by,
             rule=self.name,
@@ -298,10 +299,25 @@ class Rule(ABC):
         """The models that the guarantee is about."""
         return self.weights.or_looked_at(self.looked_at)
 
-    def _stated_by_user(self) -> tuple[str, ...]:
-        """RECORD (theory.md §0) rests on someone's word where the training did not write the record itself."""
-        return tuple(
-            f"the record of model {model.name!r} was stated by its user, not recorded by the training"
-            for model in self.covered
-            if model.record.source == "stated-by-user"
-        )
+
+def about_records(models: Iterable[Model]) -> tuple[str, ...]:
+    """What RECORD (theory.md §0) rests on in these models' records: someone's word, generators that are not cryptographic."""
+    found, known = [], tuple(models)
+    for model in known:
+        if model.record.source == "stated-by-user":
+            found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
+        left_out = getattr(model.mechanism, "left_out", None)
+        if left_out:
+            names = ", ".join(map(repr, left_out))
+            found.append(
+                f"model {model.name!r}: no loss was computed with {names}, which changed without noise and were left out"
+            )
+    by_generator: dict[str, list[str]] = {}
+    for model in known:
+        generator = model.mechanism.noise_generator
+        if model.mechanism.kind in ("dp-sgd", "gaussian", "dp-ftrl") and generator not in CRYPTOGRAPHIC:
+            by_generator.setdefault(generator or "not recorded", []).append(repr(model.name))
+    if by_generator:
+        which = "; ".join(f"{generator} for {', '.join(names)}" for generator, names in by_generator.items())
+        found.append(f"training noise of a generator that is not known to be cryptographic is as good as true noise ({which})")
+    return tuple(found)

@@ -17,7 +17,7 @@ from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.runs import RunProfile, ShuffleAsPoisson, run_profile
 from dpmerge.records import Model
 from dpmerge.rules.deltas import about_delta
-from dpmerge.rules.guarantee import ProfileBound, Standing, Target, ask, significant
+from dpmerge.rules.guarantee import ProfileBound, Standing, Target, about_records, ask, significant
 from dpmerge.rules.theorems import THEOREMS
 from dpmerge.rules.tuning_bounds import profile_epsilon, renyi_epsilon
 from dpmerge.rules.tuning_gaussian import LARGEST_MU, Calibration, calibrated_mu, own_score_epsilon, worst_score_epsilon
@@ -64,9 +64,7 @@ class Base:
         statement = f"every run, with any hyper-parameters, is at least as private as the record of model {model.name!r} says"
         details = {"kind": model.mechanism.kind, "model": model.name, "adjacency": model.record.adjacency}
         run = run_profile(model, shuffle)
-        if model.record.source == "stated-by-user":
-            told = f"the record of model {model.name!r} was stated by its user, not recorded by the training"
-            run = replace(run, assumptions=(told, *run.assumptions))
+        run = replace(run, assumptions=(*about_records([model]), *run.assumptions))
         return cls(run, statement, details, (model,))
 
 

@@ -30,7 +30,7 @@ from dpmerge.jobs import Progress
 from dpmerge.training.averaging import TrainingOn
 from dpmerge.training.averaging_torch import flat, load
 from dpmerge.training.ftrl_recipe import FtrlRecipe, Users
-from dpmerge.training.private_sgd import Randomness, Trained, snapshot
+from dpmerge.training.private_sgd import Randomness, Trained, require_no_buffers, snapshot
 from dpmerge.training.randomness import fresh_generator
 from dpmerge.training.recipe import CLIP_MARGIN
 from dpmerge.training.saving import save_model
@@ -144,12 +144,13 @@ def checkpoints(
     users = len(clients)
     rounds = recipe.draw_users(randomness.sampler, users) if order is None else recipe.check_users(order, users)
     noise_print, order_print = randomness.fingerprints[0], randomness.fingerprints[1] if order is None else None
-    recipe.record(recipe.rounds, dataset, run, noise_print, order_print)
+    facts = (dataset, run, noise_print, order_print, randomness.noise.generator)
+    recipe.record(recipe.rounds, *facts)
 
     def made() -> Iterator[Trained]:
         for step in _rounds(parameters, network, clients, rounds, recipe, loss, randomness, training_on, progress):
             if step in kept:
-                yield Trained(step, snapshot(network, run), recipe.record(step, dataset, run, noise_print, order_print))
+                yield Trained(step, snapshot(network, run), recipe.record(step, *facts))
 
     return made()
 
@@ -226,10 +227,5 @@ def _trained(network: nn.Module) -> list[Tensor]:
     kinds = {parameter.dtype for parameter in found}
     if kinds != {torch.float32}:
         raise TrainingError(f"the parameters must be float32 numbers; they are {', '.join(sorted(map(str, kinds)))}")
-    buffers = [name for name, _ in network.named_buffers()]
-    if buffers:
-        raise TrainingError(
-            f"the network keeps {buffers[0]!r} beside its parameters, which users would change without noise; use layers "
-            "without such buffers (GroupNorm for BatchNorm)"
-        )
+    require_no_buffers(network)
     return found

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dpmerge.errors import TrainingError
 from dpmerge.profiles.runs import tree_nodes
 from dpmerge.records import Record
+from dpmerge.records.record import NoiseGenerator
 
 Users = npt.NDArray[np.int64]
 
@@ -137,7 +138,9 @@ class FtrlRecipe:
                 seen[user] = step
         return rounds
 
-    def record(self, rounds: int, dataset: str, run: str, noise: str, order: str | None) -> Record:
+    def record(
+        self, rounds: int, dataset: str, run: str, noise: str, order: str | None, noise_generator: NoiseGenerator | None = None
+    ) -> Record:
         """What was run up to a round: `noise` and `order` are the fingerprints of what drew them."""
         mechanism = {
             "kind": "dp-ftrl",
@@ -147,6 +150,7 @@ class FtrlRecipe:
             "noise_multiplier": self.noise_multiplier,
             "steps": rounds,
             "restarts": len(self.trees(rounds)) - 1,
+            "noise_generator": noise_generator,
         }
         content = {"schema": 1, "dataset": dataset, "adjacency": "zero-out", "source": "recorded", "mechanism": mechanism}
         return Record.parse(json.dumps(content), source=run)

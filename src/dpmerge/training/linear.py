@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
 from dpmerge.training.averaging import TrainingOn
-from dpmerge.training.randomness import fingerprint, fresh_generator
+from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
 from dpmerge.training.recipe import CLIP_MARGIN, DpSgdRecipe
 from dpmerge.training.saving import save_model
 from dpmerge.training.shift import PeriodicShift
@@ -116,8 +116,8 @@ def train(
                 tensors = _named(weights)
                 if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
                     raise TrainingError(f"run {identity}: the parameters are no longer finite; use a smaller learning rate")
-                facts = _facts(recipe, norm_bound)
-                found.append(Checkpoint(step, tensors, recipe.record(step, expected, dataset, identity, *fingerprints, *facts)))
+                said = (dataset, identity, *fingerprints, *_facts(recipe, norm_bound))
+                found.append(Checkpoint(step, tensors, recipe.record(step, expected, *said, noise_generator=GENERATOR)))
             if on_step is not None:
                 on_step(step)
     return found

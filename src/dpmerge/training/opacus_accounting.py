@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -43,12 +44,27 @@ def opacus_history(record: Record) -> History:
     return [(*setting, sum(steps for *_, steps in same)) for setting, same in groupby(rows, key=lambda row: row[:2])]
 
 
+def noise_with_counts(sigma: float, unclipped_num_std: float, ratio: float = 1.0) -> float:
+    """The noise multiplier of a step whose clip Opacus adapts: the sum and the count of unclipped gradients, together.
+
+    Opacus puts σ_g = (σ⁻² − (2σ_u)⁻²)^-½ on the sum, as if a record moved the count by ½, and σ_u on the count, which it moves
+    by 1: μ² = σ_g⁻² + σ_u⁻² = σ⁻² + ¾σ_u⁻² (docs/theory.md §1). Rounded down. `ratio` is how much further than by the clip
+    that scales the noise a record moves the sum.
+    """
+    if sigma == 0:
+        return 0.0
+    of_sum, of_count = sigma**-2 - (2 * unclipped_num_std) ** -2, unclipped_num_std**-2
+    return math.nextafter((1 - 1e-15) / math.sqrt(of_sum * ratio**2 + of_count), 0.0)
+
+
 @dataclass(frozen=True)
 class Stated:
     """What a checkpoint of Opacus does not say; None is not stated.
 
     `learning_rate` and `clip` are one number for every step, or `value*steps,value*steps,…`. `expected_batch` is the divisor
-    of the updates; or give `examples`, the size of the dataset, from which Opacus computes it.
+    of the updates; or give `examples`, the size of the dataset, from which Opacus computes it. Of tensors that the optimizer
+    did not train, `leave_out` names those that the data changed (no loss was computed with them); `others_unchanged` says
+    that the rest is as before the training.
     """
 
     dataset: str | None = None
@@ -62,10 +78,15 @@ class Stated:
     run: str | None = None
     smoothness: float | None = None
     convex: Literal["glm", "unclipped"] | None = None
+    unclipped_num_std: float | None = None
+    leave_out: tuple[str, ...] = ()
+    others_unchanged: bool = False
 
     def missing(self) -> list[str]:
         """The flags that are needed and were not given."""
-        needed = ("dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer")
+        needed: tuple[str, ...] = ("dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer")
+        if self.clipping == "adaptive":
+            needed = (*needed, "unclipped_num_std")
         flags = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
         if self.expected_batch is None and self.examples is None:
             flags.append("--expected-batch (or --examples)")
@@ -101,12 +122,30 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         "clipping": stated.clipping,
         "smoothness": stated.smoothness,
         "convex": stated.convex,
+        "left_out": sorted(set(stated.leave_out)) or None,
     }
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
-    tensors, _ = pytorch.state_of(held, where)
+    tensors = _shown(pytorch.state_of(held, where)[0], held.get("optimizer_state_dict"), stated, where)
     save_folder(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
     return record
+
+
+def _shown(tensors: Mapping[str, Any], state: Any, stated: Stated, where: str) -> dict[str, Any]:
+    """The tensors to keep; if there are more than the optimizer trained, someone must say that the others did not change."""
+    unknown = sorted(set(stated.leave_out) - tensors.keys())
+    if unknown:
+        raise RecordError(f"--leave-out {unknown[0]}: {where} has no such tensor")
+    shown = {name: tensor for name, tensor in tensors.items() if name not in stated.leave_out}
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    trained = sum(len(group.get("params", ())) for group in groups) if isinstance(groups, list) else len(shown)
+    if len(shown) > trained and not stated.others_unchanged:
+        raise RecordError(
+            f"{where} has {len(shown)} tensors, and its optimizer trained {trained}: the data may have changed the others "
+            "without noise. Give --leave-out NAME for each that changed and that no loss was computed with, and "
+            "--others-unchanged if the rest did not change"
+        )
+    return shown
 
 
 def _history(state: Any, where: str) -> History:
@@ -154,7 +193,7 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
             Phase(
                 steps=end - start,
                 learning_rate=rates[at[2]][0],
-                noise_multiplier=sigma,
+                noise_multiplier=_noise(stated, sigma),
                 clip=clips[at[1]][0],
                 sampling=_sampling(stated, rate),
                 expected_batch=_expected_batch(stated, rate),
@@ -162,6 +201,18 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
         )
         start = end
     return phases
+
+
+def _noise(stated: Stated, sigma: float) -> float:
+    """With the counts of adaptive clipping, for which the accountant's σ is too much."""
+    std = stated.unclipped_num_std
+    if stated.clipping != "adaptive":
+        if std is not None:
+            raise RecordError(f"--unclipped-num-std belongs to adaptive clipping, not to --clipping {stated.clipping}")
+        return sigma
+    if std is None or not sigma / 2 <= std < math.inf:
+        raise RecordError(f"--unclipped-num-std {std}: Opacus needs at least half of its noise multiplier, {sigma:g}")
+    return noise_with_counts(sigma, std)
 
 
 def _expected_batch(stated: Stated, rate: float) -> float:

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.records.record import NoiseGenerator
 from dpmerge.training.averaging import AggregatedRun, TrainingOn
 from dpmerge.training.averaging_torch import flat, load
-from dpmerge.training.randomness import fingerprint, fresh_generator
+from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
 from dpmerge.training.recipe import CLIP_MARGIN, DpSgdRecipe
 from dpmerge.training.shift import PeriodicShift
 
@@ -88,8 +89,9 @@ def train(
     first state.
     """
     kept, expected, randomness = recipe.kept(keep), recipe.expected_batch(len(labels)), Randomness(examples.device)
+    said = (dataset, run, *randomness.fingerprints, randomness.noise.generator)
     return [
-        Trained(step, snapshot(network, run), record(recipe, step, expected, dataset, run, *randomness.fingerprints))
+        Trained(step, snapshot(network, run), record(recipe, step, expected, *said))
         for step in steps(network, examples, labels, recipe, randomness, run, micro_batch=micro_batch)
         if step in kept
     ]
@@ -111,6 +113,7 @@ def steps(
     A batch larger than `micro_batch` is computed in parts; that changes nothing but the memory needed. A run on aggregates
     that is continued needs what was `aggregated` so far.
     """
+    require_no_buffers(network)
     parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if recipe.training_on is not None and aggregated is None:
         if done:
@@ -131,6 +134,15 @@ def steps(
             if aggregated is not None:
                 load(parameters, aggregated.next_start(flat(parameters)))
         yield step
+
+
+def require_no_buffers(network: nn.Module) -> None:
+    """Refuse what would learn from the data beside the parameters, without noise."""
+    for name, _ in network.named_buffers():
+        raise TrainingError(
+            f"the network keeps {name!r} beside its parameters, which the data would change without noise; use layers without "
+            "such buffers (GroupNorm for BatchNorm)"
+        )
 
 
 def snapshot(network: nn.Module, run: str) -> State:
@@ -222,8 +234,8 @@ def _trained_layers(network: nn.Module) -> list[nn.Module]:
 class GaussianNoise:
     """Standard normal numbers from a generator of its own, seeded by the operating system.
 
-    On the CPU numpy's, since torch's would use 32 bits of its seed. On a GPU torch's, whose seeds have 64 bits: few enough to
-    be searched for, so a record must not show a hash of one. There a key of 256 bits gives every step a seed of its own, and
+    On the CPU a cryptographic one. On a GPU torch's Philox, which is none, and whose seeds have 64 bits: few enough to be
+    searched for, so a record must not show a hash of one. There a key of 256 bits gives every step a seed of its own, and
     the fingerprint is another hash of the key: it shows when two runs have one key, and helps nobody to find a seed.
     """
 
@@ -231,6 +243,7 @@ class GaussianNoise:
         self._where, self._drawn = where, 0
         self._numpy, self._key = fresh_generator(), secrets.token_bytes(32)
         self._torch = torch.Generator(where) if where.type == "cuda" else None
+        self.generator: NoiseGenerator = GENERATOR if self._torch is None else "torch-philox"
         on_gpu = hashlib.sha256(b"fingerprint" + self._key).hexdigest()[:32]
         self.fingerprint = fingerprint(self._numpy) if self._torch is None else on_gpu
 
@@ -249,9 +262,18 @@ class GaussianNoise:
         return int.from_bytes(hashlib.sha256(b"seed %d " % self._drawn + self._key).digest()[:8])
 
 
-def record(recipe: Recipe, steps: int, expected: float, dataset: str, run: str, noise: str, sampler: str) -> Record:
+def record(
+    recipe: Recipe,
+    steps: int,
+    expected: float,
+    dataset: str,
+    run: str,
+    noise: str,
+    sampler: str,
+    generator: NoiseGenerator | None,
+) -> Record:
     """What was run up to `steps`. A network's gradients have no known Lipschitz constant: nothing is claimed of them."""
-    return recipe.record(steps, expected, dataset, run, noise, sampler)
+    return recipe.record(steps, expected, dataset, run, noise, sampler, noise_generator=generator)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.records.record import NoiseGenerator
 from dpmerge.training.averaging import TrainingOn
 from dpmerge.training.randomness import poisson_batch
 from dpmerge.training.shift import PeriodicShift
@@ -93,6 +94,8 @@ class DpSgdRecipe:
         sampler: str,
         smoothness: float | None = None,
         convex: str | None = None,
+        *,
+        noise_generator: NoiseGenerator | None = None,
     ) -> Record:
         """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints."""
         rates = [self._sampling(step) for step in range(1, steps + 1)]
@@ -115,6 +118,7 @@ class DpSgdRecipe:
             ],
             "smoothness": smoothness,
             "convex": convex,
+            "noise_generator": noise_generator,
         }
         content = {"schema": 1, "dataset": dataset, "adjacency": "add-remove", "source": "recorded", "mechanism": mechanism}
         return Record.parse(json.dumps(content), source=run)

@@ -12,19 +12,20 @@ not steps; steps on empty batches are. Steps and Opacus' accountant are counted 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from safetensors.torch import load_file
-
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, Phase, Record
+from dpmerge.records.record import NoiseGenerator
+from dpmerge.training.randomness import together
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
-from dpmerge.training.recorder_randomness import continued, noise_fingerprint, sampler_fingerprint
-from dpmerge.training.recorder_steps import StepReader, tensors_of
+from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator, sampler_fingerprint
+from dpmerge.training.recorder_steps import StepReader
+from dpmerge.training.recorder_tensors import ModuleTensors
 
 Convex = Literal["glm", "unclipped"]
 
@@ -37,6 +38,7 @@ class _Said:
     run: str
     noise_fingerprint: str | None
     sampler_fingerprint: str | None
+    noise_generator: NoiseGenerator | None
     smoothness: float | None
     convex: str | None
     optimizer: str | None = None  # of the part before the run was resumed
@@ -61,7 +63,7 @@ def record(
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
     """
     batches, steps = Batches(loader), StepReader(module, optimizer)
-    noise = noise_fingerprint(engine, optimizer)
+    noise, generator = noise_fingerprint(engine, optimizer), noise_generator(engine, optimizer)
     sampler = None if batches.sampling().scheme == "full-batch" else sampler_fingerprint(engine, batches.generator)
     counted = _counted(engine)
     if resume is None:
@@ -70,8 +72,9 @@ def record(
                 f"the engine's accountant has counted {counted} steps already; record from the first step on, with a new "
                 "PrivacyEngine for every run, or resume from a folder that was saved"
             )
-        said = _Said(dataset, f"opacus-{secrets.token_hex(8)}" if run is None else run, noise, sampler, smoothness, convex)
-        return Recorder(engine, module, optimizer, batches, steps, said, [])
+        identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
+        said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex)
+        return Recorder(engine, ModuleTensors(module), optimizer, batches, steps, said, [])
     folder = Path(resume)
     before = _resumable(folder, dataset, run, smoothness, convex)
     if counted not in (0, before.steps):
@@ -79,7 +82,7 @@ def record(
             f"the engine's accountant has counted {counted} steps, the record in {folder} {before.steps}; load the checkpoint "
             "that was saved at the same step"
         )
-    _require_same_tensors(folder, tensors_of(module))
+    tensors = ModuleTensors(module, folder, before.left_out or ())
     said = _Said(
         dataset,
         before.run,
@@ -87,25 +90,33 @@ def record(
         None
         if before.sampler_fingerprint is None
         else continued(before.sampler_fingerprint, before.steps, sampler, "sampling"),
+        together([before.noise_generator, generator]),
         before.smoothness,
         before.convex,
         before.optimizer,
         before.clipping,
     )
-    return Recorder(engine, module, optimizer, batches, steps, said, before.settings())
+    return Recorder(engine, tensors, optimizer, batches, steps, said, before.settings())
 
 
 class Recorder:
     """Follows one run; made by `record`."""
 
     def __init__(
-        self, engine: Any, module: Any, optimizer: Any, batches: Batches, steps: StepReader, said: _Said, phases: list[Phase]
+        self,
+        engine: Any,
+        tensors: ModuleTensors,
+        optimizer: Any,
+        batches: Batches,
+        steps: StepReader,
+        said: _Said,
+        phases: list[Phase],
     ) -> None:
-        self._engine, self._module = engine, module
+        self._engine, self._tensors = engine, tensors
         self._batches, self._steps, self._said = batches, steps, said
         self._phases = phases
         self._taken = _counted(engine)
-        self._build([self._phase()])  # what the record could not hold is refused now, not after the training
+        self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
         self._follow(optimizer)
 
     @property
@@ -123,17 +134,25 @@ class Recorder:
             )
         self._batches = batches
 
-    def record(self) -> Record:
-        """What was run up to now."""
+    def record(self, *, leave_out: Collection[str] = ()) -> Record:
+        """What was run up to now.
+
+        `leave_out` names tensors of the module that changed without noise. By naming one you say that no loss was computed
+        with it; the record repeats that, and every guarantee from it.
+        """
         if not self._phases:
             raise TrainingError("no step has been made yet, so there is nothing to record")
         self._batches.require_every_batch()
-        return self._build(self._phases)
+        return self._build(self._phases, self._tensors.left_out(leave_out))
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole."""
-        path = Path(folder)
-        save_folder(path, tensors_of(self._module), self.record())
+    def save(self, folder: str | Path, *, leave_out: Collection[str] = ()) -> Path:
+        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole.
+
+        Without the tensors that `leave_out` names, also in earlier calls; see `record`.
+        """
+        path, record = Path(folder), self.record(leave_out=leave_out)
+        assert isinstance(record.mechanism, DpSgd)
+        save_folder(path, self._tensors.shown(record.mechanism.left_out or ()), record)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -143,6 +162,7 @@ class Recorder:
         def pre_step(closure: Any = None) -> Any:
             self._steps.part()
             phase = self._phase()
+            self._tensors.trains(optimizer.params)
             made = original(closure)
             if made:
                 self._made(phase)
@@ -184,7 +204,7 @@ class Recorder:
         else:
             self._phases.append(phase)
 
-    def _build(self, phases: list[Phase]) -> Record:
+    def _build(self, phases: list[Phase], left_out: list[str]) -> Record:
         said, clipping, optimizer = self._said, self._steps.clipping, self._steps.kind
         if said.clipping not in (None, clipping):
             raise TrainingError(f"run {said.run}: its clipping was {said.clipping}, now it is {clipping}; start a new run")
@@ -196,6 +216,8 @@ class Recorder:
             "clipping": clipping,
             "smoothness": said.smoothness,
             "convex": said.convex,
+            "left_out": left_out or None,
+            "noise_generator": said.noise_generator,
         }
         return dp_sgd_record(said.dataset, mechanism, phases, "recorded")
 
@@ -216,16 +238,3 @@ def _resumable(folder: Path, dataset: str, run: str | None, smoothness: float | 
         if value is not None and value != known[name]:
             raise TrainingError(f"{folder}: its {name} is {known[name]!r}, not {value!r}; a run has one")
     return before
-
-
-def _require_same_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    path = folder / "model.safetensors"
-    try:
-        held = load_file(path)
-    except Exception as fault:  # the library raises its own, and whatever the file system does
-        raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None
-    for name in sorted(held.keys() | tensors.keys()):
-        if name not in held or name not in tensors or not torch.equal(held[name], tensors[name]):
-            raise TrainingError(
-                f"{path}: tensor {name!r} is not what the module holds; load the checkpoint into the module before resuming"
-            )

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 
 from dpmerge.errors import TrainingError
+from dpmerge.records.record import NoiseGenerator
+from dpmerge.training.randomness import together
 
 _SALT = b"dpmerge: the state of a generator"
 _COST = 2**15
+_GENERATORS: dict[str, NoiseGenerator] = {"cpu": "torch-mt19937", "cuda": "torch-philox"}
 
 
 def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
@@ -33,6 +36,18 @@ def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
         else:
             return None
     return _hash(b"".join(states))
+
+
+def noise_generator(engine: Any, optimizer: Any) -> NoiseGenerator:
+    """Which generator the noise comes from, in the record's words."""
+    generator = optimizer.generator
+    if generator is not None and engine.secure_mode and generator is engine.secure_rng:
+        return "operating-system"
+    if generator is not None and type(generator) is not torch.Generator:
+        return "other"
+    devices = {p.device for p in optimizer.params} if generator is None else {generator.device}
+    found: set[NoiseGenerator | None] = {_GENERATORS.get(device.type, "other") for device in devices}
+    return together(list(found)) or "other"
 
 
 def sampler_fingerprint(engine: Any, generator: Any) -> str | None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from opacus.grad_sample import (
     GradSampleHooks,
     GradSampleHooksFastGradientClipping,
@@ -23,6 +22,7 @@ from opacus.grad_sample import (
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 
 from dpmerge.errors import TrainingError
+from dpmerge.training.opacus_accounting import noise_with_counts
 
 Clipping = Literal["flat", "per-layer", "adaptive"]
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
@@ -63,6 +63,7 @@ class StepReader:
         self._clips: list[float] = []
         self._norms_read = 0
         self._warned: set[str] = set()
+        self._first_noise = float(optimizer.noise_multiplier)
         if self._is_ghost:
             self._watch_norms()
 
@@ -116,7 +117,9 @@ class StepReader:
             raise TrainingError(f"clip {clip}, noise multiplier {sigma}: a private step needs a positive clip, both finite")
         if math.isclose(clip, calibrated, rel_tol=_ROUNDING):
             clip = calibrated
-        else:
+        if self.clipping == "adaptive":
+            sigma = self._with_counts(sigma, clip / calibrated)
+        elif clip != calibrated:
             real = math.nextafter(sigma * calibrated / clip, 0.0)
             self._warn(
                 "noise",
@@ -124,14 +127,26 @@ class StepReader:
                 f"{real:g}, and is recorded so; Opacus' accountant counts {sigma:g}",
             )
             sigma = real
-        if self.clipping == "adaptive":
-            self._warn(
-                "adaptive",
-                "Opacus' adaptive clipping divides by the size of each batch, which is private, and does not pay for it: a "
-                "guarantee from this record assumes that the noise multiplier covers it",
-            )
         mean = optimizer.loss_reduction == "mean"
         return Step(sigma, clip, max(rates), float(optimizer.expected_batch_size) if mean else 1.0)
+
+    def _with_counts(self, sigma: float, ratio: float) -> float:
+        """The noise multiplier with the private counts that adapt the clip."""
+        optimizer = self._optimizer
+        if type(optimizer) is AdaClipDPOptimizer:
+            real = noise_with_counts(sigma, float(optimizer.unclipped_num_std), ratio)
+        else:
+            # Ghost mode takes the first noise multiplier, whatever a scheduler says, and a 20th of the batch for σ_u. How
+            # large the batch is may not show; Opacus refuses batches below 10σ, so that σ_u is more than σ/2.
+            first = min(sigma, self._first_noise)
+            real = noise_with_counts(first, first / 2, ratio)
+        self._warn(
+            "adaptive",
+            f"Opacus' adaptive clipping pays for half of what a record does to its counts: the noise multiplier was {real:g}, "
+            f"and is recorded so; Opacus' accountant counts {sigma:g}. It divides the counts by the size of each batch, which "
+            "is private: guarantees from this record are conditional",
+        )
+        return real
 
     def made(self) -> None:
         """The step was made: the next part is of another batch."""
@@ -175,13 +190,3 @@ class StepReader:
         if subject not in self._warned:
             warnings.warn(text, UserWarning, stacklevel=5)
         self._warned.add(subject)
-
-
-def tensors_of(module: Any) -> dict[str, torch.Tensor]:
-    """The trained module's own state, under its own names, each tensor with memory of its own on the CPU."""
-    found = {}
-    for name, value in module._module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise TrainingError(f"the module's state {name!r} is a {type(value).__name__}, not a tensor; it cannot be saved")
-        found[name] = value.detach().to("cpu", copy=True).contiguous()
-    return found

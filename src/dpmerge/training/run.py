@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
+from dpmerge.records.record import NoiseGenerator
 from dpmerge.training import linear
 from dpmerge.training.data import Data, Source, features, load
 from dpmerge.training.portfolio_file import LinearRun, NetworkRun
-from dpmerge.training.randomness import chained
+from dpmerge.training.randomness import chained, together
 from dpmerge.training.run_folder import Model, RunFolder, State, Tensors
 
 SAVE_EVERY = 60.0  # seconds between the states of a network in training
@@ -121,7 +122,9 @@ def _network(job: Job, settings: NetworkRun, data: Data) -> list[Model]:
         # Noise and coins are fresh also for a run that is continued: those of every step are independent anyway.
         randomness = private_sgd.Randomness(where)
         noise, sampler = ([*begun.noise, randomness.fingerprints[0]], [*begun.sampler, randomness.fingerprints[1]])
-        state = replace(begun, noise=noise, sampler=sampler)
+        unknown: list[NoiseGenerator | None] = [None] * (len(begun.noise) - len(begun.generators))
+        state = replace(begun, noise=noise, sampler=sampler, generators=[*begun.generators, randomness.noise.generator])
+        generator = together([*unknown, *state.generators])
         tell, keep = _every(_TELL_EVERY, job.folder.tell), _every(SAVE_EVERY, save)
         for step in private_sgd.steps(network, train, labels, recipe, randomness, job.name, begun.step, settings.micro_batch):
             if step in wanted:
@@ -132,7 +135,8 @@ def _network(job: Job, settings: NetworkRun, data: Data) -> list[Model]:
         models, expected = [], recipe.expected_batch(count)
         for step, parameters in state.kept.items():
             load_tensors(parameters)
-            record = private_sgd.record(recipe, step, expected, job.dataset, state.run, chained(noise), chained(sampler))
+            said = (job.dataset, state.run, chained(noise), chained(sampler), generator)
+            record = private_sgd.record(recipe, step, expected, *said)
             models.append(Model(step, parameters, record, private_sgd.accuracy(network, test, test_labels)))
         return models
 

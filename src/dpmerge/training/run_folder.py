@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from dpmerge.checkpoints.folder import new_folder, require_absent
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
+from dpmerge.records.record import NoiseGenerator
 from dpmerge.training.saving import save_model
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -54,6 +55,7 @@ class State:
     sampler: list[str]
     parameters: Tensors
     kept: dict[int, Tensors]
+    generators: list[NoiseGenerator] = field(default_factory=list)  # of the noise, as many as its fingerprints if known
 
 
 class RunFolder:
@@ -190,11 +192,11 @@ class RunFolder:
         return found
 
     def _require_same(self, asked: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        for field in sorted(asked.keys() | before.keys()):
-            if asked.get(field) != before.get(field):
+        for name in sorted(asked.keys() | before.keys()):
+            if asked.get(name) != before.get(name):
                 raise TrainingError(
-                    f"run {self.name!r} in {self.out} was made with {field} {before.get(field)!r}, but is now asked for with "
-                    f"{asked.get(field)!r}; give the run another name, or choose another --out"
+                    f"run {self.name!r} in {self.out} was made with {name} {before.get(name)!r}, but is now asked for with "
+                    f"{asked.get(name)!r}; give the run another name, or choose another --out"
                 )
 
 
