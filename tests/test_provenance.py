@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpmerge.errors import TargetError, UtilityError
 from dpmerge.records import Portfolio
 from dpmerge.rules import Joint
-from dpmerge.rules.tempered import Tempered
+from dpmerge.rules.tempered import DRAWING, Tempered, _tilt
 from dpmerge.rules.validation import Validated, Validation
 from dpmerge.weights import Provenance, Utilities, plan
-from dpmerge.weights.draw import noisy_choice_weights, report_noisy_max, secure_draw
+from dpmerge.weights.draw import secure_draw, tilted_odds
 from tests import builders
 
 
@@ -74,31 +78,58 @@ def test_validated_answers_epsilon_targets_consistently() -> None:
     assert Validated(inner, Validation(100, True), 0.7).guarantee(epsilon=2.0).delta == inner.guarantee(epsilon=2.0).delta
 
 
-@pytest.mark.parametrize("replace_one", [False, True])
-def test_noisy_choice_is_private_for_every_pair_of_neighbours(replace_one: bool) -> None:
-    """Exhaustively: all counts of three candidates, all changes one record can make."""
-    epsilon = 0.8
-    changes = list(itertools.product((-1, 0, 1) if replace_one else (0, 1), repeat=3))
-    worst = 0.0
-    for counts in itertools.product((0, 1, 2, 5), repeat=3):
-        odds = np.array(noisy_choice_weights(counts, epsilon, replace_one))
-        for change in changes:
-            moved = [count + delta for count, delta in zip(counts, change, strict=True)]
-            if min(moved) < 0:
-                continue
-            other = np.array(noisy_choice_weights(moved, epsilon, replace_one))
-            ratio = np.log(odds / odds.sum()) - np.log(other / other.sum())
-            worst = max(worst, float(np.abs(ratio).max()))
-    assert worst <= epsilon + 1e-12
-    assert worst > 0.5 * epsilon  # the bound is about something
+# --- the law of a tempered draw -----------------------------------------------------------------------------------------------
 
 
-def test_noisy_choice_cut_off_keeps_privacy() -> None:
-    for counts in ((0, 2000), (0, 699, 700), (1, 701, 1400)):
-        for change in itertools.product((0, 1), repeat=len(counts)):
-            odds = np.array(noisy_choice_weights(counts, 1.0))
-            other = np.array(noisy_choice_weights([a + b for a, b in zip(counts, change, strict=True)], 1.0))
-            assert np.abs(np.log(odds / odds.sum()) - np.log(other / other.sum())).max() <= 1 + 1e-12
+def law(weights: Sequence[float], scores: Sequence[float | Fraction], kappa: float) -> list[Fraction]:
+    odds = tilted_odds(weights, scores, kappa)
+    return [odd / sum(odds) for odd in odds]
+
+
+def log_ratio(one: Fraction, other: Fraction) -> float:
+    """log(one/other), also where a float cannot hold the quotient."""
+    quotient = one / other
+    return (math.log(quotient.numerator) - math.log(quotient.denominator)) if one != other else 0.0
+
+
+def test_a_model_without_weight_moves_no_odds() -> None:
+    """Before, the cut-off was taken below its score: at κ = 800 odds of e^80 : 1 became 1 : 1."""
+    _, first, second = law((0.0, 0.5, 0.5), (1.0, 0.1, 0.0), 800.0)
+    assert log_ratio(first, second) == pytest.approx(80)
+    for kappa in (1.0, 800.0, 1e6):
+        for score in (0.0, 0.3, 1.0):
+            assert law((0.0, 0.25, 0.75), (score, 0.1, 0.04), kappa)[1:] == law((0.25, 0.75), (0.1, 0.04), kappa)
+
+
+@given(
+    kappa=st.floats(0, 3000),
+    weights=st.lists(st.floats(1e-9, 1), min_size=3, max_size=3),
+    scores=st.lists(st.floats(0, 1), min_size=5, max_size=5),
+)
+def test_what_is_drawn_keeps_the_bounds_of_its_theorem(kappa: float, weights: list[float], scores: list[float]) -> None:
+    """The probability of a model is at most w̄, and changes by e^{κ_i} at most with the others' scores: cut off or not."""
+    share = weights[0] / math.fsum(weights)
+    most, shift = _tilt(share, kappa + DRAWING)
+    one, other = (law(weights, (scores[0], *rest), kappa)[0] for rest in (scores[1:3], scores[3:]))
+    assert max(one, other) <= most * (1 + 1e-12)
+    assert abs(log_ratio(one, other)) <= shift + 1e-9 * (share > 1 - 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("scale", [1, 350])
+def test_a_draw_by_counts_is_private_for_every_pair_of_neighbours(replaced: bool, scale: int) -> None:
+    """Exhaustively: all counts of three models, all changes one record can make; some of them beyond the cut-off."""
+    size, worst, weights = 5 * scale, 0.0, (0.2, 0.3, 0.5)
+    kappa = 0.8 * size  # κ/n = 0.8
+    for counts in itertools.product((0, 1, 2 * scale, size - 1), repeat=3):
+        here = law(weights, [Fraction(count, size) for count in counts], kappa)
+        for change in itertools.product((-1, 0, 1) if replaced else (0, 1), repeat=3):
+            moved = [count + step for count, step in zip(counts, change, strict=True)]
+            if min(moved) >= 0:
+                there = law(weights, [Fraction(count, size) for count in moved], kappa)
+                worst = max(worst, *(abs(log_ratio(one, other)) for one, other in zip(here, there, strict=True)))
+    most = 1.6 if replaced else 0.8
+    assert 0.9 * most < worst <= most + DRAWING
 
 
 def test_draws_follow_their_probabilities() -> None:
@@ -108,17 +139,6 @@ def test_draws_follow_their_probabilities() -> None:
     expected = 20_000 * np.array([0.1, 0.6, 0.3])
     assert float((((drawn[[0, 2, 3]] - expected) ** 2) / expected).sum()) < 30  # χ² with 2 degrees: p < 1e-6
     assert secure_draw([0.0, 5e-324, 0.0]) == 1
-    best = [report_noisy_max([10, 40, 20], 1.0) for _ in range(200)]
-    assert set(best) == {1}
-
-
-@pytest.mark.parametrize(
-    "counts, epsilon, complaint",
-    [([], 1.0, "must be given"), ([1, -1], 1.0, "not negative"), ([1], 0.0, "positive"), ([1], float("nan"), "finite")],
-)
-def test_bad_noisy_choices_are_refused(counts: list[int], epsilon: float, complaint: str) -> None:
-    with pytest.raises(UtilityError, match=complaint):
-        report_noisy_max(counts, epsilon)
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,14 @@ def test_tempered_draws_by_weights_and_scores(tmp_path: Path) -> None:
     assert not fits(seen, weights)
 
 
+def test_a_model_without_weight_does_not_decide_what_is_drawn(tmp_path: Path) -> None:
+    """Its score set the cut-off for the others, which were then drawn alike."""
+    portfolio = runs(tmp_path)
+    utility = Utilities.stated(portfolio, {"a": 0.1, "b": 0.0, "c": 1.0})
+    choice = chosen(portfolio, "tempered", weights=portfolio.weights({"a": 0.5, "b": 0.5}), utility=utility, kappa=800.0)
+    assert {draw(choice) for _ in range(40)} == {"a"}
+
+
 def test_tempered_draws_do_not_underflow(tmp_path: Path) -> None:
     """κ = 1e6 with subnormal products: odds stay positive and their sum is drawn from exactly."""
     portfolio = runs(tmp_path)
