@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
@@ -15,7 +16,9 @@ from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
 from dpmerge.rules import Guarantee
 from dpmerge.rules.guarantee import By, Target, round_up
+from dpmerge.rules.validation import Validation
 from dpmerge.weights import Utilities, plan
+from dpmerge.weights.plan import NOT_DRAWN, draw_strength
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ _DEFAULT = Settings()
 class Choice:
     """A rule with its exact weights, its guarantee, and who chose the weights by what.
 
-    `scores` are those by which a tempered draw prefers models, in the portfolio's order; they are never written down.
+    `scores` are those by which a tempered draw prefers models, in the portfolio's order, exactly; they are never written down.
     """
 
     form: RuleForm
@@ -44,7 +47,7 @@ class Choice:
     numerics: NumericsForm
     provenance: Provenance
     source: str | None
-    scores: tuple[float, ...] | None = None
+    scores: tuple[float | Fraction, ...] | None = None
 
 
 def choose(
@@ -69,18 +72,29 @@ def choose(
     Target(delta=delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
+    utility = None if utility is None else utility.claimed(provenance)
+    validation = None if utility is None else utility.validation
+    kappa = draw_strength(kappa, validation_epsilon, validation, portfolio.adjacency)
+    if validation is not None and rule != "tempered":
+        raise UtilityError(f"weights chosen by looking at private scores are not covered by {rule}: {NOT_DRAWN}")
     if (rule == "tempered") != (kappa is not None):
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
     if settings.assume_smoothness is not None and rule != "combination":
         raise TargetError(f"--assume-smoothness has no meaning for --rule {rule}: only linear combination uses it")
-    utility = None if utility is None else utility.claimed(provenance)
     who = _provenance(rule, utility, provenance)
     if weights is None:
-        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, validation_epsilon, settings)
-    form = _form(portfolio, rule, weights, who, utility, kappa, validation_epsilon, settings)
+        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, settings)
+    form = _form(portfolio, rule, weights, who, validation, kappa, settings)
     guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, settings)
-    source, scores = (None, None) if utility is None else (utility.source, utility.values)
-    return Choice(form, weights, guarantee, numerics, who, source, scores if rule == "tempered" else None)
+    source = None if utility is None else utility.source
+    return Choice(form, weights, guarantee, numerics, who, source, _scores(utility) if rule == "tempered" else None)
+
+
+def _scores(utility: Utilities | None) -> tuple[float | Fraction, ...] | None:
+    """By what is drawn: private scores as the fractions that they stand for, since one record's effect on those is known."""
+    if utility is None or utility.validation is None:
+        return None if utility is None else utility.values
+    return utility.validation.exact(utility.values)
 
 
 def _guarantee(
@@ -112,7 +126,6 @@ def _best_weights(
     delta: float,
     utility: Utilities | None,
     kappa: float | None,
-    validation_epsilon: float | None,
     settings: Settings,
 ) -> Weights:
     if epsilon is None:
@@ -128,7 +141,6 @@ def _best_weights(
         by=settings.by,
         conversion=settings.conversion,
         kappa=kappa,
-        validation_epsilon=validation_epsilon,
         assume_smoothness=settings.assume_smoothness,
         shuffle=settings.shuffle,
     )
@@ -165,11 +177,15 @@ def _form(
     rule: RuleName,
     weights: Weights,
     who: Provenance,
-    utility: Utilities | None,
+    validation: Validation | None,
     kappa: float | None,
-    validation_epsilon: float | None,
     settings: Settings,
 ) -> RuleForm:
+    paid = None
+    if validation is not None and kappa is not None:
+        cost = _hex("the validation set's epsilon", validation.tempered_epsilon(kappa, portfolio.adjacency))
+        assert cost is not None
+        paid = ValidationForm.of(validation, cost)
     return RuleForm(
         rule=rule,
         weights={model.name: weight.hex() for model, weight in weights.used},
@@ -177,25 +193,8 @@ def _form(
         kappa=_hex("kappa", kappa),
         assume_smoothness=_hex("the smoothness", settings.assume_smoothness),
         shuffle_rate=None if settings.shuffle is None else _hex("the shuffle rate", settings.shuffle.rate),
-        validation=_validation(portfolio, utility, kappa, validation_epsilon),
+        validation=paid,
     )
-
-
-def _validation(
-    portfolio: Portfolio, utility: Utilities | None, kappa: float | None, stated: float | None
-) -> ValidationForm | None:
-    """What a private validation set pays: by the strength of a tempered draw, or as stated for a noisy choice."""
-    known = None if utility is None else utility.validation
-    if known is None or kappa is not None:
-        if stated is not None:
-            raise TargetError("--validation-epsilon is for a noisy choice of weights by scores on a private validation set")
-        if known is None:
-            return None
-    cost = stated if kappa is None else known.tempered_epsilon(kappa, portfolio.adjacency)
-    epsilon = _hex("the validation set's epsilon", cost)
-    if epsilon is None:
-        raise UtilityError("a choice by private scores costs their records: say how much with --validation-epsilon")
-    return ValidationForm(records=known.records, disjoint=known.disjoint, epsilon=epsilon)
 
 
 def _hex(what: str, value: float | None) -> str | None:
