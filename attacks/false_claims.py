@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from attacks.victim import Change, forge, release, stopped, verified
+from attacks.victim import WEIGHTS, Change, forge, release, stopped, verified
 from dpmerge.release.canonical import sha256
+
+
+def private_scores(folder: Path) -> Path:
+    """Scores on 100 private records, some of which were trained on."""
+    content = {"schema": 1, "measured_on": "held back", "models": "private", "utilities": {"leaky": 0.9, "safe": 0.8}}
+    path = folder / "scores.json"
+    path.write_text(json.dumps({**content, "validation": {"records": 100, "disjoint": False}}))
+    return path
 
 
 def attack(folder: Path) -> str:
     """An average under the guarantee of a draw; a model drawn that had no chance; other neighbours; looking, denied."""
     runs = ("--portfolio", folder / "runs")
     average, drawn, joint = release(folder), release(folder, "selection", "drawn", "safe=1"), release(folder, "joint", "joint")
+    tempered = release(folder, "tempered", "tempered", WEIGHTS, "--kappa", "100", "--utility", private_scores(folder))
     leaky = sha256((folder / "runs" / "leaky" / "model.safetensors").read_bytes())
 
     def as_a_draw(content: dict[str, Any]) -> None:
@@ -39,11 +49,22 @@ def attack(folder: Path) -> str:
     def did_not_look(content: dict[str, Any]) -> None:
         content["provenance"] = "a-priori"
 
+    def chosen_by_a_private_set(content: dict[str, Any]) -> None:
+        content["provenance"] = "private-validation"
+        content["rule"]["validation"] = {"records": 100, "disjoint": True, "epsilon": (0.01).hex()}
+
+    def at_half_the_price(content: dict[str, Any]) -> None:  # κ/n, as if n did not move with the records
+        content["rule"]["validation"]["epsilon"] = (1.0).hex()
+        content["guarantee"]["epsilon"] -= 1
+        content["guarantee"]["details"]["validation_epsilon"] -= 1
+
     claims: list[tuple[Path, Change, str]] = [
         (average, as_a_draw, "a rule that draws without a model drawn"),
         (average, other_neighbours, "other neighbours than its records"),
         (average, another_method, "a merge that only joint release covers"),
         (joint, did_not_look, "weights chosen by looking"),
+        (joint, chosen_by_a_private_set, "under a rule that does not draw by its scores"),
+        (tempered, at_half_the_price, "the guarantee's epsilon is certified as"),
         (drawn, without_a_weight, "a drawn model that had no chance"),
         (drawn, the_leaky_one, "a model without weight takes no part"),
     ]

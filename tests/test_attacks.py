@@ -89,6 +89,7 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("safer_record", "release.recheck", "Recheck._records", yes),
     ("false_claims", "release.certificate", "covers_looking", yes),
     ("false_claims", "release.certificate", "merges_linearly", yes),
+    ("false_claims", "release.forms", "RuleForm.paid", lambda self, adjacency: float.fromhex(self.validation.epsilon)),
     ("extra_file", "release.verify", "_check_outputs", nothing),
     ("extra_file", "release.recheck", "Recheck._beside", nothing),
     ("swapped_models", "release.recheck", "Recheck._inputs", nothing),

@@ -121,7 +121,8 @@ def test_joint_release_counts_every_model_looked_at(tmp_path: Path, file: Path) 
 def test_nothing_ever_costs_more_than_everything_together(file: Path) -> None:
     ledger = new(file, epsilon=30.0)
     wild = planned(THREE, "tempered", b=0.5, c=0.5, kappa=(20.0).hex())
-    assert Tempered(THREE.weights({"b": 0.5, "c": 0.5}), 20.0).guarantee(delta=DELTA).epsilon > 3 * joint("b", "c")
+    alone = Tempered(THREE.weights({"b": 0.5, "c": 0.5}), 20.0)
+    assert alone.epsilon(DELTA) > 3 * joint("b", "c") == pytest.approx(3 * alone.guarantee(delta=DELTA).epsilon, rel=PRECISE)
     ledger.enter(wild)
     assert total(ledger) == pytest.approx(joint("b", "c"), rel=PRECISE)
     for release_of in (planned(THREE, "combination", b=0.2, c=0.8), planned(THREE, b=0.5, c=0.5), wild):
@@ -237,6 +238,16 @@ def test_choices_by_a_private_validation_set_are_paid_for_every_time(file: Path,
     spent = disjoint.cumulative()
     assert spent is not None
     assert spent.theorem == "private-validation"
+
+
+def test_an_entry_that_states_less_than_its_draw_costs_is_counted_in_full(file: Path) -> None:
+    """Entries from before a moving divisor was charged twice: κ = 100 on 100 records is 2, not 1."""
+    form = ValidationForm(records=100, disjoint=False, epsilon=(1.0).hex())
+    ledger = new(file, epsilon=60.0)
+    ledger.enter(planned(THREE, "tempered", b=0.5, c=0.5, kappa=(100.0).hex(), validation=form.model_dump()))
+    assert total(ledger) == pytest.approx(joint("b", "c") + 2.0, rel=PRECISE)
+    ledger.enter(planned(THREE, "tempered", b=0.5, c=0.5, kappa=(100.0).hex(), validation=form.model_dump()))
+    assert total(ledger) == pytest.approx(joint("b", "c") + 4.0, rel=PRECISE)
 
 
 def test_shuffled_batches_count_at_the_largest_rate_claimed(file: Path) -> None:

@@ -45,6 +45,63 @@ def test_mixture_moments_are_exact_and_never_below(shifts: tuple[float, ...], pr
         assert found == pytest.approx(exact, rel=2e-9, abs=2e-13 if exact > 0.4 else 1e-22)
 
 
+def log_moment_of(upper: dict[float, float], lower: dict[float, float], power: float) -> tuple[float, float]:
+    """log ∫ p^s q^(1−s) by a fine sum in extended precision, far beyond every mean and peak; and what its rounding may be."""
+    peaks = [power * a + (1 - power) * b for a in upper for b in lower] + [*upper, *lower]
+    x = np.arange(int(256 * (min(peaks) - 20)), 256 * (max(peaks) + 20)).astype(np.longdouble) / 256
+    logs = []
+    for mixture in (upper, lower):
+        total = sum(np.longdouble(w) for w in mixture.values())
+        logs.append(np.logaddexp.reduce([np.log(np.longdouble(w) / total) - (x - m) ** 2 / 2 for m, w in mixture.items()]))
+    exponent = power * logs[0] + (1 - power) * logs[1]
+    top = exponent.max()
+    found = top + np.log(np.exp(exponent - top).sum() / 256) - np.log(2 * np.arccos(np.longdouble(-1))) / 2
+    size = float(np.abs(exponent).max() + abs(power) * np.abs(logs).max())
+    return float(found), 4 * size * float(np.finfo(np.longdouble).eps)
+
+
+def check_never_below(law: MixtureLaw | ReplaceOnePoissonLaw, order: float, slack: float = 2e-9) -> None:
+    upper, lower = (dict(zip(*map(np.ndarray.tolist, side), strict=True)) for side in (law.upper, law.lower))
+    for direction, power in (("remove", order), ("add", 1 - order)):
+        found = float(law.log_moment(np.array([order]), direction)[0])  # type: ignore[arg-type]
+        exact, rounding = log_moment_of(upper, lower, power)
+        assert found >= exact * (1 - 1e-12) - rounding, (law, order, direction)
+        assert found <= exact * (1 + slack) + rounding + 1e-12, (law, order, direction)
+
+
+def test_far_means_are_on_the_grid() -> None:
+    """Near order 1 the sum is over p and q themselves, too: before, (0, 14.03) gave 0.0327 instead of 0.0575."""
+    shifts, probs = (0.0, 14.03), (1 - 0.184, 0.184)
+    exact = oracles.renyi_moment(shifts, probs, 1 - 1.283)
+    assert exact == pytest.approx(0.0575454815, rel=1e-9)
+    found = float(MixtureLaw(shifts, probs).log_moment(np.array([1.283]), "add")[0])
+    assert exact <= found <= exact * (1 + 2e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shift=st.floats(0.05, 60),
+    middle=st.none() | st.floats(0.01, 0.99),
+    rate=st.floats(1e-3, 0.999),
+    order=st.floats(1.0001, 1.6) | st.floats(1.6, 3),
+)
+def test_no_mixture_is_below(shift: float, middle: float | None, rate: float, order: float) -> None:
+    check_never_below(ReplaceOnePoissonLaw(rate, shift / 2), order)
+    check_never_below(MixtureLaw.poisson(rate, shift), order)
+    if middle is not None:
+        check_never_below(MixtureLaw((0.1 * shift, middle * shift, shift), (0.5, 0.5 * (1 - rate), 0.5 * rate)), order)
+
+
+@pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("order", [30.0, 100.0, 300.0])
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
+def test_a_negative_power_makes_the_integrand_narrow(shift: float, order: float, place: float) -> None:
+    """Its peak may lie where one component takes over from the other: the grid must be finer there (theory.md §3.5)."""
+    odds = math.exp(-shift * (shift / 2 + order * shift * place))
+    if odds > 1e-300:
+        check_never_below(MixtureLaw((0.0, shift), (odds / (1 + odds), 1 / (1 + odds))), order)
+
+
 @pytest.mark.parametrize("alpha,expected", [(2, 7.01106e-5), (3, 1.059978e-4), (4, 1.424710e-4)])
 def test_equation_nine_reference_values(alpha: int, expected: float) -> None:
     shifts, rates = papers_portfolio_step()

@@ -197,7 +197,7 @@ def test_different_datasets_and_adjacencies_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps, restarts, fits", [(100, 3, True), (100, 4, False), (50, 3, True), (50, 1, True), (50, 4, False)]
+    "steps, restarts, fits", [(100, 3, True), (100, 4, False), (80, 3, True), (50, 3, False), (50, 1, True), (50, 4, False)]
 )
 def test_checkpoints_of_one_tree_agree_on_their_restarts(steps: int, restarts: int, fits: bool) -> None:
     """A record with other restarts at the same step would let the cheaper of two stories count."""
@@ -210,8 +210,28 @@ def test_checkpoints_of_one_tree_agree_on_their_restarts(steps: int, restarts: i
     if fits:
         assert Portfolio(both).names == ("early", "late")
     else:
-        with pytest.raises(PortfolioError, match="not the beginning"):
+        with pytest.raises(PortfolioError, match=r"not the beginning|trees of no one length"):
             Portfolio(both)
+
+
+def test_trees_of_all_records_of_a_run_have_one_length() -> None:
+    def ftrl(name: str, **stated: int) -> Model:
+        return builders.model(name, {"kind": "dp-ftrl", "noise_multiplier": 4.0, "run": "one", **stated}, "zero-out")
+
+    known, unknown = ftrl("a", steps=8, restarts=0, tree_steps=8), ftrl("b", steps=12, restarts=1)
+    assert Portfolio((known, unknown)).names == ("a", "b")
+    with pytest.raises(PortfolioError, match=r"'a', 'b', 'c'.*trees of no one length"):
+        Portfolio((known, unknown, ftrl("c", steps=27, restarts=2)))
+    for stated in ({"steps": 12, "restarts": 1, "tree_steps": 5}, {"steps": 12, "restarts": 0, "tree_steps": 11}):
+        with pytest.raises(RecordError, match=r"do not have . restarts within 12 steps"):
+            ftrl("d", **stated)
+
+
+def test_a_record_without_tree_steps_is_written_as_before() -> None:
+    mechanism = {"kind": "dp-ftrl", "noise_multiplier": 4.0, "steps": 12, "restarts": 1}
+    assert "tree_steps" not in builders.model("a", mechanism, "zero-out").record.as_dict()["mechanism"]
+    stated = builders.model("a", {**mechanism, "tree_steps": 8}, "zero-out").record
+    assert Record.parse(json.dumps(stated.as_dict())) == stated
 
 
 def test_checkpoints_of_one_run_must_continue_each_other() -> None:

@@ -238,6 +238,14 @@ def test_tempered_draws_by_weights_and_scores(tmp_path: Path) -> None:
     assert not fits(seen, weights)
 
 
+def test_a_model_without_weight_does_not_decide_what_is_drawn(tmp_path: Path) -> None:
+    """Its score set the cut-off for the others, which were then drawn alike."""
+    portfolio = runs(tmp_path)
+    utility = Utilities.stated(portfolio, {"a": 0.1, "b": 0.0, "c": 1.0})
+    choice = chosen(portfolio, "tempered", weights=portfolio.weights({"a": 0.5, "b": 0.5}), utility=utility, kappa=800.0)
+    assert {draw(choice) for _ in range(40)} == {"a"}
+
+
 def test_tempered_draws_do_not_underflow(tmp_path: Path) -> None:
     """κ = 1e6 with subnormal products: odds stay positive and their sum is drawn from exactly."""
     portfolio = runs(tmp_path)
@@ -293,7 +301,7 @@ def test_a_model_that_cannot_be_released_is_refused_whoever_is_drawn(tmp_path: P
 
 
 def measured(tmp_path: Path, **changes: Any) -> Path:
-    content = {"schema": 1, "measured_on": "tests", "models": "private", "utilities": {"a": 0.8317, "b": 0.4243, "c": 0.1717}}
+    content = {"schema": 1, "measured_on": "tests", "models": "private", "utilities": {"a": 0.832, "b": 0.424, "c": 0.172}}
     path = tmp_path / "scores.json"
     path.write_text(json.dumps({**content, **changes}))
     return path
@@ -310,6 +318,9 @@ def test_weights_chosen_by_looking_need_another_rule(rule: RuleName, file: dict[
     for options in ({}, {"validation_epsilon": 0.5}) if file else ({},):
         with pytest.raises(UtilityError, match="not covered by"):
             chosen(portfolio, rule, utility=utility, **options)
+        if file:
+            with pytest.raises(UtilityError, match=r"not covered by joint: .* only a draw by them is paid for"):
+                chosen(portfolio, "joint", utility=utility, **options)
     with pytest.raises(UtilityError, match="not a-priori"):
         chosen(portfolio, rule, utility=utility, provenance="a-priori")
     if not file:
@@ -334,16 +345,31 @@ def test_joint_release_covers_every_model_looked_at(tmp_path: Path) -> None:
 
 def test_private_validation_pays(tmp_path: Path) -> None:
     portfolio = runs(tmp_path)
-    utility = Utilities.load(portfolio, measured(tmp_path, validation={"records": 500, "disjoint": False}))
-    with pytest.raises(UtilityError, match="--validation-epsilon"):
-        chosen(portfolio, "joint", utility=utility)
-    paid = chosen(portfolio, "joint", utility=utility, validation_epsilon=0.5)
-    assert paid.guarantee.epsilon == pytest.approx(chosen(portfolio, "joint").guarantee.epsilon + 0.5)
-    tempered = chosen(portfolio, "tempered", utility=utility)
-    assert tempered.guarantee.details["validation_epsilon"] == pytest.approx(KAPPA / 500)
-    for name, choice in (("joint", paid), ("tempered", tempered)):
-        verdict = verify(release(portfolio, choice, tmp_path / name).folder, portfolio=portfolio)
-        assert verdict.code == 0, verdict
+    for validation, cost in (({"records": 500}, 2 / 500), ({"divisor": 500}, 1 / 500)):
+        utility = Utilities.load(portfolio, measured(tmp_path, validation={**validation, "disjoint": False}))
+        tempered = chosen(portfolio, "tempered", utility=utility)
+        assert tempered.guarantee.details["validation_epsilon"] == pytest.approx(KAPPA * cost)
+        noisy = chosen(portfolio, "tempered", utility=utility, kappa=None, validation_epsilon=0.5)
+        assert float.fromhex(noisy.form.kappa or "") == pytest.approx(0.5 / cost)
+        both = chosen(portfolio, "joint", provenance="a-priori").guarantee.epsilon
+        assert noisy.guarantee.epsilon == pytest.approx(both + 0.5)  # so strong a draw costs all models with weight, no more
+        for name, choice in (("noisy", noisy), ("tempered", tempered)):
+            released = release(portfolio, choice, tmp_path / f"{name}-{cost}")
+            verdict = verify(released.folder, portfolio=portfolio)
+            assert verdict.code == 0, verdict
+            paid = released.certificate.rule.validation
+            assert paid is not None and paid.model_dump().keys() == {*validation, "disjoint", "epsilon"}
+
+
+def test_a_noisy_choice_is_drawn_by_the_scores(tmp_path: Path) -> None:
+    """ε_V = 1 at 500 records: a model with 204 more right answers than another is drawn, not the one named first or last."""
+    portfolio = runs(tmp_path)
+    for best in "ab":
+        scores_of = dict.fromkeys("abc", 0.424) | {best: 0.832}
+        path = measured(tmp_path, utilities=scores_of, validation={"divisor": 500, "disjoint": True})
+        choice = chosen(portfolio, "tempered", utility=Utilities.load(portfolio, path), kappa=None, validation_epsilon=1.0)
+        assert {draw(choice) for _ in range(20)} == {best}
+        assert sum(choice.scores or ()) == Fraction(204 + 3 * 212, 500)
 
 
 @pytest.mark.parametrize(
@@ -356,8 +382,8 @@ def test_private_validation_pays(tmp_path: Path) -> None:
         ("tempered", {"utility": None}, "give their scores"),
         ("selection", {"settings": Settings(assume_smoothness=0.0)}, "only linear combination uses it"),
         ("combination", {"settings": Settings(assume_smoothness=-1.0)}, "finite and not negative"),
-        ("joint", {"validation_epsilon": 1.0}, "is for a noisy choice"),
-        ("tempered", {"validation_epsilon": 1.0}, "is for a noisy choice"),
+        ("joint", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
+        ("tempered", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("joint", {"provenance": "private-validation"}, "describes their set"),
         ("joint", {"weights": None, "epsilon": 9.0}, "say which one"),
         ("selection", {"weights": None}, "give the weights"),

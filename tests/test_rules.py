@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpmerge.errors import DependentRuns, TargetError, UnsupportedMechanism
+from dpmerge.errors import DependentRuns, RecordError, TargetError, UnsupportedMechanism
 from dpmerge.profiles.gaussian import gaussian_delta, gaussian_epsilon
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Model
@@ -358,7 +358,8 @@ def test_tree_aggregation_agrees_with_dp_accounting() -> None:
     import dp_accounting
     from dp_accounting import rdp
 
-    model = builders.model("t", {"kind": "dp-ftrl", "noise_multiplier": 5.0, "steps": 400, "restarts": 3}, "zero-out")
+    mechanism = {"kind": "dp-ftrl", "noise_multiplier": 5.0, "steps": 400, "restarts": 3, "tree_steps": 100}
+    model = builders.model("t", mechanism, "zero-out")
     profile = run_profile(model).profile
     orders = np.array([2.0, 10.0, 33.0])
     accountant = rdp.RdpAccountant(orders.tolist(), dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
@@ -368,20 +369,48 @@ def test_tree_aggregation_agrees_with_dp_accounting() -> None:
         run_profile(builders.model("t", {"kind": "dp-ftrl", "noise_multiplier": 5.0, "steps": 4, "restarts": 0}))
 
 
-def test_a_checkpoint_inside_a_tree_is_charged_for_the_worst_trees_it_may_have() -> None:
-    def nodes(steps: int, restarts: int) -> float:
-        mechanism = {"kind": "dp-ftrl", "noise_multiplier": 1.0, "steps": steps, "restarts": restarts}
-        renyi = run_profile(builders.model("t", mechanism, "zero-out")).profile.renyi(np.array([2.0]))
-        return float(renyi[0])  # α·μ²/2 at α = 2
+def nodes_paid(steps: int, restarts: int, **stated: int) -> float:
+    mechanism = {"kind": "dp-ftrl", "noise_multiplier": 1.0, "steps": steps, "restarts": restarts, **stated}
+    renyi = run_profile(builders.model("t", mechanism, "zero-out")).profile.renyi(np.array([2.0]))
+    return float(renyi[0])  # α·μ²/2 at α = 2
 
-    assert nodes(25, 3) == pytest.approx(13)  # trees of 8, 8, 8 and 1
-    for steps in range(2, 60):
+
+def most_nodes_by_counting(steps: int, length: int) -> int:
+    """Trees of `length` steps one after the other: the most blocks of 2^h steps that one leaf of each is in, summed up."""
+    total = 0
+    for start in range(0, steps, length):
+        leaves = min(length, steps - start)
+        blocks = [range(k << h, (k + 1) << h) for h in range(leaves.bit_length()) for k in range(leaves >> h)]
+        total += max(sum(leaf in block for block in blocks) for leaf in range(leaves))
+    return total
+
+
+def test_a_tree_record_is_charged_for_the_worst_trees_it_may_have() -> None:
+    """Every length with which a tree may have been restarted so often, and no other, is counted out."""
+    assert nodes_paid(12, 1) == pytest.approx(7)  # trees of 8 and 4; before, two of 6 were taken for granted
+    assert nodes_paid(25, 3) == pytest.approx(13)  # trees of 8, 8, 8 and 1
+    for steps in range(2, 34):
         for restarts in range(1, steps):
-            if steps % (restarts + 1):
-                lengths = [length for length in range(1, steps) if restarts * length < steps <= (restarts + 1) * length]
-                for length in lengths:
-                    there = restarts * length.bit_length() + (steps - restarts * length).bit_length()
-                    assert nodes(steps, restarts) >= there - 1e-9
+            lengths = [n for n in range(1, steps + 1) if restarts * n <= steps <= (restarts + 1) * n]
+            if lengths:
+                counted = {n: most_nodes_by_counting(steps, n) for n in lengths}
+                assert nodes_paid(steps, restarts) == pytest.approx(max(counted.values()))
+                for length, nodes in counted.items():
+                    assert nodes_paid(steps, restarts, tree_steps=length) == pytest.approx(nodes)
+            else:
+                with pytest.raises(RecordError, match="at equal distances do not fit"):
+                    nodes_paid(steps, restarts)
+
+
+def test_two_records_of_a_run_never_pay_less_than_the_trees_both_allow() -> None:
+    """(12, 1) and (16, 1) of one run leave trees of 8 to 12 steps: the first is 8 + 4."""
+    for first, second in (((12, 1), (16, 1)), ((14, 2), (21, 3)), ((9, 1), (30, 4)), ((20, 2), (40, 4))):
+        both = [
+            n for n in range(1, 41) if all(restarts * n <= steps <= (restarts + 1) * n for steps, restarts in (first, second))
+        ]
+        assert both
+        for steps, restarts in (first, second):
+            assert nodes_paid(steps, restarts) >= max(most_nodes_by_counting(steps, n) for n in both) - 1e-9
 
 
 # --- baselines ---------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,11 @@ def merge(
     kappa: Annotated[float | None, typer.Option("--kappa", help="Strength of tempered selection.", show_default=False)] = None,
     validation_epsilon: Annotated[
         float | None,
-        typer.Option("--validation-epsilon", help="What a private validation set pays for a choice by it.", show_default=False),
+        typer.Option(
+            "--validation-epsilon",
+            help="Instead of --kappa: what the records of a private validation set pay for the draw by their scores.",
+            show_default=False,
+        ),
     ] = None,
     ledger: Annotated[
         str | None,

@@ -45,7 +45,7 @@ def plan(
         float | None,
         typer.Option(
             "--validation-epsilon",
-            help="For scores on a private validation set: the ε its records pay for a noisy choice by them.",
+            help="For scores on a private validation set: plan the tempered draw by them for which its records pay this ε.",
             show_default=False,
         ),
     ] = None,

@@ -140,23 +140,23 @@ def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfil
     )
     if mechanism.noise_multiplier == 0:
         return RunProfile(Profile.of([(NonPrivateLaw(), 1)]), (assumption,))
-    nodes = tree_nodes(mechanism.steps, mechanism.restarts)
+    nodes = tree_nodes(mechanism)
     mu = record_effect(adjacency) * math.sqrt(nodes) / mechanism.noise_multiplier
     return RunProfile(Profile.of([(GaussianLaw(mu), 1)]), (assumption,))
 
 
-def tree_nodes(steps: int, restarts: int) -> int:
-    """The most nodes that one record can be in: of equally long trees, or in a checkpoint inside a tree of any length.
+def tree_nodes(mechanism: DpFtrl) -> int:
+    """The most nodes that one record can be in, whatever length of the trees the record allows (`tree-aggregation`).
 
-    Inside, the full trees have a length L that the record does not state, and the last is shorter. For one height of the full
-    trees the last is longest if L is the least such: so L is a power of 2, or the least of all.
+    r trees have a length L, and the last has the T − rL steps that are left. For one height of the full trees the last is
+    longest if L is the least such: so L is a power of 2, or the least of all.
     """
-    least, rest = -(-steps // (restarts + 1)), steps % (restarts + 1)
-    counts = [(restarts + 1) * least.bit_length()]
-    if rest:
-        lengths = [1 << bits for bits in range(least.bit_length(), steps.bit_length()) if restarts << bits < steps]
-        counts += [restarts * length.bit_length() + (steps - restarts * length).bit_length() for length in lengths]
-    return max(counts)
+    steps, restarts = mechanism.steps, mechanism.restarts
+    if not restarts:
+        return steps.bit_length()
+    least, most = mechanism.tree_lengths
+    lengths = [least, *(1 << bits for bits in range(least.bit_length(), int(most).bit_length()))]
+    return max(restarts * length.bit_length() + (steps - restarts * length).bit_length() for length in lengths)
 
 
 _FIXED_SIZE_ORDERS = (1.5, 2.0, 2.5, *map(float, range(3, 33)), 40.0, 48.0, 56.0, 64.0, 96.0, 128.0, 192.0, 256.0)

@@ -225,6 +225,12 @@ def _check_checkpoints(models: tuple[Model, ...]) -> None:
         by_run.setdefault(model.run, []).append(model)
     for run, group in by_run.items():
         group.sort(key=_steps)
+        lengths = [m.mechanism.tree_lengths for m in group if isinstance(m.mechanism, DpFtrl)]
+        if lengths and max(least for least, _ in lengths) > min(most for _, most in lengths):
+            raise PortfolioError(
+                f"the records of run {run!r} ({', '.join(repr(m.name) for m in group)}) do not fit together: trees of no one "
+                "length have been restarted so often at each of these steps; give different runs different ids"
+            )
         for earlier, later in pairwise(group):
             if not _begins(earlier.mechanism, later.mechanism):
                 raise PortfolioError(
@@ -247,7 +253,8 @@ def _begins(earlier: Mechanism, later: Mechanism) -> bool:
         return False
     if isinstance(earlier, DpFtrl) and isinstance(later, DpFtrl) and not _restarts_agree(earlier, later):
         return False
-    return earlier.model_dump(exclude={"steps", "restarts"}) == later.model_dump(exclude={"steps", "restarts"})
+    story = {"steps", "restarts", "tree_steps"}
+    return earlier.model_dump(exclude=story) == later.model_dump(exclude=story)
 
 
 def _restarts_agree(earlier: DpFtrl, later: DpFtrl) -> bool:

@@ -5,6 +5,7 @@ This is a public format (schema 1). `dpmerge schema` prints it as JSON Schema, a
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -115,18 +116,36 @@ class Gaussian(_Run):
 
 
 class DpFtrl(_Run):
-    """DP-FTRL with tree aggregation: `steps` in all, the tree restarted `restarts` times at equal distances."""
+    """DP-FTRL with tree aggregation: `steps` in all, the tree restarted `restarts` times, after every `tree_steps`.
 
+    Where `tree_steps` is not stated, the worst that the other two allow is taken.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "tree_steps"})
     kind: Literal["dp-ftrl"]
     noise_multiplier: NonNegative
     steps: Steps
     restarts: Annotated[int, Field(ge=0)]
+    tree_steps: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _restarts_fit(self) -> DpFtrl:
-        if self.restarts >= self.steps:
-            raise ValueError(f"{self.restarts} restarts do not fit into {self.steps} steps")
+        least, most = self._allowed
+        if self.restarts >= self.steps or least > most:
+            raise ValueError(f"{self.restarts} restarts at equal distances do not fit into {self.steps} steps")
+        if self.tree_steps is not None and not least <= self.tree_steps <= most:
+            raise ValueError(f"trees of {self.tree_steps} steps do not have {self.restarts} restarts within {self.steps} steps")
         return self
+
+    @property
+    def _allowed(self) -> tuple[int, float]:
+        """r trees are complete, and the last has some of its steps, perhaps none or all: rL ≤ T ≤ (r + 1)L."""
+        return -(-self.steps // (self.restarts + 1)), self.steps // self.restarts if self.restarts else math.inf
+
+    @property
+    def tree_lengths(self) -> tuple[int, float]:
+        """The least and the largest number of steps that every complete tree may have."""
+        return self._allowed if self.tree_steps is None else (self.tree_steps, self.tree_steps)
 
 
 class ApproxDp(_Run):

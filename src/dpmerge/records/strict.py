@@ -21,7 +21,7 @@ class Strict(BaseModel):
 class Extended(Strict):
     """A form that was given fields after it had been published.
 
-    Where one of these is None or empty it is not written: the form then has the bytes, and the hash, that it had without the field.
+    Where one of these is None or empty it is not written: the form has the bytes, and the hash, that it had without it.
     """
 
     added: ClassVar[frozenset[str]] = frozenset()

@@ -171,6 +171,9 @@ class Certificate(Strict):
             "a private validation set that paid nothing, or the reverse": (
                 (self.provenance == "private-validation") != (rule.validation is not None)
             ),
+            "a private validation set under a rule that does not draw by its scores": (
+                rule.validation is not None and rule.rule != "tempered"
+            ),
             "weights that depend on earlier releases, and no ledger": self.dependent and self.ledger is None,
         }.items():
             if there:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
@@ -16,7 +17,9 @@ from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
 from dpmerge.rules import Guarantee, require_wanted
 from dpmerge.rules.asked import require_covered, require_smoothness_is_used
 from dpmerge.rules.guarantee import By, Target, round_up
+from dpmerge.rules.validation import Validation
 from dpmerge.weights import Utilities, plan
+from dpmerge.weights.plan import NOT_DRAWN, draw_strength
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ _DEFAULT = Settings()
 class Choice:
     """A rule with its exact weights, its guarantee, and who chose the weights by what.
 
-    `scores` are those by which a tempered draw prefers models, in the portfolio's order; they are never written down.
+    `scores` are those by which a tempered draw prefers models, in the portfolio's order, exactly; they are never written down.
     `within` is the ε that the release was asked to stay within, if any.
     """
 
@@ -47,7 +50,7 @@ class Choice:
     numerics: NumericsForm
     provenance: Provenance
     source: str | None
-    scores: tuple[float, ...] | None = None
+    scores: tuple[float | Fraction, ...] | None = None
     within: float | None = None
 
     def as_joint(self) -> Choice:
@@ -56,15 +59,10 @@ class Choice:
         numerics = self.numerics.model_copy(update={"solved_for": "epsilon"})
         with without_cache():
             found = numerics.answer(form.build(_by_name(self.weights.portfolio)), 0.0, self.guarantee.delta)
-        if not found.epsilon <= (math.inf if self.within is None else self.within) or not math.isfinite(found.epsilon):
-            amount = (
-                f"is ε = {round_up(found.epsilon)} at δ = {found.delta:g}"
-                if math.isfinite(found.epsilon)
-                else "has no finite ε"
-            )
+        if not math.isfinite(found.epsilon) or (self.within is not None and found.epsilon > self.within):
             raise TargetError(
                 f"this average cannot be released as asked: {found.details['joint_because']}. Joint release, which covers any "
-                f"rounding, {amount}"
+                f"rounding, has ε = {round_up(found.epsilon)} at δ = {found.delta:g}"
             )
         return replace(self, form=form, guarantee=found, numerics=numerics)
 
@@ -92,17 +90,28 @@ def choose(
     require_wanted(delta, settings.any_delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
+    utility = None if utility is None else utility.claimed(provenance)
+    validation = None if utility is None else utility.validation
+    kappa = draw_strength(kappa, validation_epsilon, validation, portfolio.adjacency)
+    if validation is not None and rule != "tempered":
+        raise UtilityError(f"weights chosen by looking at private scores are not covered by {rule}: {NOT_DRAWN}")
     if (rule == "tempered") != (kappa is not None):
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
     require_smoothness_is_used(rule, settings.assume_smoothness)
-    utility = None if utility is None else utility.claimed(provenance)
     who = _provenance(rule, utility, provenance)
     if weights is None:
-        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, validation_epsilon, settings)
-    form = _form(portfolio, rule, weights, who, utility, kappa, validation_epsilon, settings)
+        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, settings)
+    form = _form(portfolio, rule, weights, who, validation, kappa, settings)
     guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, settings)
-    source, scores = (None, None) if utility is None else (utility.source, utility.values)
-    return Choice(form, weights, guarantee, numerics, who, source, scores if rule == "tempered" else None, epsilon)
+    source, scores = None if utility is None else utility.source, _scores(utility) if rule == "tempered" else None
+    return Choice(form, weights, guarantee, numerics, who, source, scores, epsilon)
+
+
+def _scores(utility: Utilities | None) -> tuple[float | Fraction, ...] | None:
+    """By what is drawn: private scores as the fractions that they stand for, since one record's effect on those is known."""
+    if utility is None or utility.validation is None:
+        return None if utility is None else utility.values
+    return utility.validation.exact(utility.values)
 
 
 def _guarantee(
@@ -142,7 +151,6 @@ def _best_weights(
     delta: float,
     utility: Utilities | None,
     kappa: float | None,
-    validation_epsilon: float | None,
     settings: Settings,
 ) -> Weights:
     if epsilon is None:
@@ -158,7 +166,6 @@ def _best_weights(
         by=settings.by,
         conversion=settings.conversion,
         kappa=kappa,
-        validation_epsilon=validation_epsilon,
         assume_smoothness=settings.assume_smoothness,
         shuffle=settings.shuffle,
         any_delta=True,
@@ -193,11 +200,15 @@ def _form(
     rule: RuleName,
     weights: Weights,
     who: Provenance,
-    utility: Utilities | None,
+    validation: Validation | None,
     kappa: float | None,
-    validation_epsilon: float | None,
     settings: Settings,
 ) -> RuleForm:
+    paid = None
+    if validation is not None and kappa is not None:
+        cost = _hex("the validation set's epsilon", validation.tempered_epsilon(kappa, portfolio.adjacency))
+        assert cost is not None
+        paid = ValidationForm.of(validation, cost)
     return RuleForm(
         rule=rule,
         weights={model.name: weight.hex() for model, weight in weights.used},
@@ -205,25 +216,8 @@ def _form(
         kappa=_hex("kappa", kappa),
         assume_smoothness=_hex("the smoothness", settings.assume_smoothness),
         shuffle_rate=None if settings.shuffle is None else _hex("the shuffle rate", settings.shuffle.rate),
-        validation=_validation(portfolio, utility, kappa, validation_epsilon),
+        validation=paid,
     )
-
-
-def _validation(
-    portfolio: Portfolio, utility: Utilities | None, kappa: float | None, stated: float | None
-) -> ValidationForm | None:
-    """What a private validation set pays: by the strength of a tempered draw, or as stated for a noisy choice."""
-    known = None if utility is None else utility.validation
-    if known is None or kappa is not None:
-        if stated is not None:
-            raise TargetError("--validation-epsilon is for a noisy choice of weights by scores on a private validation set")
-        if known is None:
-            return None
-    cost = stated if kappa is None else known.tempered_epsilon(kappa, portfolio.adjacency)
-    epsilon = _hex("the validation set's epsilon", cost)
-    if epsilon is None:
-        raise UtilityError("a choice by private scores costs their records: say how much with --validation-epsilon")
-    return ValidationForm(records=known.records, disjoint=known.disjoint, epsilon=epsilon)
 
 
 def _hex(what: str, value: float | None) -> str | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.profiles.runs import ShuffleAsPoisson
-from dpmerge.records import Portfolio, Weights
-from dpmerge.records.strict import Extended, Strict
+from dpmerge.records import Adjacency, Portfolio, Weights
+from dpmerge.records.strict import Extended
 from dpmerge.rules import Combination, Joint, Rule, Selection
 from dpmerge.rules.releases import Exposure
 from dpmerge.rules.tempered import Tempered
@@ -48,12 +48,31 @@ def _rate(text: str) -> str:
 HexFloat = Annotated[str, Field(pattern=r"^0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}$"), AfterValidator(_exact)]
 
 
-class ValidationForm(Strict):
-    """A private validation set that paid for the choice."""
+class ValidationForm(Extended):
+    """A private validation set that paid for the choice; its `divisor` is a constant, or else the number of its records."""
 
-    records: Annotated[int, Field(ge=1)]
+    added: ClassVar[frozenset[str]] = frozenset({"records", "divisor"})
+    records: Annotated[int, Field(ge=1)] | None = None
+    divisor: Annotated[int, Field(ge=1)] | None = None
     disjoint: bool
     epsilon: HexFloat
+
+    @model_validator(mode="after")
+    def _one_divisor(self) -> ValidationForm:
+        if (self.records is None) == (self.divisor is None):
+            raise ValueError("a validation set states the number of its records, or a divisor")
+        return self
+
+    @classmethod
+    def of(cls, validation: Validation, epsilon: str) -> ValidationForm:
+        """As it stands in a certificate."""
+        divisor = {"divisor" if validation.constant else "records": validation.divisor}
+        return cls(disjoint=validation.disjoint, epsilon=epsilon, **divisor)
+
+    @property
+    def described(self) -> Validation:
+        """The set itself."""
+        return Validation(self.divisor or self.records or 0, self.disjoint, self.divisor is not None)
 
 
 class RuleForm(Extended):
@@ -108,8 +127,14 @@ class RuleForm(Extended):
             rule = Joint(weights, shuffle, tuple(self.looked_at))
         if self.validation is None:
             return rule
-        size = Validation(self.validation.records, self.validation.disjoint)
-        return Validated(rule, size, float.fromhex(self.validation.epsilon))
+        return Validated(rule, self.validation.described, self.paid(portfolio.adjacency))
+
+    def paid(self, adjacency: Adjacency) -> float:
+        """What the validation set pays: as stated, and never less than the strength of a tempered draw costs."""
+        if self.validation is None:
+            return 0.0
+        kappa = 0.0 if self.kappa is None else float.fromhex(self.kappa)
+        return max(float.fromhex(self.validation.epsilon), self.validation.described.tempered_epsilon(kappa, adjacency))
 
     def exposure(self, portfolio: Portfolio, dependent: bool) -> Exposure:
         """Which models the release may expose; all that it involves, unless it is a draw that depends on nothing."""

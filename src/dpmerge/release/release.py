@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from dpmerge.rules import Combination, Guarantee
 from dpmerge.rules.arithmetic import covers
 from dpmerge.rules.releases import Exposure, coupled_outcomes
 from dpmerge.weights.averaging import Averaging
-from dpmerge.weights.draw import DEEPEST, secure_draw
+from dpmerge.weights.draw import secure_draw, tilted_odds
 
 _DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
 NO_LEDGER = "no ledger: releases from this data are not being added up"
@@ -190,9 +189,7 @@ def draw(choice: Choice) -> str:
     if choice.form.rule == "tempered":
         assert choice.form.kappa is not None
         assert choice.scores is not None
-        kappa, best = float.fromhex(choice.form.kappa), max(choice.scores)
-        tilts = [math.exp(max(kappa * (score - best), DEEPEST)) for score in choice.scores]
-        odds = [odd * Fraction(tilt) for odd, tilt in zip(odds, tilts, strict=True)]
+        odds = tilted_odds(choice.weights.values, choice.scores, float.fromhex(choice.form.kappa))
     return choice.weights.portfolio.names[secure_draw(odds)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dpmerge.errors import AccountingError, LedgerError
+from dpmerge.errors import LedgerError
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Model, Portfolio, Record
 from dpmerge.release.canonical import canonical, sha256
@@ -20,7 +19,7 @@ from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.releases import Exposure, Releases
 from dpmerge.rules.tempered import DRAWING
-from dpmerge.rules.validation import Validated, Validation
+from dpmerge.rules.validation import Validated
 
 SCHEMA = 1
 
@@ -123,11 +122,7 @@ def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule
     as_drawn = set(forms[0].exposure(whole, False).outcomes) == set(exposures[0].outcomes)
     if len(forms) > 1 or contents[0][1]["as_joint"] or not as_drawn:
         return [_with_validation(Releases(whole, exposures, shuffle), forms)]
-    rules = [forms[0].build(whole, proved=True)]
-    if forms[0].rule == "tempered":  # alone of all rules its own bound may be above joint release, which covers it
-        with contextlib.suppress(AccountingError):
-            rules.append(_with_validation(Releases(whole, exposures, shuffle), forms))
-    return rules
+    return [forms[0].build(whole, proved=True)]
 
 
 def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
@@ -135,13 +130,14 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
 
     A record of D may be in every set that is not disjoint from D; a record of no D may be in all of them.
     """
-    paid = [form.validation for form in forms if form.validation is not None]
-    for one in paid:
+    adjacency = rule.weights.portfolio.adjacency
+    paid = [(form.validation.described, form.paid(adjacency)) for form in forms if form.validation is not None]
+    for one, cost in paid:
         if not one.disjoint:
-            rule = Validated(rule, Validation(one.records, False), float.fromhex(one.epsilon))
-    if any(one.disjoint for one in paid):
-        costs = math.fsum(float.fromhex(one.epsilon) + DRAWING for one in paid)
-        rule = Validated(rule, Validation(max(one.records for one in paid), True), costs)
+            rule = Validated(rule, one, cost)
+    if any(one.disjoint for one, _ in paid):
+        largest = max((one for one, _ in paid if one.disjoint), key=lambda one: one.divisor)
+        rule = Validated(rule, largest, math.fsum(cost + DRAWING for _, cost in paid))
     return rule
 
 

@@ -2,14 +2,17 @@
 
 Given θ_i, the probability to draw i is at most w̄_i = π_i e^κ / (π_i e^κ + 1 − π_i), whatever the other models are, and it
 changes by a factor of at most e^{κ_i}, κ_i = log(π_i + (1 − π_i)e^κ), between neighbours. Hence per direction
-δ(ε) ≤ Σ w̄_i H_{ε−κ_i}(P_i, Q_i). κ = 0 is random selection; larger κ prefers better models, at a price.
+δ(ε) ≤ Σ w̄_i H_{ε−κ_i}(P_i, Q_i). κ = 0 is random selection; larger κ prefers better models, at a price: that of the joint
+release of all models with weight at most.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import replace
 
-from dpmerge.errors import TargetError
+from dpmerge.errors import AccountingError, TargetError
 from dpmerge.profiles.arrays import DIRECTIONS
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
@@ -17,6 +20,7 @@ from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
 from dpmerge.profiles.solve import smallest_epsilon
 from dpmerge.records import Weights
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, answer
+from dpmerge.rules.joint import Joint
 
 DRAWING = 1e-12  # above the rounding of the exponentials by which models are drawn
 
@@ -31,6 +35,7 @@ class Tempered(Rule):
             raise TargetError(f"kappa is {kappa}; it must be finite and not negative")
         self.weights = weights
         self.kappa = kappa
+        self._shuffle = shuffle
         runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
         self._parts = [(*_tilt(weight, kappa + DRAWING), run.profile) for weight, run in runs]
         self._assumptions, self._conditional = gathered(run for _, run in runs)
@@ -51,7 +56,14 @@ class Tempered(Rule):
         if by not in ("best", "pld"):
             raise TargetError(f"--by {by} does not apply to tempered selection: its bound is on the loss distributions")
         found = answer(target, "pld", self.epsilon, self.delta)
-        return self._build(found, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa})
+        own = self._build(found, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa})
+        with contextlib.suppress(AccountingError):  # runs that are not independent have no joint release
+            whole = Joint(self.weights, self._shuffle)._guarantee(target, by, conversion)
+            if (whole.epsilon, whole.delta) < (own.epsilon, own.delta):
+                assumptions = tuple(dict.fromkeys((*own.assumptions, *whole.assumptions)))
+                details = {**own.details, "private_side": whole.theorem}
+                return replace(whole, theorem=own.theorem, assumptions=assumptions, rule=self.name, details=details)
+        return own
 
 
 def _tilt(weight: float, kappa: float) -> tuple[float, float]:

@@ -1,13 +1,15 @@
 """A choice by scores on a *private* validation set: what it costs the set's own records (docs/theory.md §4).
 
-The D side is the guarantee of another rule that allows looking (joint release, tempered selection); the validation set V
-pays ε_V for the noisy choice. Disjoint from D, no record is in both, and the larger of the two counts; otherwise they add.
+The D side is the guarantee of tempered selection (or, in the ledger, of all models that have leaked); the validation set V pays
+ε_V for the draw by its scores. Disjoint from D, no record is in both, and the larger of the two counts; otherwise they add.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from dpmerge.errors import TargetError
 from dpmerge.profiles.renyi import Conversion
@@ -19,17 +21,42 @@ from dpmerge.rules.theorems import THEOREMS
 
 @dataclass(frozen=True)
 class Validation:
-    """A private validation set: how many records it has at most, and whether none of them was trained on."""
+    """A private validation set: by what right answers are divided, and whether none of its records was trained on.
 
-    records: int
+    The divisor is a public constant, or else the number of records, which moves when one is added or removed.
+    """
+
+    divisor: int
     disjoint: bool
+    constant: bool = False
 
     def tempered_epsilon(self, kappa: float, adjacency: Adjacency) -> float:
-        """ε_V of a tempered draw whose scores are fractions of right answers: one record moves every score by 1/n.
+        """ε_V of a tempered draw whose scores are right answers/divisor: one record moves every score by 1/divisor at most.
 
-        All in one direction when it is added or removed; in both when it is replaced.
+        All in one direction where a record is added, removed or zeroed and the divisor stays; in both otherwise.
         """
-        return (2 if adjacency == "replace-one" else 1) * kappa / self.records
+        both = adjacency == "replace-one" or (adjacency == "add-remove" and not self.constant)
+        return (2 if both else 1) * kappa / self.divisor
+
+    def tempered_kappa(self, epsilon: float, adjacency: Adjacency) -> float:
+        """The strength of the draw for which its records pay so much."""
+        return epsilon / self.tempered_epsilon(1.0, adjacency)
+
+    def exact(self, scores: Iterable[float]) -> tuple[Fraction, ...] | None:
+        """The scores as fractions of the divisor; nothing if they are none."""
+        pairs = [(score, Fraction(round(score * self.divisor), self.divisor)) for score in scores]
+        close = all(abs(score - exact) * self.divisor <= 1e-6 for score, exact in pairs)
+        return tuple(exact for _, exact in pairs) if close else None
+
+    @property
+    def assumption(self) -> str:
+        """What is said of the scores."""
+        if self.constant:
+            return f"scores are right answers on a private validation set, divided by {self.divisor}, a public constant"
+        return (
+            f"scores are fractions of right answers on a private validation set of {self.divisor} records, and that number "
+            "is public"
+        )
 
 
 class Validated(Rule):
@@ -62,7 +89,7 @@ class Validated(Rule):
         return self._with_own_cost(replace(found, epsilon=target.epsilon))
 
     def _with_own_cost(self, found: Guarantee) -> Guarantee:
-        size, own = self._validation.records, self._epsilon
+        own = self._epsilon
         inner = [text for text in found.assumptions if text not in THEOREMS["tempered-selection"].assumptions[2:3]]
         overlap = (
             "no record of the private dataset is in the validation set"
@@ -75,7 +102,7 @@ class Validated(Rule):
             assumptions=(
                 *THEOREMS["private-validation"].assumptions,
                 *inner,
-                f"scores are fractions of right answers on a private validation set of {size} records",
+                self._validation.assumption,
                 overlap,
             ),
             details={**found.details, "validation_epsilon": own, "private_side": found.theorem},

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.profiles.runs import tree_nodes
 from dpmerge.records import Record
 from dpmerge.records.record import NoiseGenerator
 
@@ -80,29 +79,11 @@ class FtrlRecipe:
         return step % self.tree_rounds == 0
 
     def kept(self, checkpoints: Iterable[int]) -> list[int]:
-        """The rounds after which the model is kept: those asked for, and the last. Each can be accounted for by its record."""
+        """The rounds after which the model is kept: those asked for, and the last."""
         wanted = sorted({*checkpoints, self.rounds})
         if wanted[0] < 1 or wanted[-1] > self.rounds:
             raise TrainingError(f"checkpoints must lie between 1 and {self.rounds} rounds; asked for {wanted}")
-        for rounds in wanted:
-            if not self.record_covers(rounds):
-                raise TrainingError(
-                    f"a checkpoint after round {rounds} has trees of {self.tree_rounds} rounds and one of "
-                    f"{self.trees(rounds)[-1]}; its record, which speaks of equally long ones, would state too little; keep it "
-                    f"after a multiple of {self.tree_rounds}, or let trees have {_one_below_a_power(self.tree_rounds)} rounds"
-                )
         return wanted
-
-    def record_covers(self, rounds: int) -> bool:
-        """Whether the trees that a record is taken to speak of cost at least as much as those there are.
-
-        A node costs the same in every tree, so their numbers are compared. Where the rounds so far can be shared out equally, a
-        record speaks of equally long trees, which may be too few nodes; otherwise of the worst ones. The end of a tree is
-        always covered, and so is every round where the trees have 2^k − 1: the mean of such trees has 2^(k−1) rounds or more,
-        and k nodes above a leaf.
-        """
-        trees = self.trees(rounds)
-        return tree_nodes(rounds, len(trees) - 1) >= sum(map(nodes_above, trees))
 
     def draw_users(self, generator: np.random.Generator, users: int) -> list[Users]:
         """Who takes part in each round: in every tree all users in a fresh random order, as far as they are needed."""
@@ -151,6 +132,7 @@ class FtrlRecipe:
             "steps": rounds,
             "restarts": len(self.trees(rounds)) - 1,
             "noise_generator": noise_generator,
+            "tree_steps": self.tree_rounds,
         }
         content = {"schema": 1, "dataset": dataset, "adjacency": "zero-out", "source": "recorded", "mechanism": mechanism}
         return Record.parse(json.dumps(content), source=run)
@@ -159,11 +141,6 @@ class FtrlRecipe:
 def nodes_above(leaves: int) -> int:
     """In how many nodes a step can be, in a tree over so many: ⌈log₂(n+1)⌉."""
     return leaves.bit_length()
-
-
-def _one_below_a_power(rounds: int) -> int:
-    """The largest 2^k − 1 that is no larger."""
-    return (1 << ((rounds + 1).bit_length() - 1)) - 1
 
 
 # Recycling Scraps, Table 8, "Baseline": 2,000 rounds of 100 of the 342,477 users, so nobody takes part twice. Its noise

@@ -7,9 +7,7 @@ import secrets
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dpmerge.errors import UtilityError
-
-DEEPEST = -700.0  # e^{−700} is still a normal number; the larger of two monotone functions is monotone
+DEEPEST = -700.0  # e^{−700} is still a normal number; that a cut-off there keeps every guarantee: docs/theory.md §4
 
 
 def secure_draw(weights: Sequence[float | Fraction]) -> int:
@@ -25,24 +23,15 @@ def secure_draw(weights: Sequence[float | Fraction]) -> int:
     raise AssertionError("a draw below the sum falls into one of its parts")
 
 
-def noisy_choice_weights(right_answers: Sequence[int], epsilon: float, replace_one: bool = False) -> list[float]:
-    """The odds of `report_noisy_max`: e^{ε·(count − largest count)}, for half the ε where records are replaced.
+def tilted_odds(weights: Sequence[float], scores: Sequence[float | Fraction], kappa: float) -> list[Fraction]:
+    """The odds weight·e^{κ·score} of a tempered draw, as they are drawn: cut off at e^{−700} of the best score.
 
-    Cut off at e^{−700}: the larger of two monotone functions is monotone, so privacy is not touched.
+    The best is that of a model with weight: another one takes no part, so nothing of it may move the odds. Exponents are
+    rounded once, whatever κ is.
     """
-    if not right_answers or any(count < 0 for count in right_answers):
-        raise UtilityError("counts of right answers must be given, and not negative")
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise UtilityError(f"the validation set's epsilon is {epsilon}; it must be finite and positive")
-    rate = epsilon / 2 if replace_one else epsilon
-    largest = max(right_answers)
-    return [math.exp(max(rate * (count - largest), DEEPEST)) for count in right_answers]
-
-
-def report_noisy_max(right_answers: Sequence[int], epsilon: float, replace_one: bool = False) -> int:
-    """The index of the largest count, up to noise: ε-DP for the validation set's records (docs/theory.md §4).
-
-    The largest of counts with Gumbel noise, drawn as the exponential mechanism that it is. One record raises any number
-    of the counts by at most 1 when it is added; replaced, it may raise some and lower others.
-    """
-    return secure_draw(noisy_choice_weights(right_answers, epsilon, replace_one))
+    best = max(Fraction(score) for weight, score in zip(weights, scores, strict=True) if weight > 0)
+    odds = []
+    for weight, score in zip(weights, scores, strict=True):
+        exponent = float(Fraction(kappa) * (Fraction(score) - best)) if weight > 0 else DEEPEST
+        odds.append(Fraction(weight) * Fraction(math.exp(max(exponent, DEEPEST))))
+    return odds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -16,7 +17,8 @@ from dpmerge.records import Adjacency, Portfolio, Weights
 from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection, require_wanted
 from dpmerge.rules.guarantee import Accountant, By, Standing, Target, round_down, round_up
 from dpmerge.rules.tempered import Tempered
-from dpmerge.rules.validation import Validated
+from dpmerge.rules.validation import Validated, Validation
+from dpmerge.weights.draw import tilted_odds
 from dpmerge.weights.feasible import FeasibleSet, blend
 from dpmerge.weights.optimum import selection_optimum
 from dpmerge.weights.utility import Utilities
@@ -28,9 +30,9 @@ _LOOKED = (
     "the utilities were measured on the private models, so weights chosen by them are a function of those models: only joint "
     "release of every model looked at, or tempered selection, covers it"
 )
-_NO_VALIDATION_EPSILON = (
-    "the scores come from a private validation set: say with --validation-epsilon how much ε its records may pay for a noisy "
-    "choice by them (report-noisy-max)"
+NOT_DRAWN = (
+    "the scores come from a private validation set, and only a draw by them is paid for: tempered selection, with --kappa, or "
+    "with --validation-epsilon for what the set's records may pay"
 )
 
 
@@ -170,6 +172,21 @@ def plan(
     return planner.plan()
 
 
+def draw_strength(
+    kappa: float | None, validation_epsilon: float | None, validation: Validation | None, adjacency: Adjacency
+) -> float | None:
+    """κ as given, or the one for which the records of a private validation set pay so much."""
+    if validation_epsilon is None:
+        return kappa
+    if validation is None:
+        raise TargetError("--validation-epsilon only has a meaning for scores measured on a private validation set")
+    if kappa is not None:
+        raise TargetError("--kappa and --validation-epsilon both say how strong the draw is: give one of them")
+    if not (math.isfinite(validation_epsilon) and validation_epsilon >= 0):
+        raise TargetError(f"the validation set's epsilon is {validation_epsilon}; it must be finite and not negative")
+    return validation.tempered_kappa(validation_epsilon, adjacency)
+
+
 @dataclass
 class _Planner:
     portfolio: Portfolio
@@ -196,10 +213,11 @@ class _Planner:
             self.utility = self.given
         else:
             self.utility = Utilities.stated(self.portfolio, self.given)
-        self.looked = self.utility.provenance != "a-priori"
-        self.validation = self.utility.validation
-        if self.validation_epsilon is not None and self.validation is None:
-            raise TargetError("--validation-epsilon only has a meaning for scores measured on a private validation set")
+        provenance, source, self.validation = self.utility.provenance, self.utility.source, self.utility.validation
+        self.looked = provenance != "a-priori"
+        self.kappa = draw_strength(self.kappa, self.validation_epsilon, self.validation, self.portfolio.adjacency)
+        if self.validation is not None:  # a plan is published, and nobody pays for it: not even its weights may know the scores
+            self.utility = self._by_privacy()
         options: list[Option] = []
         makers: dict[RuleName, Callable[[], list[Option]]] = {
             "single": self._singles,
@@ -213,10 +231,10 @@ class _Planner:
                 self.progress(rule)
                 options.extend(make())
         values = dict(zip(self.portfolio.names, self.utility.values, strict=True))
-        if self.validation is not None:  # what is printed of private scores would be published
+        if self.validation is not None:
             values, options = {}, [replace(option, expected_utility=None) for option in options]
         options.sort(key=lambda o: (not o.feasible, -(o.expected_utility or 0.0) if o.feasible else o.epsilon, o.epsilon))
-        return Plan(self.epsilon, self.delta, self.utility.provenance, values, self.utility.source, tuple(options))
+        return Plan(self.epsilon, self.delta, provenance, values, source, tuple(options))
 
     # --- the rules ------------------------------------------------------------------------------------------------------
 
@@ -245,14 +263,12 @@ class _Planner:
 
     def _joint(self) -> list[Option]:
         """Whatever is made of all models, even after looking at them: worth at least the best of them."""
-        everyone = self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
+        everyone = self._everyone()
         best = max(self.utility.values)
-        if self.validation is not None and self.validation_epsilon is None:
-            return [self._refused("joint", everyone, _NO_VALIDATION_EPSILON)]
+        if self.validation is not None:
+            return [self._refused("joint", everyone, NOT_DRAWN)]
         try:
-            rule: Rule = Joint(everyone, self.shuffle, self.portfolio.names)
-            if self.validation is not None and self.validation_epsilon is not None:
-                rule = Validated(rule, self.validation, self.validation_epsilon)
+            rule = Joint(everyone, self.shuffle, self.portfolio.names)
             guarantee = rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
         except AccountingError as error:
             return [self._refused("joint", everyone, str(error))]
@@ -262,7 +278,7 @@ class _Planner:
         """From the most private model towards the best selection, as far as the tempered bound allows.
 
         The base probabilities must not depend on the private models (docs/theory.md §4): if the utilities were measured on
-        them, "less private is more useful" stands in for them there.
+        them, "less private is more useful" stands in for them there. Private scores may choose among all models if that fits.
         """
         if self.kappa is None:
             return []
@@ -275,13 +291,15 @@ class _Planner:
             found = selection_optimum(self.profiles, base.values, self.epsilon, self.delta)
             end = self._named(found.weights) if found else start
             space = FeasibleSet(self.portfolio, lambda w: self._tempered_rule(w, kappa), self.epsilon, self.delta)
+            if self.validation is not None and space.contains(self._everyone()):
+                end = self._everyone()
             weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
             option = self._saturated("tempered", weights, self._tempered_rule(weights, kappa), "best", covered=True)
         except AccountingError as error:
             return [self._refused("tempered", self._vertex(self.portfolio.names[0]), str(error))]
-        tilted = [w * math.exp(kappa * (u - 1)) for w, u in zip(weights.values, self.utility.values, strict=True)]
-        expected = sum(t * u for t, u in zip(tilted, self.utility.values, strict=True)) / sum(tilted)
-        return [replace(option, expected_utility=expected)]
+        odds = tilted_odds(weights.values, self.utility.values, kappa)
+        expected = sum(odd * Fraction(u) for odd, u in zip(odds, self.utility.values, strict=True)) / sum(odds)
+        return [replace(option, expected_utility=float(expected))]
 
     def _combinations(self) -> list[Option]:
         """The best combination found, and every candidate the user names.
@@ -357,6 +375,9 @@ class _Planner:
 
     def _combination(self, weights: Weights) -> Rule:
         return Combination(weights, self.assume_smoothness, self.shuffle)
+
+    def _everyone(self) -> Weights:
+        return self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
 
     def _vertex(self, name: str) -> Weights:
         return self.portfolio.weights({name: 1.0})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpmerge.errors import UtilityError
 from dpmerge.records import Portfolio
@@ -20,10 +20,21 @@ PROVENANCES: tuple[Provenance, ...] = ("a-priori", "after-looking", "private-val
 
 
 class ValidationSet(Strict):
-    """The private validation set on which scores were measured: how many records, and whether none was trained on."""
+    """The private validation set on which scores were measured, and whether none of its records was trained on.
 
-    records: Annotated[int, Field(ge=1)]
+    Scores are right answers divided by `divisor`, a constant that does not depend on the set; or by the number of its
+    `records`, which is then published, and moves with them (docs/theory.md §4).
+    """
+
+    records: Annotated[int, Field(ge=1)] | None = None
+    divisor: Annotated[int, Field(ge=1)] | None = None
     disjoint: bool
+
+    @model_validator(mode="after")
+    def _one_divisor(self) -> ValidationSet:
+        if (self.records is None) == (self.divisor is None):
+            raise ValueError("give either the number of records, or a public constant by which right answers are divided")
+        return self
 
 
 class MeasuredUtilities(Strict):
@@ -79,7 +90,13 @@ class Utilities:
             )
         if not all(0 <= value <= 1 for value in values):
             raise UtilityError(f"{path}: scores on a private validation set are fractions of right answers, in [0, 1]")
-        validation = Validation(measured.validation.records, measured.validation.disjoint)
+        stated = measured.validation
+        validation = Validation(stated.divisor or stated.records or 0, stated.disjoint, stated.divisor is not None)
+        if validation.exact(values) is None:
+            raise UtilityError(
+                f"{path}: scores on a private validation set are whole numbers of right answers divided by "
+                f"{validation.divisor}, with all their digits; these are not"
+            )
         return cls(values, "private-validation", f"{source}: private, not shown", validation)
 
     def claimed(self, provenance: Provenance | None) -> Utilities:
