@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from dpmerge.checkpoints.companions import companions
@@ -33,6 +33,7 @@ def merge_models(
     digests: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
+    into: Path | None = None,
 ) -> MergeReport:
     """Write the combination Σ wᵢ·xᵢ of the models as the new folder `out`, which appears whole or not at all.
 
@@ -40,13 +41,14 @@ def merge_models(
     `lora` says how adapters are combined: `factors` averages A and B, `exact` adds the updates BA (`checkpoints/lora.py`).
     `take_from` names the model whose integer tensors are kept where they differ. `method` replaces the sum by `ties`, `slerp`
     or a user's `module:function`, with `base` on differences from a public base model. `extra_files` is called with the
-    temporary folder and the report before the folder gets its name: what it writes there appears with the rest.
+    temporary folder and the report before the folder gets its name: what it writes there appears with the rest. `into` is the
+    temporary folder of someone who gives it the name `out` himself.
     """
     require_absent(out)
     with ExitStack() as stack:
         checkpoints, plan = open_plan(stack, models, weights, lora=lora, take_from=take_from, method=method, base=base)
         stream = Stream(plan.outputs, 1 if method else threads, progress)  # a user's function need not be thread-safe
-        with new_folder(out) as folder:
+        with _folder(out, into) as folder:
             report = write_plan(plan, checkpoints, folder, stream, digests)
             if extra_files is not None:
                 extra_files(folder, report)
@@ -79,6 +81,10 @@ def open_plan(
     return checkpoints, plan_merge(checkpoints, values, lora=lora, take_from=take_from, method=method, base=origin)
 
 
+def _folder(out: Path, into: Path | None) -> AbstractContextManager[Path]:
+    return new_folder(out) if into is None else nullcontext(into)
+
+
 def _allow_open_files() -> None:
     """Every model is open while they are merged, and the usual limit of 1024 files is less than a run's checkpoints may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,7 +94,13 @@ def _allow_open_files() -> None:
 
 
 def copy_model(
-    folder: Path, out: Path, *, name: str | None = None, extra_files: ExtraFiles | None = None, digests: bool = True
+    folder: Path,
+    out: Path,
+    *,
+    name: str | None = None,
+    extra_files: ExtraFiles | None = None,
+    digests: bool = True,
+    into: Path | None = None,
 ) -> MergeReport:
     """Write one model to the new folder `out`, its tensor files byte for byte, with its configuration and tokenizer.
 
@@ -96,7 +108,7 @@ def copy_model(
     (an optimizer's state, a generator's), which no guarantee for the model covers.
     """
     require_absent(out)
-    with open_model(Path(folder), name) as checkpoint, new_folder(out) as target:
+    with open_model(Path(folder), name) as checkpoint, _folder(out, into) as target:
         if checkpoint.layout == "pytorch":
             plan = plan_copy(checkpoint)
             report = write_plan(plan, [checkpoint], target, Stream(plan.outputs), digests)

@@ -65,8 +65,8 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
             what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
             cells = [round_up(content["total"]["epsilon"]), significant(content["total"]["delta"])]
         else:
-            state = f": output {content['output']}" if entry.kind == "recovered" else ""
-            what = f"{entry.kind} entry {content['of']}{state}"
+            more = {"recovered": "output {output}", "voided": "{reason}"}.get(entry.kind, "").format(**content)
+            what = f"{entry.kind} entry {content['of']}{': ' if more else ''}{more}"
         rows.append([str(entry.number), content["at"], what, *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
 
@@ -104,6 +104,23 @@ def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
 
     opened = Ledger(ledger)
     print_json({"budget": opened.budget.header(), "entries": [asdict(entry) for entry in opened.history()]})
+
+
+@app.command("void")
+def void(
+    ledger: LedgerArgument,
+    entry: Annotated[int, typer.Argument(help="The number of the entry.", show_default=False)],
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why nothing of it was ever seen; stays in the ledger.", show_default=False)
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Void a release that was interrupted, of which nothing was ever seen: it no longer counts."""
+    from dpmerge.release import Ledger
+
+    opened = Ledger(ledger)
+    opened.void(entry, reason)
+    _show(opened, json)
 
 
 def _state(ledger: Ledger) -> dict[str, Any]:

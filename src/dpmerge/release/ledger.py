@@ -2,7 +2,7 @@
 
 One SQLite file, or PostgreSQL by URL. Entries are only ever appended, each carrying the hash of the one before; the chain is
 checked whenever it is read. A release is checked and entered in one transaction that no other can pass, and entered before
-anything is written: a crash in between over-counts, never under-counts.
+anything is written: a crash in between over-counts, never under-counts. An entry of which nothing was ever seen may be voided.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
+from dpmerge.checkpoints.folder import is_proof, remove_proof
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.canonical import canonical
-from dpmerge.release.chain import Entry, checked, unfinished
-from dpmerge.release.processes import still_runs, this_process
-from dpmerge.release.spending import SCHEMA, Budget, Planned, rules_for
+from dpmerge.release.chain import Entry, checked, standing, unfinished
+from dpmerge.release.processes import same_boot, still_runs, this_process
+from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before, rules_for
 from dpmerge.rules import Guarantee
 from dpmerge.rules.guarantee import Target, round_up, significant
 
@@ -89,7 +90,7 @@ class Ledger:
                 "delta_at_budget_epsilon": self.delta_spent(entries),
                 "standing": "proved" if spent is None else spent.standing,
             },
-            "releases": sum(entry.kind == "release" for entry in entries),
+            "releases": len(standing(entries)),
         }
 
     def total_with(self, planned: Planned) -> Guarantee:
@@ -113,13 +114,17 @@ class Ledger:
                     f"{self.name}: this release would bring the total to ε = {round_up(total.epsilon)} at "
                     f"δ = {significant(self.budget.delta)}; the budget is ε = {self.budget.epsilon:g}"
                 )
+            about = planned.content()
+            if (again := drawn_before(entries, about)) is not None:
+                about["drawn"] = again
             content = {
                 "kind": "release",
                 "at": _now(),
                 "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
                 "by": this_process(),
                 "out": planned.out,
-                **planned.content(),
+                **({} if planned.temporary is None else {"temporary": planned.temporary}),
+                **about,
                 "own": [{"epsilon": one.epsilon, "delta": one.delta} for one in planned.guarantees],
                 "total": {"epsilon": total.epsilon, "delta": total.delta, "standing": total.standing, "theorem": total.theorem},
             }
@@ -132,20 +137,72 @@ class Ledger:
             self._append(connection, self._entries(connection), content)
 
     def recover(self) -> list[str]:
-        """Close what was interrupted: the entry stands, and the ledger says whether the output is there."""
+        """Close what was interrupted: voided where nothing of it can have been seen; else it stands.
+
+        A folder that still has its temporary name was never renamed. After a power failure that is no proof, since a rename
+        that was seen may be lost.
+        """
         if all(still_runs(entry.content["by"]) for entry in unfinished(self.history())):
             return []
         notes = []
+        left: list[Path] = []
         with self._alone() as connection:
             entries = self._entries(connection)
             for entry in unfinished(entries):
                 if still_runs(entry.content["by"]):
                     continue
-                state = "present" if os.path.isdir(entry.content["out"]) else "absent"
+                temporary = Path(entry.content.get("temporary", ""))
+                if is_proof(temporary) and same_boot(entry.content["by"]):
+                    left.append(temporary)
+                    reason = "it was interrupted before its folder got its name"
+                    entries.append(self._append(connection, entries, _voided(entry.number, reason, "proof")))
+                    notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
+                    continue
+                state = "present" if os.path.lexists(entry.content["out"]) else "absent"
                 content = {"kind": "recovered", "at": _now(), "of": entry.number, "output": state}
                 entries.append(self._append(connection, entries, content))
                 notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
+                if state == "absent":
+                    how = f"dpmerge ledger void {self.name} {entry.number} --reason WHY"
+                    notes[-1] += f" (if nothing of it was ever seen: {how})"
+        for folder in left:
+            remove_proof(folder)
         return notes
+
+    def void_unseen(self, entry: Entry, reason: str) -> None:
+        """Void a release of which the caller has proof that nothing of it was seen."""
+        with self._alone() as connection:
+            self._append(connection, self._entries(connection), _voided(entry.number, reason, "proof"))
+
+    def void(self, number: int, reason: str) -> None:
+        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger."""
+        if not reason.strip():
+            raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
+        with self._alone() as connection:
+            entries = self._entries(connection)
+            found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
+            if not found:
+                raise LedgerError(f"{self.name}: entry {number} is no release, so there is nothing to void")
+            self._require_unseen(entries, found[0])
+            self._append(connection, entries, _voided(number, reason.strip(), "user"))
+
+    def _require_unseen(self, entries: Sequence[Entry], entry: Entry) -> None:
+        """Refuse to void what was seen, or may still be."""
+        became = {one.kind: one.content for one in entries if one.content.get("of") == entry.number}
+        out, by = entry.content["out"], entry.content["by"]
+        faults = {
+            "was voided already": "voided" in became,
+            "was completed: its release is out, and it counts": "completed" in became,
+            "left its output, which was there when it was recovered: it counts": became.get("recovered", {}).get("output")
+            == "present",
+            f"has its output at {out}: it counts": os.path.lexists(out),
+            f"is still under way, as far as can be known here (process {by['pid']} on {by['host']}): end it first, there": (
+                not became and still_runs(by)
+            ),
+        }
+        for fault, holds in faults.items():
+            if holds:
+                raise LedgerError(f"{self.name}: entry {entry.number} {fault}")
 
     def _append(self, connection: Connection, entries: Sequence[Entry], content: dict[str, Any]) -> Entry:
         tables = _tables()
@@ -213,6 +270,10 @@ def _transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connecti
     except SQLAlchemyError as fault:
         what = " ".join(str(getattr(fault, "orig", None) or fault).split())
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
+
+
+def _voided(number: int, reason: str, by: str) -> dict[str, Any]:
+    return {"kind": "voided", "at": _now(), "of": number, "reason": reason, "by": by}
 
 
 def _now() -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.checkpoints import MergeReport, copy_model, merge_models, open_model
-from dpmerge.checkpoints.folder import new_folder, require_absent
+from dpmerge.checkpoints.folder import require_absent
 from dpmerge.checkpoints.merge import open_plan
 from dpmerge.checkpoints.plan import LoraForm, plan_copy
-from dpmerge.errors import BudgetExceeded, CertificateError, PortfolioError
+from dpmerge.errors import CertificateError, PortfolioError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
 from dpmerge.release.card import model_card
@@ -32,9 +32,9 @@ from dpmerge.release.certificate import (
 )
 from dpmerge.release.choice import Choice
 from dpmerge.release.commitment import Opening, Openings, commit
+from dpmerge.release.entering import Entered, entered
 from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.ledger import Entry, Ledger, Planned
-from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee
 from dpmerge.rules.releases import Exposure, coupled_outcomes
@@ -106,13 +106,14 @@ def release(
     folders = _folders(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
-    notes, entry = _entered(ledger, portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
-    drawn = draw(choice) if choice.form.draws else None
-    made = _Making(portfolio, folders, merge, entry, dependent, signer, progress)
-    released = made.write(choice, drawn, out)
-    if ledger is not None and entry is not None:
-        ledger.complete(entry, [released.certificate.sha256])
-    return replace(released, notes=(*notes, *released.notes))
+    drawn = (draw(choice),) if choice.form.draws else ()
+    exposure = choice.form.exposure(portfolio, dependent)
+    planned = _planned(portfolio, (choice,), exposure, dependent, out, drawn)
+    with entered(ledger, planned, choice.weights, out) as place:
+        made = _Making(portfolio, folders, merge, place.entry, dependent, signer, progress)
+        released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
+        place.certificates.append(released.certificate.sha256)
+    return replace(released, notes=(*_notes(ledger, dependent, place), *released.notes))
 
 
 def release_together(
@@ -141,15 +142,15 @@ def release_together(
     exposure = Exposure.drawn(*weights)
     if dependent:
         exposure = Exposure.whole(exposure.models)
-    notes, entry = _entered(ledger, portfolio, tuple(choices.values()), exposure, dependent, out)
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
-    made = _Making(portfolio, folders, _AVERAGE, entry, dependent, signer, None)
-    with new_folder(out) as folder:
-        written = [made.write(c, d, folder / n) for (n, c), d in zip(choices.items(), drawn, strict=True)]
-    if ledger is not None and entry is not None:
-        ledger.complete(entry, [one.certificate.sha256 for one in written])
-    return [replace(one, folder=out / name, notes=tuple(notes)) for name, one in zip(choices, written, strict=True)]
+    planned = _planned(portfolio, tuple(choices.values()), exposure, dependent, out, drawn)
+    with entered(ledger, planned, weights[0], out) as place:
+        made = _Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
+        written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
+        place.certificates.extend(one.certificate.sha256 for one in written)
+    notes = tuple(_notes(ledger, dependent, place))
+    return [replace(one, folder=out / name, notes=notes) for name, one in zip(choices, written, strict=True)]
 
 
 def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
@@ -166,8 +167,7 @@ def preview(
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     if ledger is None:
         return Preview(files, None, None)
-    exposure = choice.form.exposure(portfolio, dependent)
-    planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(out.resolve()), dependent)
+    planned = _planned(portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
     total = ledger.total_with(planned)
     return Preview(files, total, ledger.budget.allows(total))
 
@@ -261,18 +261,21 @@ def _published(choice: Choice, file: str) -> bool:
     return covered and file.endswith((".safetensors", ".json"))
 
 
-def _entered(
-    ledger: Ledger | None, portfolio: Portfolio, choices: tuple[Choice, ...], exposure: Exposure, dependent: bool, out: Path
-) -> tuple[list[str], Entry | None]:
-    """The ledger's entry, made before anything is written; a refusal says what would still fit."""
-    if ledger is None:
-        return [NO_LEDGER], None
-    notes = [*ledger.recover(), *([_DEPENDENT] if dependent else [])]
+def _planned(
+    portfolio: Portfolio,
+    choices: tuple[Choice, ...],
+    exposure: Exposure,
+    dependent: bool,
+    out: Path,
+    drawn: tuple[str, ...] = (),
+) -> Planned:
+    """What the ledger is told of a release."""
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
-    try:
-        return notes, ledger.enter(Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent))
-    except BudgetExceeded as refusal:
-        raise BudgetExceeded(f"{refusal}; {in_words(ledger, portfolio, choices[0].weights)}") from None
+    return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
+
+
+def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:
+    return [NO_LEDGER] if ledger is None else [*place.notes, *([_DEPENDENT] if dependent else [])]
 
 
 # --- making it ----------------------------------------------------------------------------------------------------------------
@@ -290,8 +293,8 @@ class _Making:
     signer: Signer | None
     progress: Callable[[int, int], None] | None
 
-    def write(self, choice: Choice, drawn: str | None, out: Path) -> Released:
-        """Draw or merge into a new folder, with certificate and model card."""
+    def write(self, choice: Choice, drawn: str | None, out: Path, into: Path | None = None) -> Released:
+        """Draw or merge into a new folder, with certificate and model card; or into one that becomes `out` later."""
         made: list[Released] = []
 
         def certify(folder: Path, report: MergeReport) -> None:
@@ -304,11 +307,11 @@ class _Making:
             made.append(Released(out, certificate, (*report.notes, *self._keep(openings, certificate))))
 
         if drawn is not None:
-            copy_model(self.folders[drawn], out, name=drawn, extra_files=certify)
+            copy_model(self.folders[drawn], out, name=drawn, extra_files=certify, into=into)
         else:
             used = choice.form.values
             folders = {name: self.folders[name] for name in used}
-            merge_models(folders, used, out, extra_files=certify, progress=self.progress, **_how(self.merge))
+            merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, **_how(self.merge))
         return made[0]
 
     def _content(self, choice: Choice, drawn: str | None, report: MergeReport) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,7 +15,7 @@ from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Model, Portfolio, Record
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.certificate import record_digest
-from dpmerge.release.chain import Entry
+from dpmerge.release.chain import Entry, standing
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.releases import Exposure, Releases
@@ -67,6 +67,7 @@ class Planned:
 
     `dependent`: its weights depend on what earlier releases showed. Other outcomes of these would have led to other weights,
     so it counts as all models of the portfolio; counting those that happened to get weight would be too little.
+    `drawn` is what was drawn for it, and `temporary` the folder that is there as long as nothing of it was seen.
     """
 
     forms: tuple[RuleForm, ...]
@@ -75,6 +76,8 @@ class Planned:
     guarantees: tuple[Guarantee, ...]
     out: str
     dependent: bool = False
+    drawn: tuple[str, ...] = ()
+    temporary: str | None = None
 
     def content(self) -> dict[str, Any]:
         """What the ledger keeps of it: everything that is needed to account for it, under names that are the ledger's."""
@@ -88,6 +91,7 @@ class Planned:
             "records": {names[model.name]: model.record.as_dict() for model in models},
             "exposure": [[str(p), sorted(names[name] for name in members)] for p, members in exposure.outcomes],
             "as_joint": self.dependent or self._shows_inputs,
+            **({"drawn": [names[name] for name in self.drawn]} if self.drawn else {}),
         }
 
     @property
@@ -105,7 +109,7 @@ def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule
     models: dict[str, Model] = {}
     forms: list[RuleForm] = []
     exposures: list[Exposure] = []
-    contents = [(f"entry {entry.number}", entry.content) for entry in entries if entry.kind == "release"]
+    contents = [(f"entry {entry.number}", entry.content) for entry in standing(entries)]
     if new is not None:
         contents.append(("this release", new.content()))
     for source, content in contents:
@@ -128,6 +132,19 @@ def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule
         with contextlib.suppress(AccountingError):
             rules.append(_with_validation(Releases(whole, exposures, shuffle), forms))
     return rules
+
+
+def drawn_before(entries: Sequence[Entry], content: Mapping[str, Any]) -> list[str] | None:
+    """What the same draw drew when it was last entered, if it was voided then.
+
+    It is done again, not drawn again: whether a model can be written may depend on the model, and draws that are repeated
+    until one can be written prefer some models to others.
+    """
+    counted = {entry.number for entry in standing(entries)}
+    for entry in reversed(entries):
+        if entry.kind == "release" and entry.content["forms"] == content["forms"]:
+            return None if entry.number in counted else entry.content.get("drawn")
+    return None
 
 
 def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
