@@ -186,7 +186,8 @@ def test_a_model_is_itself_in_every_portfolio(file: Path) -> None:
 @pytest.mark.parametrize("rule", ["selection", "combination", "joint", "tempered"])
 def test_two_models_of_one_run_at_one_step_count_once(file: Path, rule: str) -> None:
     """The last checkpoint and a copy of it, or an average on the way to it: the records are the same."""
-    twins = Portfolio((Model("last", THREE.models[1].record), Model("smoothed", THREE.models[1].record)))
+    run = builders.dp_sgd("run", sigma=1.0)
+    twins = Portfolio((Model("last", run.record), Model("smoothed", run.record)))
     ledger = new(file, epsilon=30.0)
     kappa: dict[str, Any] = {"kappa": (0.5).hex()} if rule == "tempered" else {}
     ledger.enter(planned(twins, rule, last=0.5, smoothed=0.5, **kappa))

@@ -34,6 +34,7 @@ from dpmerge.release.choice import Choice
 from dpmerge.release.commitment import Opening, Openings, commit
 from dpmerge.release.entering import Entered, entered
 from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.known import contents_of
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee
@@ -108,7 +109,9 @@ def release(
     _check_files(choice, folders, merge)
     drawn = (draw(choice),) if choice.form.draws else ()
     exposure = choice.form.exposure(portfolio, dependent)
-    planned = _planned(portfolio, (choice,), exposure, dependent, out, drawn)
+    planned = replace(
+        _planned(portfolio, (choice,), exposure, dependent, out, drawn), contents=_contents(portfolio, (choice,), ledger)
+    )
     with entered(ledger, planned, choice.weights, out) as place:
         made = _Making(portfolio, folders, merge, place.entry, dependent, signer, progress)
         released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
@@ -144,7 +147,10 @@ def release_together(
         exposure = Exposure.whole(exposure.models)
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
-    planned = _planned(portfolio, tuple(choices.values()), exposure, dependent, out, drawn)
+    several = tuple(choices.values())
+    planned = replace(
+        _planned(portfolio, several, exposure, dependent, out, drawn), contents=_contents(portfolio, several, ledger)
+    )
     with entered(ledger, planned, weights[0], out) as place:
         made = _Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
@@ -163,7 +169,10 @@ def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | Non
 def preview(
     portfolio: Portfolio, choice: Choice, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
 ) -> Preview:
-    """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written."""
+    """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written.
+
+    Tensors are not read: that a model holds what was entered under its run and record before is checked at the release.
+    """
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     if ledger is None:
         return Preview(files, None, None)
@@ -272,6 +281,14 @@ def _planned(
     """What the ledger is told of a release."""
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
     return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
+
+
+def _contents(portfolio: Portfolio, choices: tuple[Choice, ...], ledger: Ledger | None) -> dict[str, str]:
+    """What the models involved hold: the ledger keeps it, and without one two models of one step must still be the same."""
+    names = {name for choice in choices for name in choice.form.involved}
+    models = [model for model in portfolio.models if model.name in names]
+    states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]
+    return contents_of(models) if ledger is not None or len(set(states)) < len(states) else {}
 
 
 def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from dpmerge.errors import AccountingError, LedgerError
+from dpmerge.errors import AccountingError
 from dpmerge.profiles.runs import ShuffleAsPoisson
-from dpmerge.records import Adjacency, Model, Portfolio, Record
+from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.canonical import canonical, sha256
-from dpmerge.release.certificate import record_digest
 from dpmerge.release.chain import Entry, standing
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
+from dpmerge.release.known import KnownModels, identities
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.releases import Exposure, Releases
 from dpmerge.rules.tempered import DRAWING
@@ -67,7 +66,8 @@ class Planned:
 
     `dependent`: its weights depend on what earlier releases showed. Other outcomes of these would have led to other weights,
     so it counts as all models of the portfolio; counting those that happened to get weight would be too little.
-    `drawn` is what was drawn for it, and `temporary` the folder that is there as long as nothing of it was seen.
+    `drawn` is what was drawn for it, and `temporary` the folder that is there as long as nothing of it was seen. `contents` are
+    the digests of the models' tensors by name; where they are not known, a run and a record are taken for one model.
     """
 
     forms: tuple[RuleForm, ...]
@@ -78,10 +78,11 @@ class Planned:
     dependent: bool = False
     drawn: tuple[str, ...] = ()
     temporary: str | None = None
+    contents: Mapping[str, str] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """What the ledger keeps of it: everything that is needed to account for it, under names that are the ledger's."""
-        names = _identities(self.portfolio)
+        names = identities(self.portfolio)
         exposure = Exposure.whole(self.portfolio.names) if self.dependent else self.exposure
         involved = {*exposure.models, *(name for form in self.forms for name in (*form.weights, *form.looked_at))}
         models = [model for model in self.portfolio.models if model.name in involved]
@@ -91,6 +92,7 @@ class Planned:
             "records": {names[model.name]: model.record.as_dict() for model in models},
             "exposure": [[str(p), sorted(names[name] for name in members)] for p, members in exposure.outcomes],
             "as_joint": self.dependent or self._shows_inputs,
+            "contents": {names[model.name]: self.contents[model.name] for model in models if model.name in self.contents},
             **({"drawn": [names[name] for name in self.drawn]} if self.drawn else {}),
         }
 
@@ -106,32 +108,34 @@ def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule
 
     A single release is what its own rule says. Several are what has leaked of the models, whatever rules they were.
     """
-    models: dict[str, Model] = {}
+    known = KnownModels()
     forms: list[RuleForm] = []
     exposures: list[Exposure] = []
     contents = [(f"entry {entry.number}", entry.content) for entry in standing(entries)]
     if new is not None:
         contents.append(("this release", new.content()))
     for source, content in contents:
-        for name, record in content["records"].items():
-            if name not in models:  # the name tells the record
-                models[name] = Model(name, Record.parse(json.dumps(record), source=source))
+        own = known.add(content, source)
         forms += [RuleForm.model_validate(form) for form in content["forms"]]
-        exposures.append(Exposure(tuple((Fraction(p), frozenset(names)) for p, names in content["exposure"])))
+        outcomes = ((Fraction(p), frozenset(own[name] for name in names)) for p, names in content["exposure"])
+        exposures.append(Exposure(tuple(outcomes)))
     if not forms:
         return []
-    whole = Portfolio(tuple(models[name] for name in sorted(models)))
+    whole = Portfolio(tuple(known.models[name] for name in sorted(known.models)))
     rates = [float.fromhex(form.shuffle_rate) for form in forms if form.shuffle_rate is not None]
     shuffle = ShuffleAsPoisson(max(rates)) if rates else None
-    # A draw that depends on something exposes more than a draw.
-    as_drawn = set(forms[0].exposure(whole, False).outcomes) == set(exposures[0].outcomes)
-    if len(forms) > 1 or contents[0][1]["as_joint"] or not as_drawn:
+    if len(forms) > 1 or contents[0][1]["as_joint"] or not _is_itself(forms[0], whole, exposures[0]):
         return [_with_validation(Releases(whole, exposures, shuffle), forms)]
     rules = [forms[0].build(whole, proved=True)]
     if forms[0].rule == "tempered":  # alone of all rules its own bound may be above joint release, which covers it
         with contextlib.suppress(AccountingError):
             rules.append(_with_validation(Releases(whole, exposures, shuffle), forms))
     return rules
+
+
+def _is_itself(form: RuleForm, models: Portfolio, exposure: Exposure) -> bool:
+    """Whether a lone release is what its rule says: of models that are not one under two names, and no more than a draw."""
+    return form.involved <= {*models.names} and set(form.exposure(models, False).outcomes) == set(exposure.outcomes)
 
 
 def drawn_before(entries: Sequence[Entry], content: Mapping[str, Any]) -> list[str] | None:
@@ -160,18 +164,3 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
         costs = math.fsum(float.fromhex(one.epsilon) + DRAWING for one in paid)
         rule = Validated(rule, Validation(max(one.records for one in paid), True), costs)
     return rule
-
-
-def _identities(portfolio: Portfolio) -> dict[str, str]:
-    """By name: the run and the record, under which a model is the same in every portfolio and every release."""
-    names: dict[str, str] = {}
-    for model in portfolio.models:
-        if model.mechanism.run is None:
-            raise LedgerError(
-                f"model {model.name!r}: its record has no run id, so a ledger cannot tell whether two releases are of one run; "
-                "add a run to the record"
-            )
-        identity = f"{model.mechanism.run}@{record_digest(model.record)[:16]}"
-        # Two models of one run at one step count once by their run, but need a name each.
-        names[model.name] = f"{identity}#{model.name}" if identity in names.values() else identity
-    return names
