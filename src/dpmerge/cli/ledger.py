@@ -28,12 +28,41 @@ def new(
     adjacency: Annotated[
         AdjacencyName, typer.Option("--adjacency", help="Which datasets are neighbours.")
     ] = AdjacencyName.add_remove,
+    declare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--declare",
+            help="A portfolio all of whose models count from the start; then any choice among them is free. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    filter_share: Annotated[
+        float,
+        typer.Option("--filter-share", help="The share of δ for a filter, which allows releases that depend on earlier ones."),
+    ] = 0.0,
+    filter_order: Annotated[
+        float | None,
+        typer.Option("--filter-order", help="The filter's Rényi order; by default the best for Gaussians.", show_default=False),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Declare a total budget for one private dataset."""
+    """Declare a total budget for one private dataset.
+
+    Releases that depend on what earlier ones showed need --declare or --filter-share, which cannot be added later.
+    """
+    from dpmerge.records import Portfolio
     from dpmerge.release import Ledger
 
-    made = Ledger.create(ledger, dataset=dataset, adjacency=adjacency.value, epsilon=epsilon, delta=delta)
+    made = Ledger.create(
+        ledger,
+        dataset=dataset,
+        adjacency=adjacency.value,
+        epsilon=epsilon,
+        delta=delta,
+        declared=[Portfolio.load(folder) for folder in declare or ()],
+        filter_share=filter_share,
+        filter_order=filter_order,
+    )
     _show(made, json)
 
 
@@ -63,7 +92,13 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         if entry.kind == "release":
             coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
             what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
-            cells = [round_up(content["total"]["epsilon"]), significant(content["total"]["delta"])]
+            what += " (depends on earlier ones)" if content.get("dependent") else ""
+            by = " (filter)" if content["total"]["theorem"] == "adaptive-filter" else ""
+            cells = [round_up(content["total"]["epsilon"]) + by, significant(content["total"]["delta"])]
+        elif entry.kind == "portfolio":
+            what = f"declares {', '.join(sorted(content['names'].values()))}"
+        elif entry.kind == "filter":
+            what = f"filter of order {float.fromhex(content['order']):g}"
         else:
             more = {"recovered": "output {output}", "voided": "{reason}"}.get(entry.kind, "").format(**content)
             what = f"{entry.kind} entry {content['of']}{': ' if more else ''}{more}"
@@ -154,6 +189,8 @@ def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
     typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
+    for text in state["counted"]:
+        typer.echo(f"  {text}")
     for number in state["under_way"]:
         typer.echo(f"  entry {number} is under way; it counts")
     for number in state["interrupted"]:

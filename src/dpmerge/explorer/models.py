@@ -248,6 +248,7 @@ class Spent(_Told):
     epsilon: float | None
     delta_at_budget_epsilon: float
     standing: str
+    theorem: str | None
 
 
 class Fits(_Told):
@@ -267,6 +268,7 @@ class BudgetAnswer(_Told):
     budget: TargetAnswer
     spent: Spent
     releases: int
+    counted: list[str]
     fits: Fits | None
 
 

@@ -88,6 +88,12 @@ class LedgerForm(Strict):
     entry: Digest
     epsilon: Epsilon
     delta: Delta
+    theorem: str | None = None  # by which everything together was counted
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Certificates before there was this field do not have it, and their hash stays."""
+        return {name: value for name, value in plain(self).items() if name != "theorem" or value is not None}
 
 
 class SignatureForm(Strict):

@@ -28,7 +28,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """`release`, or what became of one: `completed`, `recovered`, `voided`."""
+        """`release`, what became of one (`completed`, `recovered`, `voided`), or a first one: `filter`, `portfolio`."""
         return str(self.content["kind"])
 
 

@@ -31,7 +31,7 @@ class KnownModels:
         digests = content.get("contents", {})
         names = {}
         for name, record in content["records"].items():
-            model = Model(name, Record.parse(json.dumps(record), source=source))
+            model = self.models.get(name) or Model(name, Record.parse(json.dumps(record), source=source))
             digest = digests.get(name)
             if model.covers_iterates:
                 self._require_one_state(model, digest, f"{content['names'][name]!r} ({source})")

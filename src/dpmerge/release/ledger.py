@@ -22,9 +22,11 @@ from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.canonical import canonical
 from dpmerge.release.chain import Entry, checked, standing, unfinished
+from dpmerge.release.known import contents_of
 from dpmerge.release.processes import same_boot, still_runs, this_process
-from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before, rules_for
-from dpmerge.rules import Guarantee
+from dpmerge.release.spending import FILTER, SCHEMA, Account, Budget, Planned, Total, drawn_before, filter_of, models_content
+from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules.filter import Filter
 from dpmerge.rules.guarantee import Target, round_up, significant
 
 if TYPE_CHECKING:
@@ -42,14 +44,30 @@ class Ledger:
             self.budget, _ = self._read(connection)
 
     @classmethod
-    def create(cls, where: str | Path, *, dataset: str, adjacency: Adjacency, epsilon: float, delta: float) -> Ledger:
-        """A new ledger with a declared total budget for one private dataset."""
+    def create(
+        cls,
+        where: str | Path,
+        *,
+        dataset: str,
+        adjacency: Adjacency,
+        epsilon: float,
+        delta: float,
+        declared: Sequence[Portfolio] = (),
+        filter_share: float = 0.0,
+        filter_order: float | None = None,
+    ) -> Ledger:
+        """A new ledger with a declared total budget for one private dataset.
+
+        Releases that depend on what earlier ones showed need a provision, which cannot be made later (docs/theory.md §5):
+        `declared` portfolios, all of whose models count from the start, or a filter, which gets a share of δ.
+        """
         Target(epsilon=epsilon)
         Target(delta=delta)
         if not dataset:
             raise LedgerError("a ledger is for one private dataset: give its identity, as the records state it")
         created = datetime.now(UTC).isoformat()  # to the microsecond: no two ledgers' chains begin alike
         budget = Budget(dataset, adjacency, float(epsilon), float(delta), created)
+        first = _provisions(str(where), budget, declared, filter_share, filter_order)
         tables = _tables()
         engine, name = tables.engine_for(str(where), new=True)
         with _transaction(engine, name, alone=True) as connection:
@@ -57,6 +75,8 @@ class Ledger:
                 raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
             tables.metadata.create_all(connection)
             connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
+            for entry in first:
+                _insert(connection, entry)
         return cls(where)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -68,15 +88,17 @@ class Ledger:
 
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
         """What all releases together guarantee at the budget's δ, or nothing if there were none."""
-        rules = rules_for(self.history() if entries is None else entries)
-        return self.budget.total(rules) if rules else None
+        account = Account(self.budget, self.history() if entries is None else entries)
+        return None if account.is_empty else account.total().guarantee
 
-    def delta_spent(self, entries: Sequence[Entry] | None = None, planned: Planned | None = None) -> float:
-        """δ of all releases at the budget's ε, and of one more."""
-        if planned is not None:
-            self.require_same_data(planned.portfolio)
-        rules = rules_for(self.history() if entries is None else entries, planned)
-        return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in rules), default=0.0)
+    def delta_spent(self, entries: Sequence[Entry] | None = None) -> float:
+        """δ of all releases at the budget's ε; all of it, where a filter counts."""
+        return Account(self.budget, self.history() if entries is None else entries).delta_spent()
+
+    def share(self, entries: Sequence[Entry], planned: Planned) -> float:
+        """How much of the budget all releases would take with one more: at most 1 if it may be made."""
+        self.require_same_data(planned.portfolio)
+        return Account(self.budget, entries, planned).share()
 
     def summary(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """The declared budget and what these entries spent of it, as plain data."""
@@ -89,14 +111,33 @@ class Ledger:
                 "epsilon": 0.0 if spent is None else spent.epsilon,
                 "delta_at_budget_epsilon": self.delta_spent(entries),
                 "standing": "proved" if spent is None else spent.standing,
+                "theorem": None if spent is None else spent.theorem,
             },
             "releases": len(standing(entries)),
+            "counted": self._how_counted(entries, spent),
         }
 
-    def total_with(self, planned: Planned) -> Guarantee:
-        """What everything entered and one more release guarantee together."""
+    def _how_counted(self, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
+        """By what rule releases are counted, in words."""
+        told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
+        declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
+        if declared:
+            told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
+        rule = filter_of(self.budget, entries)
+        if rule is not None:
+            share, used = rule.delta + rule.pairs, Account(self.budget, entries).used(rule)
+            told.append(
+                f"filter of order {rule.order:g} with δ = {significant(share)}: releases so far use {used.divergence:.4g} of "
+                f"{rule.room:.4g}"
+            )
+        return told
+
+    def total_with(self, planned: Planned) -> Total:
+        """What everything entered and one more release guarantee together, and whether that is within the budget."""
         self.require_same_data(planned.portfolio)
-        return self.budget.total(rules_for(self.history(), planned))
+        account = Account(self.budget, self.history(), planned)
+        account.require_provision(self.name)
+        return account.total()
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -108,12 +149,12 @@ class Ledger:
         # What is promised must not come from a cache's files.
         with self._alone() as connection, without_cache():
             entries = self._entries(connection)
-            total = self.budget.total(rules_for(entries, planned))
-            if not self.budget.allows(total):
-                raise BudgetExceeded(
-                    f"{self.name}: this release would bring the total to ε = {round_up(total.epsilon)} at "
-                    f"δ = {significant(self.budget.delta)}; the budget is ε = {self.budget.epsilon:g}"
-                )
+            account = Account(self.budget, entries, planned)
+            account.require_provision(self.name)
+            found = account.total()
+            total = found.guarantee
+            if not found.fits:
+                raise BudgetExceeded(f"{self.name}: {self._refusal(account, found)}")
             about = planned.content()
             if (again := drawn_before(entries, about)) is not None:
                 about["drawn"] = again
@@ -129,6 +170,15 @@ class Ledger:
                 "total": {"epsilon": total.epsilon, "delta": total.delta, "standing": total.standing, "theorem": total.theorem},
             }
             return self._append(connection, entries, content)
+
+    def _refusal(self, account: Account, found: Total) -> str:
+        if found.guarantee.theorem == FILTER:
+            return found.why
+        told = (
+            f"this release would bring the total to ε = {round_up(found.guarantee.epsilon)} at "
+            f"δ = {significant(account.tight_delta)}; the budget is ε = {self.budget.epsilon:g}"
+        )
+        return f"{told}; {found.why}" if found.why else told
 
     def complete(self, entry: Entry, certificates: Sequence[str]) -> None:
         """Say that an entered release is out, under the hashes of its certificates."""
@@ -205,15 +255,11 @@ class Ledger:
                 raise LedgerError(f"{self.name}: entry {entry.number} {fault}")
 
     def _append(self, connection: Connection, entries: Sequence[Entry], content: dict[str, Any]) -> Entry:
-        tables = _tables()
         try:
             entry = Entry.following(entries, self.budget.hash, content)
         except UnicodeEncodeError:
             raise LedgerError("a name or path in this release is no valid text, so it cannot be entered: rename it") from None
-        text = canonical(content).decode()
-        row = {"number": entry.number, "content": text, "previous": entry.previous, "hash": entry.hash}
-        connection.execute(tables.entries.insert().values(**row))
-        connection.execute(tables.header.update().values(entries=entry.number, head=entry.hash))
+        _insert(connection, entry)
         return entry
 
     # --- the database -----------------------------------------------------------------------------------------------------
@@ -249,14 +295,7 @@ class Ledger:
 
     def require_same_data(self, portfolio: Portfolio) -> None:
         """Refuse a portfolio of other data, or of another notion of neighbours."""
-        record = portfolio.models[0].record
-        if record.dataset != self.budget.dataset:
-            raise LedgerError(f"{self.name} is for dataset {self.budget.dataset!r}; the portfolio is for {record.dataset!r}")
-        if record.adjacency != self.budget.adjacency:
-            raise LedgerError(
-                f"{self.name} counts for {self.budget.adjacency} neighbours; the portfolio's records are for "
-                f"{record.adjacency} ones"
-            )
+        require_same_data(self.name, self.budget, portfolio)
 
 
 @contextmanager
@@ -270,6 +309,56 @@ def _transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connecti
     except SQLAlchemyError as fault:
         what = " ".join(str(getattr(fault, "orig", None) or fault).split())
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
+
+
+def _insert(connection: Connection, entry: Entry) -> None:
+    tables, text = _tables(), canonical(entry.content).decode()
+    row = {"number": entry.number, "content": text, "previous": entry.previous, "hash": entry.hash}
+    connection.execute(tables.entries.insert().values(**row))
+    connection.execute(tables.header.update().values(entries=entry.number, head=entry.hash))
+
+
+def _provisions(
+    name: str, budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None
+) -> list[Entry]:
+    """The first entries: the filter, and the portfolios declared, which the budget must cover together."""
+    contents: list[dict[str, Any]] = []
+    if not 0 <= filter_share < 1:
+        raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
+    if filter_share:
+        rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
+        numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}
+        contents.append({"kind": "filter", "at": _now(), **numbers})
+    elif filter_order is not None:
+        raise LedgerError("the order of a filter was given, and no share of δ for it")
+    for portfolio in declared:
+        require_same_data(name, budget, portfolio)
+        held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
+        contents.append({"kind": "portfolio", "at": _now(), "nonce": secrets.token_hex(32), **held})
+    entries: list[Entry] = []
+    for content in contents:
+        entries.append(Entry.following(entries, budget.hash, content))
+    if declared:
+        with without_cache():
+            account = Account(budget, entries)
+            found = budget.total(account.rules(), account.tight_delta)
+        if not budget.allows(found, account.tight_delta):
+            raise BudgetExceeded(
+                f"{name}: all models declared cost ε = {round_up(found.epsilon)} at δ = {significant(account.tight_delta)} "
+                f"together, and the budget is ε = {budget.epsilon:g}: declare fewer models, or a larger budget"
+            )
+    return entries
+
+
+def require_same_data(name: str, budget: Budget, portfolio: Portfolio) -> None:
+    """Refuse a portfolio of other data, or of another notion of neighbours."""
+    record = portfolio.models[0].record
+    if record.dataset != budget.dataset:
+        raise LedgerError(f"{name} is for dataset {budget.dataset!r}; the portfolio is for {record.dataset!r}")
+    if record.adjacency != budget.adjacency:
+        raise LedgerError(
+            f"{name} counts for {budget.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
+        )
 
 
 def _voided(number: int, reason: str, by: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from dpmerge.rules.releases import Exposure, coupled_outcomes
 from dpmerge.weights.averaging import Averaging
 from dpmerge.weights.draw import DEEPEST, secure_draw
 
-_DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
+_DEPENDENT = "this release depends on earlier ones, so only the ledger's total covers it"
 NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
@@ -108,9 +108,9 @@ def release(
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
     drawn = (draw(choice),) if choice.form.draws else ()
-    exposure = choice.form.exposure(portfolio, dependent)
     planned = replace(
-        _planned(portfolio, (choice,), exposure, dependent, out, drawn), contents=_contents(portfolio, (choice,), ledger)
+        _planned(portfolio, (choice,), choice.form.exposure(portfolio), dependent, out, drawn),
+        contents=_contents(portfolio, (choice,), ledger),
     )
     with entered(ledger, planned, choice.weights, out) as place:
         made = _Making(portfolio, folders, merge, place.entry, dependent, signer, progress)
@@ -143,8 +143,6 @@ def release_together(
         _check_files(choice, folders, _AVERAGE)
     weights = [choice.weights for choice in choices.values()]
     exposure = Exposure.drawn(*weights)
-    if dependent:
-        exposure = Exposure.whole(exposure.models)
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
     several = tuple(choices.values())
@@ -176,9 +174,8 @@ def preview(
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     if ledger is None:
         return Preview(files, None, None)
-    planned = _planned(portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
-    total = ledger.total_with(planned)
-    return Preview(files, total, ledger.budget.allows(total))
+    total = ledger.total_with(_planned(portfolio, (choice,), choice.form.exposure(portfolio), dependent, out))
+    return Preview(files, total.guarantee, total.fits)
 
 
 def draw(choice: Choice) -> str:
@@ -365,7 +362,8 @@ class _Making:
         if self.entry is None:
             return None
         total = self.entry.content["total"]
-        return {"number": self.entry.number, "entry": self.entry.hash, "epsilon": total["epsilon"], "delta": total["delta"]}
+        told = {name: total[name] for name in ("epsilon", "delta", "theorem")}
+        return {"number": self.entry.number, "entry": self.entry.hash, **told}
 
     def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
         """Digests where the guarantee covers the inputs; else commitments, whose openings stay private (docs/theory.md §5)."""

@@ -206,7 +206,11 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
     ]
     if voided:
         verdict.broken.append(f"entry {stated.number} of the ledger was voided, so nothing counts this release: {voided[0]}")
-    elif (total["epsilon"], total["delta"]) != (stated.epsilon, stated.delta):
+    elif (total["epsilon"], total["delta"], total["theorem"]) != (
+        stated.epsilon,
+        stated.delta,
+        stated.theorem or total["theorem"],
+    ):
         verdict.broken.append(f"entry {stated.number} of the ledger has another total than the one certified")
     elif not completed:
         verdict.unchecked.append(
