@@ -337,14 +337,16 @@ def test_what_passes_by_the_filter_is_covered_by_the_whole_budget(tmp_path: Path
     history = " ".join(command("ledger", "history", file).split())
     assert "filter of order" in history and "(depends on" in history and "8.0000 (filter)" in history
     fits = what_fits(ledger, portfolio)
-    assert fits["alone"] == ["c"]
-    share = fits["largest_probability"]["b"]
+    assert fits["alone"] == ["c", "b"]
+    share = fits["largest_probability"]["a"]
     assert 0 < share < 1
-    ledger.enter(planned_at(portfolio, b=share, c=1 - share))
+    with pytest.raises(BudgetExceeded, match="would sum to"):
+        ledger.enter(planned_at(portfolio, a=1.02 * share, c=1 - 1.02 * share))
+    ledger.enter(planned_at(portfolio, a=share, c=1 - share))
     with pytest.raises(
         BudgetExceeded, match=r"divergences of order [\d.]+ would sum to [\d.]+ in a filter with room for [\d.]+"
     ):
-        ledger.enter(planned_at(portfolio, "joint", dependent=True, b=1.0))
+        ledger.enter(planned_at(portfolio, "joint", dependent=True, a=1.0))
 
 
 def test_releases_that_depend_on_none_are_counted_tightly_beside_a_filter(tmp_path: Path) -> None:
