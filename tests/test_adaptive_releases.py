@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,18 @@ def test_no_ledger_allows_both(tmp_path: Path, provisions: dict[str, Any], allow
     assert chosen_by_the_first([states[name] for name in made] or [(0.0, 0.0)]) <= TOTAL
 
 
+def test_choosing_among_what_passes_a_filter_stays_within_the_budget() -> None:
+    budget = Budget(builders.DATASET, "add-remove", EPSILON, TOTAL, "today")
+    start = entered(budget, alone(FIRST), filter_share=0.5)
+
+    def passes(epsilon: float, delta: float) -> bool:
+        return len(after(budget, start, alone(pair("next", epsilon, delta), dependent=True))) > len(start)
+
+    assert passes(1.176, 0.0025) and passes(0.0, 0.0025)
+    assert not passes(1.177, 0.0) and not passes(0.0, 0.002501)
+    assert chosen_by_the_first([(1.176, 0.0), (0.0, 0.0025), (1.176, 0.0025)]) == pytest.approx(0.002863, abs=1e-6)
+
+
 def test_both_declared_cost_what_they_may_show_together(tmp_path: Path) -> None:
     with pytest.raises(
         BudgetExceeded, match=r"all models declared cost ε = [\d.]+ at δ = 0.01 together, and the budget is ε = 0.5"
@@ -198,7 +211,7 @@ def random_menu(rng: np.random.Generator) -> list[Stated]:
     return list(zip(epsilons.tolist(), deltas.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 * int(os.environ.get("DPMERGE_SEARCH", "1"))))
 def test_no_way_to_choose_passes_the_budget(seed: int) -> None:
     """Releases that depend on nothing between those that do: a ledger may allow the first on some paths only."""
     rng = np.random.default_rng(seed)
