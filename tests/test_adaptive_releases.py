@@ -133,7 +133,7 @@ def test_choosing_among_what_passes_a_filter_stays_within_the_budget() -> None:
     def passes(epsilon: float, delta: float) -> bool:
         return len(after(budget, start, alone(pair("next", epsilon, delta), dependent=True))) > len(start)
 
-    assert passes(1.176, 0.0025) and passes(0.0, 0.0025)
+    assert passes(1.176, 0.002499) and passes(0.0, 0.002499)
     assert not passes(1.177, 0.0) and not passes(0.0, 0.002501)
     assert chosen_by_the_first([(1.176, 0.0), (0.0, 0.0025), (1.176, 0.0025)]) == pytest.approx(0.002863, abs=1e-6)
 
