@@ -44,17 +44,21 @@ def written(folder: Path, portfolio: Portfolio = THREE) -> Portfolio:
     return Portfolio.load(folder)
 
 
-def new(where: str | Path, *, epsilon: float = 8.0, delta: float = DELTA, dataset: str = builders.DATASET) -> Ledger:
-    return Ledger.create(where, dataset=dataset, adjacency="add-remove", epsilon=epsilon, delta=delta)
+def new(
+    where: str | Path, *, epsilon: float = 8.0, delta: float = DELTA, dataset: str = builders.DATASET, **provisions: Any
+) -> Ledger:
+    return Ledger.create(where, dataset=dataset, adjacency="add-remove", epsilon=epsilon, delta=delta, **provisions)
 
 
-def planned(portfolio: Portfolio, rule: str = "selection", *, dependent: bool = False, **given: Any) -> Planned:
+def planned(
+    portfolio: Portfolio, rule: str = "selection", *, dependent: bool = False, delta: float = DELTA, **given: Any
+) -> Planned:
     """A release that is only entered: weights by name, and other fields of the rule's form."""
     fields = {name: given.pop(name) for name in ("looked_at", "kappa", "validation", "shuffle_rate") if name in given}
     weights = {name: float(value).hex() for name, value in given.items()}
     form = RuleForm.model_validate({"rule": rule, "weights": weights, **fields})
-    own = form.build(portfolio).guarantee(delta=DELTA)
-    return Planned((form,), portfolio, form.exposure(portfolio, dependent), (own,), "/nowhere/at/all", dependent)
+    own = form.build(portfolio).guarantee(delta=delta)
+    return Planned((form,), portfolio, form.exposure(portfolio), (own,), "/nowhere/at/all", dependent)
 
 
 def joint(*names: str, portfolio: Portfolio = THREE) -> float:

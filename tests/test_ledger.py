@@ -351,9 +351,10 @@ def test_the_commands_from_new_to_export(tmp_path: Path, file: Path) -> None:
         "dataset": "test-data",
         "adjacency": "add-remove",
         "budget": {"epsilon": 5.0, "delta": 1e-5},
-        "spent": {"epsilon": 0.0, "delta_at_budget_epsilon": 0.0, "standing": "proved"},
+        "spent": {"epsilon": 0.0, "delta_at_budget_epsilon": 0.0, "standing": "proved", "theorem": None},
         "releases": 0,
         "warnings": [],
+        "counted": [],
         "under_way": [],
         "interrupted": [],
     }
@@ -376,7 +377,8 @@ def test_the_commands_from_new_to_export(tmp_path: Path, file: Path) -> None:
     left = json.loads(command("ledger", "remaining", ledger, "--portfolio", folder, "--json"))
     assert left["fits"]["alone"] == ["c", "b"]
     text = command("ledger", "remaining", ledger, "--portfolio", folder).splitlines()
-    assert text[3:] == left["fits"]["text"]
+    assert text[3] == "  counted by: random selection, privacy loss distributions"
+    assert text[4:] == left["fits"]["text"]
     message = refused(*merge, "--weights", "a=1", "--out", str(tmp_path / "two"))
     assert message.startswith(f"error: {ledger}: this release would bring the total to ε = ")
     assert "what would still fit: c or b alone, or a selection with c=" in message

@@ -548,7 +548,8 @@ def test_weights_that_depend_on_releases_have_no_guarantee_of_their_own(tmp_path
     portfolio = runs(tmp_path)
     with pytest.raises(CertificateError, match="--ledger"):
         release(portfolio, chosen(portfolio, "selection"), tmp_path / "out", dependent=True)
-    ledger = Ledger.create(tmp_path / "l.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=50, delta=DELTA)
+    about: dict[str, Any] = {"dataset": builders.DATASET, "adjacency": "add-remove", "epsilon": 50, "delta": DELTA}
+    ledger = Ledger.create(tmp_path / "l.db", declared=[portfolio], **about)
     release(portfolio, chosen(portfolio, "selection"), tmp_path / "first", ledger=ledger)
     released = release(portfolio, chosen(portfolio, "selection"), tmp_path / "second", ledger=ledger, dependent=True)
     found = released.certificate
@@ -556,7 +557,7 @@ def test_weights_that_depend_on_releases_have_no_guarantee_of_their_own(tmp_path
     card = (tmp_path / "second" / "README.md").read_text()
     assert "it has no guarantee of its own" in card and "The weights were fixed" not in card
     assert f"({round_up(found.ledger.epsilon)}, {significant(found.ledger.delta)})-differentially private** together" in card
-    assert any("only the ledger's total covers this one" in note for note in released.notes)
+    assert any("only the ledger's total covers it" in note for note in released.notes)
     verdict = verify(tmp_path / "second", portfolio=portfolio, ledger=ledger)
     assert verdict.code == 0, verdict
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 
 from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles.renyi import log_delta_from_renyi
 from dpmerge.records import Adjacency, Model, Portfolio
 from dpmerge.release.chain import Entry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.spending import Budget, Planned, rules_for
+from dpmerge.release.spending import Account, Budget, Planned
 from dpmerge.rules import Combination
+from dpmerge.rules.filter import Filter
 from dpmerge.rules.releases import Exposure
 from tests import builders
 from tests.exact_densities import gaussian_delta, observed_mu
@@ -115,14 +117,22 @@ def check_ledger(examples: int, seed: int) -> Report:
         made: list[Outcomes] = []
         for _ in range(int(rng.integers(1, 5))):
             release, outcomes = _random_release(rng, portfolio)
-            entries.append(Entry.following(entries, "start", {"kind": "release", **release.content()}))
+            total = {"total": {"theorem": "several-releases"}}
+            entries.append(Entry.following(entries, "start", {"kind": "release", **release.content(), **total}))
             made.append(outcomes)
         leaks = Leaks.of(made, shift, covariance)
-        rules = rules_for(entries)
+        budget = Budget(builders.DATASET, adjacency, float(rng.choice([0.1, 1.0, 8.0])), DELTA, "today")
+        account = Account(budget, entries)
+        rules = account.rules()
         example = [entry.content["forms"] for entry in entries], portfolio
         report.add(compare(rules, leaks.delta, example))
-        budget = Budget(builders.DATASET, adjacency, float(rng.choice([0.1, 1.0, 8.0])), DELTA, "today")
         report.add(held(budget.total(rules), leaks.delta, example))
+        # The same releases by a filter, which must hold however they were chosen: at its own order a bound as well.
+        rule = Filter.sharing(4.0, DELTA)
+        used = account.used(rule)
+        spent = log_delta_from_renyi(np.array([rule.order]), np.array([used.divergence]), 1.0, "tight")
+        printed = replace(rule.guarantee(used, adjacency, DELTA), epsilon=1.0, delta=min(1.0, math.exp(spent[0]) + used.pairs))
+        report.add(held(printed, leaks.delta, example))
     return report
 
 
@@ -152,19 +162,17 @@ def _linear_portfolio(rng: np.random.Generator, adjacency: Adjacency) -> tuple[P
 def _random_release(rng: np.random.Generator, portfolio: Portfolio) -> tuple[Planned, Outcomes]:
     """A release as the ledger is told of it, and what is really seen.
 
-    A draw shows a model and which one it is. A dependent release is charged for what it might have been; here it is like any
-    other. In a tempered draw here all models have equal scores.
+    A draw shows a model and which one it is. In a tempered draw here all models have equal scores.
     """
     names, unit = portfolio.names, np.eye(len(portfolio.names))
     odds = random_odds(rng, len(names))
     given: dict[str, Any] = dict(zip(names, odds.tolist(), strict=True))
     drawn: Outcomes = [(chance, [unit[i]]) for i, chance in enumerate(odds.tolist())]
-    dependent = bool(rng.random() < 0.1)
     kind = rng.choice(["selection", "selection", "coupled", "combination", "joint", "tempered"])
     if kind == "coupled":
         return _coupled(portfolio, (odds, random_odds(rng, len(names))))
     if kind == "combination":
-        return planned(portfolio, "combination", dependent=dependent, **given), [(1.0, [odds])]
+        return planned(portfolio, "combination", **given), [(1.0, [odds])]
     if kind == "joint":
         looked = [name for name in names if rng.random() < 0.3]
         chosen: dict[str, Any] = {str(rng.choice(names)): 1.0}
@@ -172,7 +180,7 @@ def _random_release(rng: np.random.Generator, portfolio: Portfolio) -> tuple[Pla
         return planned(portfolio, "joint", looked_at=looked, **chosen), [(1.0, seen)]
     if kind == "tempered":
         return planned(portfolio, "tempered", kappa=float(rng.uniform(0, 2)).hex(), **given), drawn
-    return planned(portfolio, "selection", dependent=dependent, **given), drawn
+    return planned(portfolio, "selection", **given), drawn
 
 
 def _coupled(portfolio: Portfolio, both: tuple[FloatArray, FloatArray]) -> tuple[Planned, Outcomes]:

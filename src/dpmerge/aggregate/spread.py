@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
@@ -119,6 +120,12 @@ def _require_one_recipe(models: Sequence[Model]) -> None:
             f"all models are checkpoints of run {models[0].run!r}, and independent runs were asked for; at least two are needed"
         )
     first, own = models[0], {"run", "noise_fingerprint", "sampler_fingerprint", "noise_generator"}
+    for one, other in combinations(models, 2):
+        if one.run == other.run:
+            raise PortfolioError(
+                f"models {one.name!r} and {other.name!r} are of one run, {one.run!r}, and independent runs were asked for: "
+                "keep one of them"
+            )
     for other in models[1:]:
         if other.mechanism.model_dump(exclude=own) != first.mechanism.model_dump(exclude=own):
             raise PortfolioError(

@@ -1,5 +1,6 @@
 """Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
 
+from dpmerge.checkpoints.digests import content_digest
 from dpmerge.checkpoints.merge import copy_model, merge_models
 from dpmerge.checkpoints.opening import open_model
 from dpmerge.checkpoints.tensors import Checkpoint, Tensor
@@ -12,6 +13,7 @@ __all__ = [
     "MergeReport",
     "Tensor",
     "combine_tensors",
+    "content_digest",
     "copy_model",
     "merge_models",
     "open_model",

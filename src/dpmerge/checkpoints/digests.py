@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpmerge.checkpoints.opening import open_model
 from dpmerge.checkpoints.safetensors_file import SafetensorsFile
 from dpmerge.checkpoints.tensors import TensorFile
 from dpmerge.errors import CheckpointError
@@ -57,6 +59,19 @@ def passing_digest(file: TensorFile, order: Sequence[str], stop: threading.Event
     beginning = bytearray(file.source.data_start)
     file.source.read(0, memoryview(beginning))
     return PassingDigest(bytes(beginning), file.source.size, stop)
+
+
+def content_digest(folder: Path, name: str | None = None) -> str:
+    """The SHA-256 of a model's tensors by name, whatever the files are that hold them: their formats, shapes and bytes."""
+    digest = hashlib.sha256()
+    with open_model(folder, name) as model:
+        for _, tensor in sorted(model.tensors.items()):
+            # A length before each part, so that no two models are the same sequence of bytes.
+            head = json.dumps([tensor.name, tensor.dtype.name, list(tensor.shape), tensor.nbytes]).encode()
+            digest.update(len(head).to_bytes(8, "big") + head)
+            for start in range(0, tensor.size, _CHUNK):
+                digest.update(tensor.part(start, min(_CHUNK, tensor.size - start)).data.cast("B"))
+    return digest.hexdigest()
 
 
 def file_digest(path: Path) -> str:

@@ -16,28 +16,29 @@ from pathlib import Path
 
 from dpmerge.errors import CheckpointError
 
-_TEMPORARY = re.compile(r"\..+\.dpmerge-tmp-\d+-[0-9a-f]{16}")
+_TEMPORARY = re.compile(r"\..+\.dpmerge-(tmp|proof)-\d+-[0-9a-f]{16}")
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, *, proof: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that becomes `target` when the block ends well, and vanishes otherwise.
 
     Every file is on the disk before the name appears, and a folder that is already there is never replaced. A process that is
-    killed leaves its temporary folder; the next one that writes beside it removes it.
+    killed leaves its temporary folder; the next one that writes beside it removes it. With `proof` it is only emptied, then and
+    when the block fails: a folder that still has its temporary name was never renamed. Whoever needs that proof removes it.
     """
     require_absent(target)
     try:
         _remove_abandoned(target.parent)
-        folder, lock = _locked_folder(target)
+        folder, lock = _locked_folder(target, "proof" if proof else "tmp")
         try:
             yield folder
             _sync_tree(folder)
             _rename(folder, target)
             _sync(target.parent)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            _discard(folder)
             raise
         finally:
             os.close(lock)
@@ -53,13 +54,25 @@ def require_absent(target: Path) -> None:
         raise CheckpointError(f"{target}: there is no folder {target.parent}; make it first")
 
 
-def _locked_folder(target: Path) -> tuple[Path, int]:
+def is_proof(folder: Path) -> bool:
+    """Whether this is a folder of `new_folder` with `proof` that was never renamed."""
+    found = _TEMPORARY.fullmatch(folder.name)
+    return found is not None and found[1] == "proof" and folder.is_dir() and not folder.is_symlink()
+
+
+def remove_proof(folder: Path) -> None:
+    """Remove such a folder, and nothing else."""
+    if is_proof(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(target: Path, kind: str) -> tuple[Path, int]:
     """A fresh temporary folder and a descriptor that holds its lock as long as this process lives.
 
     The folder itself is locked, not a file in it: nothing has to be removed before the rename.
     """
     while True:
-        folder = target.parent / f".{target.name}.dpmerge-tmp-{os.getpid()}-{secrets.token_hex(8)}"
+        folder = target.parent / f".{target.name}.dpmerge-{kind}-{os.getpid()}-{secrets.token_hex(8)}"
         folder.mkdir()
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with contextlib.suppress(OSError):  # file systems without such locks: then nobody can take it for abandoned either
@@ -70,7 +83,7 @@ def _locked_folder(target: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove temporary folders whose process has ended: their lock is free."""
+    """Remove temporary folders whose process has ended, or what is in them: their lock is free."""
     for path in parent.iterdir():
         if not _TEMPORARY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
@@ -78,9 +91,22 @@ def _remove_abandoned(parent: Path) -> None:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                _discard(path)
             finally:
                 os.close(lock)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a temporary folder; of one that is a proof, what is in it."""
+    if not is_proof(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def merge_models(
     digests: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
+    into: Path | None = None,
 ) -> MergeReport:
     """Write the combination Σ wᵢ·xᵢ of the models as the new folder `out`, which appears whole or not at all.
 
@@ -42,14 +43,15 @@ def merge_models(
     `take_from` names the model whose integer tensors are kept where they differ. `method` replaces the sum by `ties`, `slerp`
     or a user's `module:function`, with `base` on differences from a public base model. `keep_metadata` names what is kept of
     the files' metadata beside their format. `extra_files` is called with the temporary folder and the report before the folder
-    gets its name: what it writes there appears with the rest.
+    gets its name: what it writes there appears with the rest. `into` is the temporary folder of someone who gives it the name
+    `out` himself.
     """
     require_absent(out)
     with ExitStack() as stack:
         how: dict[str, Any] = {"lora": lora, "take_from": take_from, "method": method, "base": base}
         checkpoints, plan = open_plan(stack, models, weights, keep_metadata=keep_metadata, **how)
         stream = Stream(plan.outputs, 1 if method else threads, progress)  # a user's function need not be thread-safe
-        with new_folder(out) as folder:
+        with _folder(out, into) as folder:
             report = write_plan(plan, checkpoints, folder, stream, digests)
             if extra_files is not None:
                 extra_files(folder, report)
@@ -84,6 +86,10 @@ def open_plan(
     return checkpoints, plan_merge(checkpoints, values, keep_metadata=keep_metadata, **how)
 
 
+def _folder(out: Path, into: Path | None) -> AbstractContextManager[Path]:
+    return new_folder(out) if into is None else nullcontext(into)
+
+
 def _allow_open_files() -> None:
     """Every model is open while they are merged, and the usual limit of 1024 files is less than a run's checkpoints may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -100,10 +106,11 @@ def copy_model(
     keep_metadata: Sequence[str] = (),
     extra_files: ExtraFiles | None = None,
     digests: bool = True,
+    into: Path | None = None,
 ) -> MergeReport:
     """Write one model to the new folder `out`: the same tensors bit for bit, with its configuration and tokenizer."""
     require_absent(out)
-    with open_model(Path(folder), name) as checkpoint, new_folder(out) as target:
+    with open_model(Path(folder), name) as checkpoint, _folder(out, into) as target:
         plan = plan_copy(checkpoint, keep_metadata)
         report = write_plan(plan, [checkpoint], target, Stream(plan.outputs), digests)
         if extra_files is not None:

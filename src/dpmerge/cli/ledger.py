@@ -28,15 +28,44 @@ def new(
     adjacency: Annotated[
         AdjacencyName, typer.Option("--adjacency", help="Which datasets are neighbours.")
     ] = AdjacencyName.add_remove,
+    declare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--declare",
+            help="A portfolio all of whose models count from the start; then any choice among them is free. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    filter_share: Annotated[
+        float,
+        typer.Option("--filter-share", help="The share of δ for a filter, which allows releases that depend on earlier ones."),
+    ] = 0.0,
+    filter_order: Annotated[
+        float | None,
+        typer.Option("--filter-order", help="The filter's Rényi order; by default the best for Gaussians.", show_default=False),
+    ] = None,
     any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Declare a total budget for one private dataset."""
+    """Declare a total budget for one private dataset.
+
+    Releases that depend on what earlier ones showed need --declare or --filter-share, which cannot be added later.
+    """
+    from dpmerge.records import Portfolio
     from dpmerge.release import Ledger
     from dpmerge.rules import require_wanted
 
     require_wanted(delta, any_delta)
-    made = Ledger.create(ledger, dataset=dataset, adjacency=adjacency.value, epsilon=epsilon, delta=delta)
+    made = Ledger.create(
+        ledger,
+        dataset=dataset,
+        adjacency=adjacency.value,
+        epsilon=epsilon,
+        delta=delta,
+        declared=[Portfolio.load(folder) for folder in declare or ()],
+        filter_share=filter_share,
+        filter_order=filter_order,
+    )
     _show(made, json)
 
 
@@ -66,10 +95,16 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         if entry.kind == "release":
             coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
             what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
-            cells = [round_up(content["total"]["epsilon"]), significant(content["total"]["delta"])]
+            what += " (depends on earlier ones)" if content.get("dependent") else ""
+            by = " (filter)" if content["total"]["theorem"] == "adaptive-filter" else ""
+            cells = [round_up(content["total"]["epsilon"]) + by, significant(content["total"]["delta"])]
+        elif entry.kind == "portfolio":
+            what = f"declares {', '.join(sorted(content['names'].values()))}"
+        elif entry.kind == "filter":
+            what = f"filter of order {float.fromhex(content['order']):g}"
         else:
-            state = f": output {content['output']}" if entry.kind == "recovered" else ""
-            what = f"{entry.kind} entry {content['of']}{state}"
+            more = {"recovered": "output {output}", "voided": "{reason}"}.get(entry.kind, "").format(**content)
+            what = f"{entry.kind} entry {content['of']}{': ' if more else ''}{more}"
         rows.append([str(entry.number), content["at"], what, *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
 
@@ -112,6 +147,23 @@ def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
     print_json({"budget": opened.budget.header(), "entries": [asdict(entry) for entry in opened.history()]})
 
 
+@app.command("void")
+def void(
+    ledger: LedgerArgument,
+    entry: Annotated[int, typer.Argument(help="The number of the entry.", show_default=False)],
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why nothing of it was ever seen; stays in the ledger.", show_default=False)
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Void a release that was interrupted, of which nothing was ever seen: it no longer counts."""
+    from dpmerge.release import Ledger
+
+    opened = Ledger(ledger)
+    opened.void(entry, reason)
+    _show(opened, json)
+
+
 def _state(ledger: Ledger) -> dict[str, Any]:
     from dpmerge.release.chain import unfinished
     from dpmerge.release.processes import still_runs
@@ -145,6 +197,8 @@ def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
     for text in state["warnings"]:
         typer.echo(f"  warning: {text}")
+    for text in state["counted"]:
+        typer.echo(f"  {text}")
     for number in state["under_way"]:
         typer.echo(f"  entry {number} is under way; it counts")
     for number in state["interrupted"]:

@@ -91,7 +91,7 @@ def merge(
     depends_on_releases: Annotated[
         bool,
         typer.Option(
-            "--depends-on-releases", help="The weights depend on what earlier releases showed: counted as joint release."
+            "--depends-on-releases", help="It depends on what earlier releases showed: the ledger must provide for that."
         ),
     ] = False,
     sign: Annotated[

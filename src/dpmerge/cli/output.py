@@ -60,10 +60,13 @@ def print_guarantee(guarantee: Guarantee) -> None:
 
 def print_entry(entry: LedgerForm) -> None:
     """A release's entry in the ledger, and what all releases together guarantee."""
+    from dpmerge.rules import THEOREMS
     from dpmerge.rules.guarantee import round_up, significant
 
     total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
-    typer.echo(f"  entry {entry.number} of the ledger; all releases together: {total}")
+    whole = "everything that is ever released" if entry.theorem == "adaptive-filter" else "all releases"
+    rule = f", by: {THEOREMS[entry.theorem].title}" if entry.theorem in THEOREMS else ""
+    typer.echo(f"  entry {entry.number} of the ledger; {whole} together: {total}{rule}")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

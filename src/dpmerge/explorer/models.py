@@ -256,6 +256,7 @@ class Spent(_Told):
     epsilon: float | None
     delta_at_budget_epsilon: float
     standing: str
+    theorem: str | None
 
 
 class Fits(_Told):
@@ -276,6 +277,7 @@ class BudgetAnswer(_Told):
     spent: Spent
     releases: int
     warnings: list[str]
+    counted: list[str]
     fits: Fits | None
 
 

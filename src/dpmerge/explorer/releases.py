@@ -202,7 +202,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     content = entry.content
     shown: dict[str, Any] = {"number": entry.number, "kind": entry.kind, "at": content["at"], "hash": entry.hash}
     if entry.kind != "release":
-        return {**shown, "of": content["of"], "name": None, "rule": None, "models": [], "own": [], "total": None}
+        return {**shown, "of": content.get("of"), "name": None, "rule": None, "models": [], "own": [], "total": None}
     total = {"epsilon": content["total"]["epsilon"], "delta": content["total"]["delta"]}
     return {
         **shown,

@@ -254,6 +254,7 @@ def _ledger(ledger: Ledger) -> Iterator[str]:
         f"together they have spent ε = {_epsilon(spent.epsilon)} at δ = {_delta(budget.delta)}, and "
         f"δ = {significant(spent.delta_at_budget_epsilon)} at ε = {_target(budget.epsilon or 0.0)} ({_MARKS[spent.standing]}), "
         "under what the certificates of the releases assume.",
+        *(f"{text[:1].upper()}{text[1:]}." for text in ledger.budget.counted),
         f"May still be released alone: {', '.join(fits.alone) or 'none of the models here'}.",
     ]
     told += [
@@ -267,7 +268,7 @@ def _ledger(ledger: Ledger) -> Iterator[str]:
         return
     rows = []
     for entry in ledger.entries:
-        what = f"{entry.kind} entry {entry.of}"
+        what = entry.kind if entry.of is None else f"{entry.kind} entry {entry.of}"
         if entry.total is not None:
             what = f"{entry.name}: {entry.rule} of {', '.join(entry.models)}"
         total = ["—", "—"] if entry.total is None else [_epsilon(entry.total.epsilon), significant(entry.total.delta)]

@@ -111,6 +111,7 @@ class Budget(Form):
     budget: Pair
     spent: Spent
     releases: int
+    counted: list[Text]
     fits: Fits
 
 

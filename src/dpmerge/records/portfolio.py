@@ -35,6 +35,11 @@ class Model:
         """The run it is a checkpoint of; a record without a run id is a run of its own."""
         return self.mechanism.run or f"model:{self.name}"
 
+    @property
+    def covers_iterates(self) -> bool:
+        """Whether its record covers every iterate of its run up to it; other records state the cost of one model."""
+        return isinstance(self.mechanism, DpSgd | DpFtrl)
+
 
 @dataclass(frozen=True)
 class Portfolio:
@@ -150,19 +155,24 @@ class Weights:
 
 
 def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
-    """One model for each distinct run: its latest checkpoint. Releasing that run's every iterate covers the earlier ones."""
-    latest: dict[str, Model] = {}
+    """What is to be composed: of each run its latest checkpoint, whose record covers the earlier ones; or all its models.
+
+    A record that states (ε, δ), a Rényi curve or one Gaussian release is silent about other models of its run: each counts.
+    """
+    latest: dict[tuple[str, str | None], Model] = {}
     for model in models:
-        held = latest.get(model.run)
+        key = (model.run, None if model.covers_iterates else model.name)
+        held = latest.get(key)
         if held is None or _steps(model) > _steps(held):
-            latest[model.run] = model
+            latest[key] = model
     return tuple(latest.values())
 
 
 def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
     """Refuse runs that share their noise or their sampling coins; return what is taken on the user's word.
 
-    Equal noise cancels in a linear combination, and equal batches alone already double ε (theory.md §0).
+    Equal noise cancels in a linear combination, and equal batches alone already double ε (theory.md §0). Models of one run
+    share everything; if each of them counts, their records must say what each costs beside the others (§3.1).
     """
     if len(models) < 2:
         return ()
@@ -170,19 +180,29 @@ def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
         seen: dict[str, Model] = {}
         for model in models:
             for fingerprint in _generators(getattr(model.mechanism, stated)):
-                if fingerprint in seen:
+                if fingerprint in seen and seen[fingerprint].run != model.run:
                     raise DependentRuns(
                         f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
                         f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
                         "retrain one with fresh randomness, or use random selection, which needs no independence"
                     )
             seen |= dict.fromkeys(_generators(getattr(model.mechanism, stated)), model)
+    by_run: dict[str, list[Model]] = {}
+    for model in models:
+        by_run.setdefault(model.run, []).append(model)
+    together = tuple(
+        f"the records of {', '.join(repr(m.name) for m in several)}, models of one run, each state what their model costs "
+        "given the other models of that run, so that their costs add"
+        for several in by_run.values()
+        if len(several) > 1
+    )
     unstated = [m.name for m in models if _unstated(m.mechanism)]
-    if not unstated:
-        return ()
+    if not unstated or len(by_run) < 2:
+        return together
     return (
         "the runs are independent in their noise and sampling coins: on the user's word, since no fingerprint was "
         f"recorded for {', '.join(unstated)}",
+        *together,
     )
 
 

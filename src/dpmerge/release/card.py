@@ -73,6 +73,11 @@ def _sentences(certificate: Certificate, how: str) -> list[str]:
     if certificate.ledger is not None:
         sum_of_all = _private(certificate.ledger.epsilon, certificate.ledger.delta)
         total = f"With every earlier release from this dataset it is {sum_of_all} together, by the ledger it was entered in."
+        if certificate.ledger.theorem == "adaptive-filter":
+            total = (
+                f"With everything that was or will be released from this dataset it is {sum_of_all} together, by the filter of "
+                "the ledger it was entered in."
+            )
     beware = [f"**Beware:** {_escaped(text)}." for text in certificate.guarantee.warnings]
     if not certificate.dependent:
         return [f"Its release is {own} {neighbours}.", total, *beware, "", f"The guarantee is {how}. It assumes:"]

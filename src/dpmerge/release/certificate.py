@@ -84,13 +84,15 @@ class RecordForm(Strict):
         return cls(sha256=record_digest(record), record=record)
 
 
-class LedgerForm(Strict):
+class LedgerForm(Extended):
     """Where the release was entered, and what everything together guaranteed after it."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"theorem"})
     number: Annotated[int, Field(ge=1)]
     entry: Digest
     epsilon: Epsilon
     delta: Delta
+    theorem: str | None = None  # by which everything together was counted
 
 
 class SignatureForm(Strict):

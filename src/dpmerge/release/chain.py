@@ -28,14 +28,24 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """`release`, `completed` or `recovered`."""
+        """`release`, what became of one (`completed`, `recovered`, `voided`), or a first one: `filter`, `portfolio`."""
         return str(self.content["kind"])
 
 
+def standing(entries: Sequence[Entry]) -> list[Entry]:
+    """The releases that count: those that were not voided."""
+    gone = _about(entries, "voided")
+    return [entry for entry in entries if entry.kind == "release" and entry.number not in gone]
+
+
 def unfinished(entries: Sequence[Entry]) -> list[Entry]:
-    """Releases that were entered, but neither completed nor recovered."""
-    closed = {entry.content["of"] for entry in entries if entry.kind != "release"}
-    return [entry for entry in entries if entry.kind == "release" and entry.number not in closed]
+    """Releases that were entered, but neither completed, recovered nor voided."""
+    closed = _about(entries, "completed", "recovered")
+    return [entry for entry in standing(entries) if entry.number not in closed]
+
+
+def _about(entries: Sequence[Entry], *kinds: str) -> set[int]:
+    return {entry.content["of"] for entry in entries if entry.kind in kinds}
 
 
 def checked(start: str, rows: Sequence[Mapping[str, Any]], length: int, head: str) -> list[Entry]:

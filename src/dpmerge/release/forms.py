@@ -136,12 +136,10 @@ class RuleForm(Extended):
         kappa = 0.0 if self.kappa is None else float.fromhex(self.kappa)
         return max(float.fromhex(self.validation.epsilon), self.validation.described.tempered_epsilon(kappa, adjacency))
 
-    def exposure(self, portfolio: Portfolio, dependent: bool) -> Exposure:
-        """Which models the release may expose; all that it involves, unless it is a draw that depends on nothing."""
+    def exposure(self, portfolio: Portfolio) -> Exposure:
+        """Which models the release may expose; all that it involves, unless it is a draw that looks at nothing."""
         weights = self.exact_weights(portfolio)
-        if self.rule == "selection" and not dependent:
-            return Exposure.drawn(weights)
-        return Exposure.whole(self.involved)
+        return Exposure.drawn(weights) if self.rule == "selection" else Exposure.whole(self.involved)
 
     def renamed(self, names: dict[str, str]) -> RuleForm:
         """The same under other names of the models."""

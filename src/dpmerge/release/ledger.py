@@ -2,7 +2,7 @@
 
 One SQLite file, or PostgreSQL by URL. Entries are only ever appended, each carrying the hash of the one before; the chain is
 checked whenever it is read. A release is checked and entered in one transaction that no other can pass, and entered before
-anything is written: a crash in between over-counts, never under-counts.
+anything is written: a crash in between over-counts, never under-counts. An entry of which nothing was ever seen may be voided.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
+from dpmerge.checkpoints.folder import is_proof, remove_proof
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.canonical import canonical
-from dpmerge.release.chain import Entry, checked, unfinished
-from dpmerge.release.processes import still_runs, this_process
-from dpmerge.release.spending import SCHEMA, Budget, Planned, rules_for
-from dpmerge.rules import Guarantee
+from dpmerge.release.chain import Entry, checked, standing, unfinished
+from dpmerge.release.known import contents_of
+from dpmerge.release.processes import same_boot, still_runs, this_process
+from dpmerge.release.spending import FILTER, SCHEMA, Account, Budget, Planned, Total, drawn_before, filter_of, models_content
+from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules.filter import Filter
 from dpmerge.rules.guarantee import Target, round_up, significant
 
 if TYPE_CHECKING:
@@ -41,14 +44,30 @@ class Ledger:
             self.budget, _ = self._read(connection)
 
     @classmethod
-    def create(cls, where: str | Path, *, dataset: str, adjacency: Adjacency, epsilon: float, delta: float) -> Ledger:
-        """A new ledger with a declared total budget for one private dataset."""
+    def create(
+        cls,
+        where: str | Path,
+        *,
+        dataset: str,
+        adjacency: Adjacency,
+        epsilon: float,
+        delta: float,
+        declared: Sequence[Portfolio] = (),
+        filter_share: float = 0.0,
+        filter_order: float | None = None,
+    ) -> Ledger:
+        """A new ledger with a declared total budget for one private dataset.
+
+        Releases that depend on what earlier ones showed need a provision, which cannot be made later (docs/theory.md §5):
+        `declared` portfolios, all of whose models count from the start, or a filter, which gets a share of δ.
+        """
         Target(epsilon=epsilon)
         Target(delta=delta)
         if not dataset:
             raise LedgerError("a ledger is for one private dataset: give its identity, as the records state it")
         created = datetime.now(UTC).isoformat()  # to the microsecond: no two ledgers' chains begin alike
         budget = Budget(dataset, adjacency, float(epsilon), float(delta), created)
+        first = _provisions(str(where), budget, declared, filter_share, filter_order)
         tables = _tables()
         engine, name = tables.engine_for(str(where), new=True)
         with _transaction(engine, name, alone=True) as connection:
@@ -56,6 +75,8 @@ class Ledger:
                 raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
             tables.metadata.create_all(connection)
             connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
+            for entry in first:
+                _insert(connection, entry)
         return cls(where)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -67,15 +88,17 @@ class Ledger:
 
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
         """What all releases together guarantee at the budget's δ, or nothing if there were none."""
-        rules = rules_for(self.history() if entries is None else entries)
-        return self.budget.total(rules) if rules else None
+        account = Account(self.budget, self.history() if entries is None else entries)
+        return None if account.is_empty else account.total().guarantee
 
-    def delta_spent(self, entries: Sequence[Entry] | None = None, planned: Planned | None = None) -> float:
-        """δ of all releases at the budget's ε, and of one more."""
-        if planned is not None:
-            self.require_same_data(planned.portfolio)
-        rules = rules_for(self.history() if entries is None else entries, planned)
-        return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in rules), default=0.0)
+    def delta_spent(self, entries: Sequence[Entry] | None = None) -> float:
+        """δ of all releases at the budget's ε; all of it, where a filter counts."""
+        return Account(self.budget, self.history() if entries is None else entries).delta_spent()
+
+    def share(self, entries: Sequence[Entry], planned: Planned) -> float:
+        """How much of the budget all releases would take with one more: at most 1 if it may be made."""
+        self.require_same_data(planned.portfolio)
+        return Account(self.budget, entries, planned).share()
 
     def summary(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """The declared budget and what these entries spent of it, as plain data."""
@@ -88,15 +111,34 @@ class Ledger:
                 "epsilon": 0.0 if spent is None else spent.epsilon,
                 "delta_at_budget_epsilon": self.delta_spent(entries),
                 "standing": "proved" if spent is None else spent.standing,
+                "theorem": None if spent is None else spent.theorem,
             },
-            "releases": sum(entry.kind == "release" for entry in entries),
+            "releases": len(standing(entries)),
             "warnings": [] if spent is None else list(spent.warnings),
+            "counted": self._how_counted(entries, spent),
         }
 
-    def total_with(self, planned: Planned) -> Guarantee:
-        """What everything entered and one more release guarantee together."""
+    def _how_counted(self, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
+        """By what rule releases are counted, in words."""
+        told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
+        declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
+        if declared:
+            told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
+        rule = filter_of(self.budget, entries)
+        if rule is not None:
+            share, used = rule.delta + rule.pairs, Account(self.budget, entries).used(rule)
+            told.append(
+                f"filter of order {rule.order:g} with δ = {significant(share)}: releases so far use {used.divergence:.4g} of "
+                f"{rule.room:.4g}"
+            )
+        return told
+
+    def total_with(self, planned: Planned) -> Total:
+        """What everything entered and one more release guarantee together, and whether that is within the budget."""
         self.require_same_data(planned.portfolio)
-        return self.budget.total(rules_for(self.history(), planned))
+        account = Account(self.budget, self.history(), planned)
+        account.require_provision(self.name)
+        return account.total()
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -108,23 +150,36 @@ class Ledger:
         # What is promised must not come from a cache's files.
         with self._alone() as connection, without_cache():
             entries = self._entries(connection)
-            total = self.budget.total(rules_for(entries, planned))
-            if not self.budget.allows(total):
-                raise BudgetExceeded(
-                    f"{self.name}: this release would bring the total to ε = {round_up(total.epsilon)} at "
-                    f"δ = {significant(self.budget.delta)}; the budget is ε = {self.budget.epsilon:g}"
-                )
+            account = Account(self.budget, entries, planned)
+            account.require_provision(self.name)
+            found = account.total()
+            total = found.guarantee
+            if not found.fits:
+                raise BudgetExceeded(f"{self.name}: {self._refusal(account, found)}")
+            about = planned.content()
+            if (again := drawn_before(entries, about)) is not None:
+                about["drawn"] = again
             content = {
                 "kind": "release",
                 "at": _now(),
                 "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
                 "by": this_process(),
                 "out": planned.out,
-                **planned.content(),
+                **({} if planned.temporary is None else {"temporary": planned.temporary}),
+                **about,
                 "own": [{"epsilon": one.epsilon, "delta": one.delta} for one in planned.guarantees],
                 "total": {"epsilon": total.epsilon, "delta": total.delta, "standing": total.standing, "theorem": total.theorem},
             }
             return self._append(connection, entries, content)
+
+    def _refusal(self, account: Account, found: Total) -> str:
+        if found.guarantee.theorem == FILTER:
+            return found.why
+        told = (
+            f"this release would bring the total to ε = {round_up(found.guarantee.epsilon)} at "
+            f"δ = {significant(account.tight_delta)}; the budget is ε = {self.budget.epsilon:g}"
+        )
+        return f"{told}; {found.why}" if found.why else told
 
     def complete(self, entry: Entry, certificates: Sequence[str]) -> None:
         """Say that an entered release is out, under the hashes of its certificates."""
@@ -133,31 +188,79 @@ class Ledger:
             self._append(connection, self._entries(connection), content)
 
     def recover(self) -> list[str]:
-        """Close what was interrupted: the entry stands, and the ledger says whether the output is there."""
+        """Close what was interrupted: voided where nothing of it can have been seen; else it stands.
+
+        A folder that still has its temporary name was never renamed. After a power failure that is no proof, since a rename
+        that was seen may be lost.
+        """
         if all(still_runs(entry.content["by"]) for entry in unfinished(self.history())):
             return []
         notes = []
+        left: list[Path] = []
         with self._alone() as connection:
             entries = self._entries(connection)
             for entry in unfinished(entries):
                 if still_runs(entry.content["by"]):
                     continue
-                state = "present" if os.path.isdir(entry.content["out"]) else "absent"
+                temporary = Path(entry.content.get("temporary", ""))
+                if is_proof(temporary) and same_boot(entry.content["by"]):
+                    left.append(temporary)
+                    reason = "it was interrupted before its folder got its name"
+                    entries.append(self._append(connection, entries, _voided(entry.number, reason, "proof")))
+                    notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
+                    continue
+                state = "present" if os.path.lexists(entry.content["out"]) else "absent"
                 content = {"kind": "recovered", "at": _now(), "of": entry.number, "output": state}
                 entries.append(self._append(connection, entries, content))
                 notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
+                if state == "absent":
+                    how = f"dpmerge ledger void {self.name} {entry.number} --reason WHY"
+                    notes[-1] += f" (if nothing of it was ever seen: {how})"
+        for folder in left:
+            remove_proof(folder)
         return notes
 
+    def void_unseen(self, entry: Entry, reason: str) -> None:
+        """Void a release of which the caller has proof that nothing of it was seen."""
+        with self._alone() as connection:
+            self._append(connection, self._entries(connection), _voided(entry.number, reason, "proof"))
+
+    def void(self, number: int, reason: str) -> None:
+        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger."""
+        if not reason.strip():
+            raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
+        with self._alone() as connection:
+            entries = self._entries(connection)
+            found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
+            if not found:
+                raise LedgerError(f"{self.name}: entry {number} is no release, so there is nothing to void")
+            self._require_unseen(entries, found[0])
+            self._append(connection, entries, _voided(number, reason.strip(), "user"))
+
+    def _require_unseen(self, entries: Sequence[Entry], entry: Entry) -> None:
+        """Refuse to void what was seen, or may still be."""
+        became = {one.kind: one.content for one in entries if one.content.get("of") == entry.number}
+        out, by = entry.content["out"], entry.content["by"]
+        faults = {
+            "was voided already": "voided" in became,
+            "was completed: its release is out, and it counts": "completed" in became,
+            "left its output, which was there when it was recovered: it counts": became.get("recovered", {}).get("output")
+            == "present",
+            f"has its output at {out}: it counts": os.path.lexists(out),
+            f"is still under way, as far as can be known here (process {by['pid']} on {by['host']}): end it first, there": (
+                not became and still_runs(by)
+            ),
+        }
+        for fault, holds in faults.items():
+            if holds:
+                raise LedgerError(f"{self.name}: entry {entry.number} {fault}")
+
     def _append(self, connection: Connection, entries: Sequence[Entry], content: dict[str, Any]) -> Entry:
-        tables = _tables()
         try:
             entry = Entry.following(entries, self.budget.hash, content)
         except UnicodeEncodeError:
             raise LedgerError("a name or path in this release is no valid text, so it cannot be entered: rename it") from None
-        text = canonical(content).decode()
-        row = {"number": entry.number, "content": text, "previous": entry.previous, "hash": entry.hash}
-        connection.execute(tables.entries.insert().values(**row))
-        connection.execute(tables.header.update().values(entries=entry.number, head=entry.hash))
+        _insert(connection, entry)
         return entry
 
     # --- the database -----------------------------------------------------------------------------------------------------
@@ -193,14 +296,7 @@ class Ledger:
 
     def require_same_data(self, portfolio: Portfolio) -> None:
         """Refuse a portfolio of other data, or of another notion of neighbours."""
-        record = portfolio.models[0].record
-        if record.dataset != self.budget.dataset:
-            raise LedgerError(f"{self.name} is for dataset {self.budget.dataset!r}; the portfolio is for {record.dataset!r}")
-        if record.adjacency != self.budget.adjacency:
-            raise LedgerError(
-                f"{self.name} counts for {self.budget.adjacency} neighbours; the portfolio's records are for "
-                f"{record.adjacency} ones"
-            )
+        require_same_data(self.name, self.budget, portfolio)
 
 
 @contextmanager
@@ -214,6 +310,60 @@ def _transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connecti
     except SQLAlchemyError as fault:
         what = " ".join(str(getattr(fault, "orig", None) or fault).split())
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
+
+
+def _insert(connection: Connection, entry: Entry) -> None:
+    tables, text = _tables(), canonical(entry.content).decode()
+    row = {"number": entry.number, "content": text, "previous": entry.previous, "hash": entry.hash}
+    connection.execute(tables.entries.insert().values(**row))
+    connection.execute(tables.header.update().values(entries=entry.number, head=entry.hash))
+
+
+def _provisions(
+    name: str, budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None
+) -> list[Entry]:
+    """The first entries: the filter, and the portfolios declared, which the budget must cover together."""
+    contents: list[dict[str, Any]] = []
+    if not 0 <= filter_share < 1:
+        raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
+    if filter_share:
+        rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
+        numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}
+        contents.append({"kind": "filter", "at": _now(), **numbers})
+    elif filter_order is not None:
+        raise LedgerError("the order of a filter was given, and no share of δ for it")
+    for portfolio in declared:
+        require_same_data(name, budget, portfolio)
+        held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
+        contents.append({"kind": "portfolio", "at": _now(), "nonce": secrets.token_hex(32), **held})
+    entries: list[Entry] = []
+    for content in contents:
+        entries.append(Entry.following(entries, budget.hash, content))
+    if declared:
+        with without_cache():
+            account = Account(budget, entries)
+            found = budget.total(account.rules(), account.tight_delta)
+        if not budget.allows(found, account.tight_delta):
+            raise BudgetExceeded(
+                f"{name}: all models declared cost ε = {round_up(found.epsilon)} at δ = {significant(account.tight_delta)} "
+                f"together, and the budget is ε = {budget.epsilon:g}: declare fewer models, or a larger budget"
+            )
+    return entries
+
+
+def require_same_data(name: str, budget: Budget, portfolio: Portfolio) -> None:
+    """Refuse a portfolio of other data, or of another notion of neighbours."""
+    record = portfolio.models[0].record
+    if record.dataset != budget.dataset:
+        raise LedgerError(f"{name} is for dataset {budget.dataset!r}; the portfolio is for {record.dataset!r}")
+    if record.adjacency != budget.adjacency:
+        raise LedgerError(
+            f"{name} counts for {budget.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
+        )
+
+
+def _voided(number: int, reason: str, by: str) -> dict[str, Any]:
+    return {"kind": "voided", "at": _now(), "of": number, "reason": reason, "by": by}
 
 
 def _now() -> str:

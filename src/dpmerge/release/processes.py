@@ -21,6 +21,11 @@ def still_runs(process: Mapping[str, Any]) -> bool:
     return bool(process["boot"] == _boot() and _started(process["pid"]) == process["started"])
 
 
+def same_boot(process: Mapping[str, Any]) -> bool:
+    """Whether this machine has not been started anew since."""
+    return bool(process["host"] == socket.gethostname() and process["boot"] == _boot())
+
+
 def _boot() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else ""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.checkpoints import Checkpoint, MergeReport, copy_model, merge_models, open_model
-from dpmerge.checkpoints.folder import new_folder, require_absent
+from dpmerge.checkpoints.folder import require_absent
 from dpmerge.checkpoints.merge import open_plan
 from dpmerge.checkpoints.plan import LoraForm, holds_only_tensors, plan_copy
 from dpmerge.checkpoints.stream import coarsest_spacing
-from dpmerge.errors import BudgetExceeded, CertificateError, PortfolioError
+from dpmerge.errors import CertificateError, PortfolioError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
 from dpmerge.release.card import model_card
@@ -32,9 +32,10 @@ from dpmerge.release.certificate import (
 )
 from dpmerge.release.choice import Choice
 from dpmerge.release.commitment import Opening, Openings, commit
+from dpmerge.release.entering import Entered, entered
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
+from dpmerge.release.known import contents_of
 from dpmerge.release.ledger import Entry, Ledger, Planned
-from dpmerge.release.remaining import in_words
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Guarantee
 from dpmerge.rules.arithmetic import covers
@@ -42,7 +43,7 @@ from dpmerge.rules.releases import Exposure, coupled_outcomes
 from dpmerge.weights.averaging import Averaging
 from dpmerge.weights.draw import secure_draw, tilted_odds
 
-_DEPENDENT = "the weights depend on earlier releases, so only the ledger's total covers this one"
+_DEPENDENT = "this release depends on earlier ones, so only the ledger's total covers it"
 NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
@@ -115,13 +116,16 @@ def release(
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
     choice = _settled(choice, folders)
-    notes, entry = _entered(ledger, portfolio, (choice,), choice.form.exposure(portfolio, dependent), dependent, out)
-    drawn = draw(choice) if choice.form.draws else None
-    made = _Making(portfolio, folders, merge, entry, dependent, signer, progress)
-    released = made.write(choice, drawn, out)
-    if ledger is not None and entry is not None:
-        ledger.complete(entry, [released.certificate.sha256])
-    return replace(released, notes=(*notes, *released.notes))
+    drawn = (draw(choice),) if choice.form.draws else ()
+    planned = replace(
+        _planned(portfolio, (choice,), choice.form.exposure(portfolio), dependent, out, drawn),
+        contents=_contents(portfolio, (choice,), ledger),
+    )
+    with entered(ledger, planned, choice.weights, out) as place:
+        made = _Making(portfolio, folders, merge, place.entry, dependent, signer, progress)
+        released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
+        place.certificates.append(released.certificate.sha256)
+    return replace(released, notes=(*_notes(ledger, dependent, place), *released.notes))
 
 
 def release_together(
@@ -149,17 +153,18 @@ def release_together(
         _check_files(choice, folders, _AVERAGE)
     weights = [choice.weights for choice in choices.values()]
     exposure = Exposure.drawn(*weights)
-    if dependent:
-        exposure = Exposure.whole(exposure.models)
-    notes, entry = _entered(ledger, portfolio, tuple(choices.values()), exposure, dependent, out)
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
-    made = _Making(portfolio, folders, _AVERAGE, entry, dependent, signer, None)
-    with new_folder(out) as folder:
-        written = [made.write(c, d, folder / n) for (n, c), d in zip(choices.items(), drawn, strict=True)]
-    if ledger is not None and entry is not None:
-        ledger.complete(entry, [one.certificate.sha256 for one in written])
-    return [replace(one, folder=out / name, notes=tuple(notes)) for name, one in zip(choices, written, strict=True)]
+    several = tuple(choices.values())
+    planned = replace(
+        _planned(portfolio, several, exposure, dependent, out, drawn), contents=_contents(portfolio, several, ledger)
+    )
+    with entered(ledger, planned, weights[0], out) as place:
+        made = _Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
+        written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
+        place.certificates.extend(one.certificate.sha256 for one in written)
+    notes = tuple(_notes(ledger, dependent, place))
+    return [replace(one, folder=out / name, notes=notes) for name, one in zip(choices, written, strict=True)]
 
 
 def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
@@ -172,15 +177,16 @@ def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | Non
 def preview(
     portfolio: Portfolio, choice: Choice, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
 ) -> Preview:
-    """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written."""
+    """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written.
+
+    That a model holds what was entered under its run and record before is checked at the release.
+    """
     choice = _settled(choice, _folders(portfolio))
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     if ledger is None:
         return Preview(choice, files, None, None)
-    exposure = choice.form.exposure(portfolio, dependent)
-    planned = Planned((choice.form,), portfolio, exposure, (choice.guarantee,), str(out.resolve()), dependent)
-    total = ledger.total_with(planned)
-    return Preview(choice, files, total, ledger.budget.allows(total))
+    total = ledger.total_with(_planned(portfolio, (choice,), choice.form.exposure(portfolio), dependent, out))
+    return Preview(choice, files, total.guarantee, total.fits)
 
 
 def draw(choice: Choice) -> str:
@@ -285,18 +291,29 @@ def _has_openings(choice: Choice, checkpoints: Sequence[Checkpoint]) -> bool:
     return not _covers_inputs(choice) or not all(map(holds_only_tensors, files)) or checkpoints[0].layout == "lora"
 
 
-def _entered(
-    ledger: Ledger | None, portfolio: Portfolio, choices: tuple[Choice, ...], exposure: Exposure, dependent: bool, out: Path
-) -> tuple[list[str], Entry | None]:
-    """The ledger's entry, made before anything is written; a refusal says what would still fit."""
-    if ledger is None:
-        return [NO_LEDGER], None
-    notes = [*ledger.recover(), *([_DEPENDENT] if dependent else [])]
+def _planned(
+    portfolio: Portfolio,
+    choices: tuple[Choice, ...],
+    exposure: Exposure,
+    dependent: bool,
+    out: Path,
+    drawn: tuple[str, ...] = (),
+) -> Planned:
+    """What the ledger is told of a release."""
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
-    try:
-        return notes, ledger.enter(Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent))
-    except BudgetExceeded as refusal:
-        raise BudgetExceeded(f"{refusal}; {in_words(ledger, portfolio, choices[0].weights)}") from None
+    return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
+
+
+def _contents(portfolio: Portfolio, choices: tuple[Choice, ...], ledger: Ledger | None) -> dict[str, str]:
+    """What the models involved hold: the ledger keeps it, and without one two models of one step must still be the same."""
+    names = {name for choice in choices for name in choice.form.involved}
+    models = [model for model in portfolio.models if model.name in names]
+    states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]
+    return contents_of(models) if ledger is not None or len(set(states)) < len(states) else {}
+
+
+def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:
+    return [NO_LEDGER] if ledger is None else [*place.notes, *([_DEPENDENT] if dependent else [])]
 
 
 # --- making it ----------------------------------------------------------------------------------------------------------------
@@ -314,8 +331,8 @@ class _Making:
     signer: Signer | None
     progress: Callable[[int, int], None] | None
 
-    def write(self, choice: Choice, drawn: str | None, out: Path) -> Released:
-        """Draw or merge into a new folder, with certificate and model card."""
+    def write(self, choice: Choice, drawn: str | None, out: Path, into: Path | None = None) -> Released:
+        """Draw or merge into a new folder, with certificate and model card; or into one that becomes `out` later."""
         made: list[Released] = []
 
         def certify(folder: Path, report: MergeReport) -> None:
@@ -328,11 +345,12 @@ class _Making:
             made.append(Released(out, certificate, choice.guarantee, (*report.notes, *self._keep(openings, certificate))))
 
         if drawn is not None:
-            copy_model(self.folders[drawn], out, name=drawn, keep_metadata=self.merge.keep_metadata, extra_files=certify)
+            kept = self.merge.keep_metadata
+            copy_model(self.folders[drawn], out, name=drawn, keep_metadata=kept, extra_files=certify, into=into)
         else:
             used = choice.form.values
             folders = {name: self.folders[name] for name in used}
-            merge_models(folders, used, out, extra_files=certify, progress=self.progress, **_how(self.merge))
+            merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, **_how(self.merge))
         return made[0]
 
     def _content(self, choice: Choice, drawn: str | None, report: MergeReport) -> dict[str, Any]:
@@ -373,7 +391,8 @@ class _Making:
         if self.entry is None:
             return None
         total = self.entry.content["total"]
-        return {"number": self.entry.number, "entry": self.entry.hash, "epsilon": total["epsilon"], "delta": total["delta"]}
+        told = {name: total[name] for name in ("epsilon", "delta", "theorem")}
+        return {"number": self.entry.number, "entry": self.entry.hash, **told}
 
     def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
         """Digests where the guarantee covers what is in a file; else commitments, whose openings stay private.

@@ -55,22 +55,23 @@ class _Room:
     entries: list[Entry]
 
     def spent(self, weights: Weights) -> float:
-        """δ of all releases and this selection, at the budget's ε; 1 where no theorem covers them."""
+        """How much of the budget all releases and this selection take together: at most 1 if they fit."""
         form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
+        planned = Planned((form,), self.portfolio, form.exposure(self.portfolio), (), "")
+        most = 1 / self.ledger.budget.delta  # that of no privacy
         try:
-            planned = Planned((form,), self.portfolio, form.exposure(self.portfolio, False), (), "")
-            return self.ledger.delta_spent(self.entries, planned)
+            return min(self.ledger.share(self.entries, planned), most)
         except AccountingError:
-            return 1.0
+            return most
 
     def fits(self, weights: Weights) -> bool:
         """Whether this selection stays within the budget."""
-        return self.spent(weights) <= self.ledger.budget.delta
+        return self.spent(weights) <= 1
 
     def alone(self) -> list[str]:
         """The models that may be released alone, the safest first."""
         spent = {name: self.spent(self.portfolio.weights({name: 1.0})) for name in self.portfolio.names}
-        return sorted((name for name in spent if spent[name] <= self.ledger.budget.delta), key=spent.__getitem__)
+        return sorted((name for name in spent if spent[name] <= 1), key=spent.__getitem__)
 
     def largest_share(self, start: Weights, end: Weights) -> float:
         """How far selection weights may go from `start`, which fits, to `end`: from below, to about three digits.
@@ -78,16 +79,15 @@ class _Room:
         The δ spent is the larger of two directions, each linear in the share, so a straight line between two points lies
         above it: where that meets the budget, the share still fits. By Rényi divergences it may not, and the end moves.
         """
-        delta = self.ledger.budget.delta
         low, at_low, high, at_high = 0.0, self.spent(start), 1.0, self.spent(end)
-        if at_high <= delta:
+        if at_high <= 1:
             return 1.0
         for _ in range(8):
-            if at_low >= 0.998 * delta:
+            if at_low >= 0.998:
                 break
-            middle = low + (high - low) * (0.999 * delta - at_low) / (at_high - at_low)
+            middle = low + (high - low) * (0.999 - at_low) / (at_high - at_low)
             found = self.spent(blend(start, end, middle))
-            if found <= delta:
+            if found <= 1:
                 low, at_low = middle, found
             else:
                 high, at_high = middle, found

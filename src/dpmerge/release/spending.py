@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from dpmerge.errors import LedgerError
+from dpmerge.errors import AccountingError, LedgerError
 from dpmerge.profiles.runs import ShuffleAsPoisson
-from dpmerge.records import Adjacency, Model, Portfolio, Record
+from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.canonical import canonical, sha256
-from dpmerge.release.certificate import record_digest
-from dpmerge.release.chain import Entry
+from dpmerge.release.chain import Entry, standing
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
+from dpmerge.release.known import KnownModels, identities
 from dpmerge.rules import Guarantee, Rule
+from dpmerge.rules.filter import Charge, Filter, Sum
 from dpmerge.rules.releases import Exposure, Releases
 from dpmerge.rules.tempered import DRAWING
 from dpmerge.rules.validation import Validated
 
 SCHEMA = 1
+FILTER = "adaptive-filter"
 
 
 @dataclass(frozen=True)
@@ -44,28 +46,31 @@ class Budget:
         """What the first entry carries."""
         return sha256(canonical(self.header()))
 
-    def total(self, rules: Sequence[Rule]) -> Guarantee:
+    def total(self, rules: Sequence[Rule], delta: float | None = None) -> Guarantee:
         """ε at the budget's δ, or on the edge of the budget δ at its ε, by the best of rules that each bound the same.
 
-        Each of the two questions has its own grid; either answer is a proof.
+        Each of the two questions has its own grid; either answer is a proof. `delta` is what a filter leaves of δ.
         """
-        found = min((rule.guarantee(delta=self.delta) for rule in rules), key=lambda answer: answer.epsilon)
+        most = self.delta if delta is None else delta
+        found = min((rule.guarantee(delta=most) for rule in rules), key=lambda answer: answer.epsilon)
         if found.epsilon <= self.epsilon:
             return found
         edge = min((rule.guarantee(epsilon=self.epsilon) for rule in rules), key=lambda answer: answer.delta)
-        return edge if edge.delta <= self.delta else found
+        return edge if edge.delta <= most else found
 
-    def allows(self, total: Guarantee) -> bool:
+    def allows(self, total: Guarantee, delta: float | None = None) -> bool:
         """Whether so much may be spent."""
-        return total.epsilon <= self.epsilon and total.delta <= self.delta
+        return total.epsilon <= self.epsilon and total.delta <= (self.delta if delta is None else delta)
 
 
 @dataclass(frozen=True)
 class Planned:
     """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be.
 
-    `dependent`: its weights depend on what earlier releases showed. Other outcomes of these would have led to other weights,
-    so it counts as all models of the portfolio; counting those that happened to get weight would be too little.
+    `dependent`: what it is, or that it is made, depends on what earlier releases showed. Other outcomes of these would have led
+    to another release, so counting this one is too little, unless by a filter.
+    `drawn` is what was drawn for it, and `temporary` the folder that is there as long as nothing of it was seen. `contents` are
+    the digests of the models' tensors by name; where they are not known, a run and a record are taken for one model.
     """
 
     forms: tuple[RuleForm, ...]
@@ -74,19 +79,21 @@ class Planned:
     guarantees: tuple[Guarantee, ...]
     out: str
     dependent: bool = False
+    drawn: tuple[str, ...] = ()
+    temporary: str | None = None
+    contents: Mapping[str, str] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """What the ledger keeps of it: everything that is needed to account for it, under names that are the ledger's."""
-        names = _identities(self.portfolio)
-        exposure = Exposure.whole(self.portfolio.names) if self.dependent else self.exposure
-        involved = {*exposure.models, *(name for form in self.forms for name in (*form.weights, *form.looked_at))}
-        models = [model for model in self.portfolio.models if model.name in involved]
+        names = identities(self.portfolio)
+        involved = {*self.exposure.models, *(name for form in self.forms for name in form.involved)}
         return {
             "forms": [form.renamed(names).model_dump(mode="json") for form in self.forms],
-            "names": {names[model.name]: model.name for model in models},
-            "records": {names[model.name]: model.record.as_dict() for model in models},
-            "exposure": [[str(p), sorted(names[name] for name in members)] for p, members in exposure.outcomes],
-            "as_joint": self.dependent or self._shows_inputs,
+            **models_content(self.portfolio, involved, self.contents),
+            "exposure": [[str(p), sorted(names[name] for name in members)] for p, members in self.exposure.outcomes],
+            "as_joint": self._shows_inputs,
+            **({"dependent": True} if self.dependent else {}),
+            **({"drawn": [names[name] for name in self.drawn]} if self.drawn else {}),
         }
 
     @property
@@ -96,33 +103,217 @@ class Planned:
         return any(form.rule == "combination" and one.theorem in COVERS_INPUTS for form, one in pairs)
 
 
-def rules_for(entries: Sequence[Entry], new: Planned | None = None) -> list[Rule]:
-    """All releases together, and one more: rules that each bound them; none if there is nothing.
+def models_content(portfolio: Portfolio, involved: set[str], contents: Mapping[str, str]) -> dict[str, Any]:
+    """What the ledger keeps of models."""
+    names = identities(portfolio)
+    models = [model for model in portfolio.models if model.name in involved]
+    return {
+        "names": {names[model.name]: model.name for model in models},
+        "records": {names[model.name]: model.record.as_dict() for model in models},
+        "contents": {names[model.name]: contents[model.name] for model in models if model.name in contents},
+    }
 
-    A single release is what its own rule says. Several are what has leaked of the models, whatever rules they were.
+
+@dataclass(frozen=True)
+class Total:
+    """What all releases guarantee together, and whether that is within the budget; `why` is what a filter says to it."""
+
+    guarantee: Guarantee
+    fits: bool
+    why: str = ""
+
+
+class Account:
+    """All releases of a ledger, and one more. There are two ways to count them, of which each has its own part of δ.
+
+    Tightly: everything declared, and what was chosen without looking at other releases. By the filter: everything. Once a
+    release was allowed by the filter, only the filter counts.
     """
-    models: dict[str, Model] = {}
-    forms: list[RuleForm] = []
-    exposures: list[Exposure] = []
-    contents = [(f"entry {entry.number}", entry.content) for entry in entries if entry.kind == "release"]
-    if new is not None:
-        contents.append(("this release", new.content()))
-    for source, content in contents:
-        for name, record in content["records"].items():
-            if name not in models:  # the name tells the record
-                models[name] = Model(name, Record.parse(json.dumps(record), source=source))
-        forms += [RuleForm.model_validate(form) for form in content["forms"]]
-        exposures.append(Exposure(tuple((Fraction(p), frozenset(names)) for p, names in content["exposure"])))
-    if not forms:
-        return []
-    whole = Portfolio(tuple(models[name] for name in sorted(models)))
+
+    def __init__(self, budget: Budget, entries: Sequence[Entry], new: Planned | None = None) -> None:
+        self.budget = budget
+        self.filter = filter_of(budget, entries)
+        self.tight_delta = budget.delta
+        if self.filter is not None:
+            self.tight_delta = math.nextafter(budget.delta - self.filter.delta - self.filter.pairs, 0.0)
+        known = KnownModels()
+        self._declared: set[str] = set()
+        for entry in entries:
+            if entry.kind == "portfolio":
+                self._declared.update(known.add(entry.content, f"declared in entry {entry.number}").values())
+        counted = standing(entries)
+        contents = [(f"entry {entry.number}", entry.content) for entry in counted]
+        if new is not None:
+            contents.append(("this release", new.content()))
+        self._releases = [_Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
+        self._models = known.models
+        self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry in counted)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to count."""
+        return not self._releases and not self._declared
+
+    @property
+    def undeclared(self) -> list[_Counted]:
+        """The releases that depend on others and are of more than declared models."""
+        return [one for one in self._releases if one.dependent and (one.pays or not one.involved <= self._declared)]
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the tight count covers all releases."""
+        return not self._filtered and not self.undeclared
+
+    def require_provision(self, name: str) -> None:
+        """Refuse a release that depends on others where nothing was provided for it before the first release."""
+        if self.is_tight or self.filter is not None:
+            return
+        others = self._runs_of({name for one in self.undeclared for name in one.involved - self._declared})
+        what = "this ledger has no rule for such a release"
+        if self._declared:
+            what = f"it involves {others}, not declared here" if others else "it was chosen by a private validation set"
+        raise LedgerError(
+            f"{name}: this release depends on what earlier ones showed, and {what}; a ledger provides for that before its "
+            "first release: it declares portfolios, all of whose models count from the start, so that any choice among them is "
+            "free (--declare), or has a filter, which takes a share of δ (--filter-share); a release that would have been the "
+            "same whatever earlier ones showed depends on none"
+        )
+
+    def _runs_of(self, names: Iterable[str]) -> str:
+        return ", ".join(f"run {run!r}" for run in sorted({self._models[name].run for name in names}))
+
+    def rules(self) -> list[Rule]:
+        """Rules that each bound the releases that depend on nothing together with everything declared."""
+        releases = [one for one in self._releases if not one.dependent]
+        exposures = [one.exposure for one in releases]
+        if self._declared:
+            exposures.insert(0, Exposure.whole(self._declared))
+        if not exposures:
+            return []
+        forms = [form for one in releases for form in one.forms]
+        whole = Portfolio(tuple(self._models[name] for name in sorted(self._models)))
+        # A single release is what its own rule says. Several are what has leaked of the models, whatever rules they were.
+        if self._declared or len(forms) > 1 or releases[0].as_joint or not _is_itself(forms[0], whole, exposures[0]):
+            return [_with_validation(Releases(whole, exposures, _shuffle(forms)), forms)]
+        return [forms[0].build(whole, proved=True)]
+
+    def used(self, by: Filter) -> Sum:
+        """What all releases use of a filter."""
+        charges = [Charge(one.exposure, one.pays) for one in self._releases]
+        return by.total(self._models, charges, _shuffle([form for one in self._releases for form in one.forms]))
+
+    def total(self) -> Total:
+        """By the tight count if it may be and fits, else by the filter."""
+        found = self._tight()
+        if self.filter is None or (found is not None and found.fits):
+            assert found is not None, "there is nothing to count, or nothing to count it by"
+            return found
+        try:
+            used = self.used(self.filter)
+        except AccountingError:
+            if found is None:
+                raise
+            return found
+        why, fits = self._beyond(self.filter, used), self.filter.allows(used)
+        if found is not None and not fits:
+            return replace(found, why=why)
+        return Total(self.filter.guarantee(used, self.budget.adjacency, self.budget.delta), fits, why)
+
+    def _tight(self) -> Total | None:
+        if not self.is_tight:
+            return None
+        try:
+            found = self.budget.total(self.rules(), self.tight_delta)
+        except AccountingError:
+            if self.filter is None:
+                raise
+            return None
+        return Total(found, self.budget.allows(found, self.tight_delta))
+
+    def _beyond(self, by: Filter, used: Sum) -> str:
+        """What a filter says that does not allow so much."""
+        if used.unbounded:
+            runs = self._runs_of(used.unbounded)
+            return f"no finite divergence of order {by.order:g}, at which the filter counts, is known of {runs}"
+        told = (
+            f"the divergences of order {by.order:g} would sum to {used.divergence:.6g} in a filter with room for {by.room:.6g}"
+        )
+        pairs = f", and the δ of stated (ε, δ) to {used.pairs:.6g} of {by.pairs:.6g}"
+        return told + (pairs if used.pairs > by.pairs else "")
+
+    def share(self) -> float:
+        """At most 1 if the releases are within the budget, by the better of both counts; δ at the budget's ε, as a share."""
+        found = []
+        with contextlib.suppress(AccountingError):
+            found.append(self.delta_spent() / self.tight_delta if self.is_tight else math.inf)
+        if self.filter is not None:
+            with contextlib.suppress(AccountingError):
+                found.append(self.filter.share(self.used(self.filter)))
+        return min(found, default=math.inf)
+
+    def delta_spent(self) -> float:
+        """δ at the budget's ε; all of it, where a filter counts."""
+        if not self.is_tight:
+            return self.budget.delta
+        return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in self.rules()), default=0.0)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A release as it counts, with the names that its models have among all."""
+
+    forms: tuple[RuleForm, ...]
+    exposure: Exposure
+    involved: frozenset[str]
+    as_joint: bool
+    dependent: bool
+    pays: tuple[float, ...]  # what private validation sets paid for its choice
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], names: Mapping[str, str], adjacency: Adjacency) -> _Counted:
+        outcomes = ((Fraction(p), frozenset(names[name] for name in members)) for p, members in content["exposure"])
+        forms = tuple(RuleForm.model_validate(form) for form in content["forms"])
+        return cls(
+            forms,
+            Exposure(tuple(outcomes)),
+            frozenset(names.values()),
+            content["as_joint"],
+            content.get("dependent", False),
+            tuple(form.paid(adjacency) + DRAWING for form in forms if form.validation is not None),
+        )
+
+
+def _shuffle(forms: Iterable[RuleForm]) -> ShuffleAsPoisson | None:
+    """The largest rate that was claimed of shuffled batches."""
     rates = [float.fromhex(form.shuffle_rate) for form in forms if form.shuffle_rate is not None]
-    shuffle = ShuffleAsPoisson(max(rates)) if rates else None
-    # A draw that depends on something exposes more than a draw.
-    as_drawn = set(forms[0].exposure(whole, False).outcomes) == set(exposures[0].outcomes)
-    if len(forms) > 1 or contents[0][1]["as_joint"] or not as_drawn:
-        return [_with_validation(Releases(whole, exposures, shuffle), forms)]
-    return [forms[0].build(whole, proved=True)]
+    return ShuffleAsPoisson(max(rates)) if rates else None
+
+
+def filter_of(budget: Budget, entries: Sequence[Entry]) -> Filter | None:
+    """The filter that the ledger was made with."""
+    for entry in entries:
+        if entry.kind == "filter":
+            order, delta, pairs = (float.fromhex(entry.content[name]) for name in ("order", "delta", "pairs"))
+            return Filter(order, budget.epsilon, delta, pairs)
+    return None
+
+
+def _is_itself(form: RuleForm, models: Portfolio, exposure: Exposure) -> bool:
+    """Whether a lone release is what its rule says: of models that are not one under two names, and no more than a draw."""
+    return form.involved <= {*models.names} and set(form.exposure(models).outcomes) == set(exposure.outcomes)
+
+
+def drawn_before(entries: Sequence[Entry], content: Mapping[str, Any]) -> list[str] | None:
+    """What the same draw drew when it was last entered, if it was voided then.
+
+    It is done again, not drawn again: whether a model can be written may depend on the model, and draws that are repeated
+    until one can be written prefer some models to others.
+    """
+    counted = {entry.number for entry in standing(entries)}
+    for entry in reversed(entries):
+        if entry.kind == "release" and entry.content["forms"] == content["forms"]:
+            return None if entry.number in counted else entry.content.get("drawn")
+    return None
 
 
 def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
@@ -139,18 +330,3 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
         largest = max((one for one, _ in paid if one.disjoint), key=lambda one: one.divisor)
         rule = Validated(rule, largest, math.fsum(cost + DRAWING for _, cost in paid))
     return rule
-
-
-def _identities(portfolio: Portfolio) -> dict[str, str]:
-    """By name: the run and the record, under which a model is the same in every portfolio and every release."""
-    names: dict[str, str] = {}
-    for model in portfolio.models:
-        if model.mechanism.run is None:
-            raise LedgerError(
-                f"model {model.name!r}: its record has no run id, so a ledger cannot tell whether two releases are of one run; "
-                "add a run to the record"
-            )
-        identity = f"{model.mechanism.run}@{record_digest(model.record)[:16]}"
-        # Two models of one run at one step count once by their run, but need a name each.
-        names[model.name] = f"{identity}#{model.name}" if identity in names.values() else identity
-    return names

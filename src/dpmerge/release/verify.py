@@ -223,10 +223,17 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
         )
         return
     total = entry.content["total"]
+    voided = [one.content["reason"] for one in entries if one.kind == "voided" and one.content["of"] == entry.number]
     completed = [
         one.content["certificates"] for one in entries if one.kind == "completed" and one.content["of"] == entry.number
     ]
-    if (total["epsilon"], total["delta"]) != (stated.epsilon, stated.delta):
+    if voided:
+        verdict.broken.append(f"entry {stated.number} of the ledger was voided, so nothing counts this release: {voided[0]}")
+    elif (total["epsilon"], total["delta"], total["theorem"]) != (
+        stated.epsilon,
+        stated.delta,
+        stated.theorem or total["theorem"],
+    ):
         verdict.broken.append(f"entry {stated.number} of the ledger has another total than the one certified")
     elif not completed:
         verdict.unchecked.append(

@@ -66,7 +66,7 @@ class Combination(Rule):
         covered: list[Run] = []
         for model in self._runs:
             members = [(m, w) for m, w in used if m.run == model.run]
-            why = _not_covered(model, [m.name for m, _ in members])
+            why = _not_covered(model, [m for m, _ in members])
             if why is None:
                 covered.append(self._describe(model, members[0][1]))
             else:
@@ -353,11 +353,13 @@ class Combination(Rule):
         return tuple(listed), conditional
 
 
-def _not_covered(model: Model, members: list[str]) -> str | None:
+def _not_covered(model: Model, members: list[Model]) -> str | None:
     """Why the transport theorem does not apply to this run, or nothing if it does."""
     mechanism = model.mechanism
     if len(members) > 1:
-        return f"several checkpoints of one run are used ({', '.join(members)}): the run counts once, at its latest"
+        counts = "the run counts once, at its latest" if model.covers_iterates else "each counts, and their noise may be shared"
+        what = "checkpoints" if model.covers_iterates else "models"
+        return f"several {what} of one run are used ({', '.join(m.name for m in members)}): {counts}"
     if isinstance(mechanism, Gaussian):
         return None
     if not isinstance(mechanism, DpSgd):

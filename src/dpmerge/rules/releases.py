@@ -2,7 +2,7 @@
 
 Random selection releases the same realised models again, so after several draws what has leaked is the set S of models
 drawn, and δ(ε) = Σ_S P(S)·H_ε(joint release of S) per direction. Whatever else was released (a combination, a tempered
-draw, weights that depend on earlier releases) is a function of the models involved: these are in S for certain.
+draw) is a function of the models involved, and so is whatever is made of models that were declared: these are in S for certain.
 """
 
 from __future__ import annotations

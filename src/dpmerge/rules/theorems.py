@@ -70,7 +70,18 @@ THEOREMS: dict[str, Theorem] = {
         (
             RECORD,
             "the weights of every draw, and whether to draw, were chosen without looking at the models, the data or what "
-            "earlier releases showed; releases for which this does not hold are counted as joint release",
+            "earlier releases showed; releases for which this does not hold are of models that were all declared before the "
+            "first release, and all of these are counted",
+            "every draw uses fresh, secure randomness",
+        ),
+    ),
+    "adaptive-filter": Theorem(
+        "releases chosen by what earlier ones showed, by a Rényi filter: the whole budget, whatever is released within it",
+        "theory.md §5; Feldman and Zrnic 2021",
+        (
+            RECORD,
+            "what each release is, and whether it is made, was chosen by what earlier releases showed and by nothing else of "
+            "the models or the data",
             "every draw uses fresh, secure randomness",
         ),
     ),

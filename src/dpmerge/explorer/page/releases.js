@@ -41,6 +41,7 @@ export class Releases {
       h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(spent.epsilon)} of ${budget.budget.epsilon}`), ` spent at δ = ${declared(budget.budget.delta)} by ${budget.releases} ${budget.releases === 1 ? "release" : "releases"} of ${budget.dataset} `, badge(spent.standing), ", under what their certificates assume"),
       meter,
       ...budget.warnings.map((text) => h("p", { class: "quiet" }, text)),
+      h("ul", {}, budget.counted.map((text) => h("li", {}, text))),
       fits === null ? null : h("ul", {}, fits.text.map((text) => h("li", {}, text.trim()))));
   }
 

@@ -1,0 +1,182 @@
+"""A filter for releases that are chosen by what earlier ones showed (docs/theory.md §5, `adaptive-filter`).
+
+At one Rényi order, fixed in advance, the divergences of releases add up whatever each was chosen by (Feldman and Zrnic 2021).
+Privacy loss distributions do not: which of two mechanisms comes next may be chosen so that their worst cases meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from dpmerge.errors import TargetError
+from dpmerge.profiles.arrays import DIRECTIONS, FloatArray
+from dpmerge.profiles.laws import ApproxDpLaw
+from dpmerge.profiles.profile import Profile
+from dpmerge.profiles.renyi import ORDERS, epsilon_from_renyi
+from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.records import Adjacency, DpSgd, Model, latest_checkpoints, require_independent
+from dpmerge.rules.guarantee import Guarantee
+from dpmerge.rules.releases import Exposure
+from dpmerge.rules.theorems import THEOREMS
+
+_ROUNDING = 1 + 1e-12
+_SLACK = 1e-14  # above the rounding of logarithms of probabilities that sum to 1
+
+_Cost = tuple[FloatArray, float]  # per direction (α−1)·D_α, and δ
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one release is told to be: which models it may expose, and what private validation sets paid for its choice."""
+
+    exposure: Exposure
+    paid: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What releases have used of a filter: their divergence, per direction, and the δ of records that state pairs."""
+
+    divergences: tuple[float, ...]
+    pairs: float
+    unbounded: tuple[str, ...] = ()  # models without a finite divergence of this order
+    assumptions: tuple[str, ...] = ()
+    conditional: bool = False
+
+    @property
+    def divergence(self) -> float:
+        """The larger of both directions."""
+        return max(self.divergences)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """At this order the divergences of all releases may sum to `room`, and the δ of pairs to `pairs`."""
+
+    order: float
+    epsilon: float
+    delta: float  # for the divergences
+    pairs: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.order) and self.order > 1):
+            raise TargetError(f"the order of a filter is {self.order}; it must be above 1")
+        if not self.room > 0:
+            raise TargetError(
+                f"a filter of order {self.order:g} has no room: by itself the conversion at δ = {self.delta:g} costs more than "
+                f"ε = {self.epsilon:g}; give the filter more of δ, or the ledger a larger ε"
+            )
+
+    @classmethod
+    def sharing(cls, epsilon: float, delta: float, order: float | None = None) -> Self:
+        """Half of δ is for divergences, half for pairs; the order, if not given, is the one with most room for Gaussians."""
+        if order is None:
+            order = float(ORDERS[int(np.argmax((epsilon - _conversion(ORDERS, delta / 2)) / ORDERS))])
+        return cls(order, epsilon, delta / 2, delta / 2)
+
+    @property
+    def room(self) -> float:
+        """The divergence that converts to ε at δ (`rdp-conversion`), from below."""
+        return (self.epsilon - float(_conversion(np.array([self.order]), self.delta)[0])) / _ROUNDING - 1e-12
+
+    def share(self, used: Sum) -> float:
+        """At most 1 if the filter allows so much. In the weights of one draw it is convex, so chords lie above it."""
+        return max(math.exp(min((self.order - 1) * (used.divergence - self.room), 700.0)), used.pairs / self.pairs)
+
+    def allows(self, used: Sum) -> bool:
+        """Whether the releases may be made."""
+        return used.divergence <= self.room and used.pairs <= self.pairs
+
+    def total(self, models: Mapping[str, Model], releases: Sequence[Charge], shuffle: ShuffleAsPoisson | None = None) -> Sum:
+        """What these releases use, in their order, each chosen by whatever the ones before it showed.
+
+        A run is revealed whole when it is first involved: then it costs its divergence, and nothing later. What is only drawn
+        with some probability is not known to have been revealed, and costs again.
+        """
+        names = sorted(frozenset[str]().union(*(release.exposure.models for release in releases)))
+        runs = {name: run_profile(models[name], shuffle) for name in names}
+        costs = {name: self._cost(run.profile) for name, run in runs.items()}
+        independence = require_independent(latest_checkpoints(tuple(models[name] for name in names)))
+        revealed: dict[str, Model] = {}
+        moments, pairs = np.zeros(len(DIRECTIONS)), 0.0
+        for release in releases:
+            exponents = []
+            for chance, members in release.exposure.outcomes:
+                fresh = [_beyond(model, revealed, costs) for model in latest_checkpoints(_sorted(models, members))]
+                exponents.append(math.log(chance) + sum((moment for moment, _ in fresh), np.zeros(len(DIRECTIONS))))
+                pairs += float(chance) * math.fsum(delta for _, delta in fresh)
+            moments += np.logaddexp.reduce(exponents) + sum(map(self._pure, release.paid)) + _SLACK
+            for model in _sorted(models, frozenset.intersection(*(members for _, members in release.exposure.outcomes))):
+                key = _key(model)
+                revealed[key] = latest_checkpoints((revealed.get(key, model), model))[0]
+        assumed, conditional = gathered(runs.values())
+        divergences = tuple((np.maximum(moments, 0.0) * _ROUNDING / (self.order - 1)).tolist())
+        unbounded = tuple(name for name, (moment, _) in costs.items() if not np.all(np.isfinite(moment)))
+        return Sum(divergences, pairs * _ROUNDING, unbounded, (*independence, *assumed), conditional)
+
+    def guarantee(self, used: Sum, adjacency: Adjacency, delta: float) -> Guarantee:
+        """What holds of everything that is ever released within the filter, at the δ of the whole ledger."""
+        theorem = THEOREMS["adaptive-filter"]
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=delta,
+            adjacency=adjacency,
+            theorem="adaptive-filter",
+            assumptions=(*theorem.assumptions, *used.assumptions),
+            standing="conditional" if used.conditional else "proved",
+            by="rdp",
+            rule="filter",
+            weights={},
+            conversion="tight",
+            details={"order": self.order, "used": used.divergence, "room": self.room, "pairs": used.pairs, "of": self.pairs},
+        )
+
+    def _cost(self, profile: Profile) -> _Cost:
+        """Per direction (α−1)·D_α of the part with finite losses, and the δ of the rest (Kairouz, Oh and Viswanath 2015)."""
+        pairs = [(law, count) for law, count in profile.factors if isinstance(law, ApproxDpLaw) and law.delta > 0]
+        delta = math.fsum(law.delta * count for law, count in pairs)
+        if profile.failure > 0 or not profile.is_private:
+            return np.full(len(DIRECTIONS), math.inf), delta
+        order, moments = np.array([self.order]), np.zeros(len(DIRECTIONS))
+        for law, count in profile.factors:
+            known = law.finite_log_moment if (law, count) in pairs else law.log_moment
+            moments += [count * float(known(order, direction)[0]) for direction in DIRECTIONS]
+        return moments, delta
+
+    def _pure(self, epsilon: float) -> float:
+        return float(ApproxDpLaw(epsilon, 0.0).log_moment(np.array([self.order]), "remove")[0])
+
+
+def _beyond(model: Model, revealed: Mapping[str, Model], costs: Mapping[str, _Cost]) -> _Cost:
+    """What a model costs beyond what was revealed of its run for certain.
+
+    Steps of DP-SGD are paid one by one. A tree's later nodes may hold a record that earlier ones held too: all are paid again.
+    """
+    held = revealed.get(_key(model))
+    if held is None:
+        return costs[model.name]
+    if latest_checkpoints((held, model))[0] is held:
+        return np.zeros(len(DIRECTIONS)), 0.0
+    if isinstance(model.mechanism, DpSgd):
+        moments, delta = costs[model.name]
+        with np.errstate(invalid="ignore"):
+            return np.nan_to_num(np.maximum(moments - costs[held.name][0], 0.0), nan=math.inf, posinf=math.inf), delta
+    return costs[model.name]
+
+
+def _key(model: Model) -> str:
+    return f"run:{model.run}" if model.covers_iterates else f"model:{model.name}"
+
+
+def _sorted(models: Mapping[str, Model], names: frozenset[str]) -> tuple[Model, ...]:
+    return tuple(models[name] for name in sorted(names))
+
+
+def _conversion(orders: FloatArray, delta: float) -> FloatArray:
+    """The ε that remains where the divergence is 0."""
+    return epsilon_from_renyi(orders, np.zeros(orders.shape), delta, "tight")
