@@ -241,7 +241,7 @@ def test_refusals(tmp_path: Path) -> None:
         ask(utility=stated, scorer=lambda weights: 0.0)
     content = {"schema": 1, "measured_on": "v", "models": "private", "utilities": UTILITY}
     path = tmp_path / "private.json"
-    path.write_text(json.dumps({**content, "validation": {"records": 10, "disjoint": True}}))
+    path.write_text(json.dumps({**content, "validation": {"records": 100, "disjoint": True}}))
     with pytest.raises(UtilityError, match="would publish them"):
         ask(utility=Utilities.load(portfolio, path))
 
