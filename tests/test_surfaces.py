@@ -125,6 +125,15 @@ def test_joint_release_is_the_guarantee_of_a_model_alone_in_a_plan(tmp_path: Pat
         assert (option.epsilon, option.assumptions) == (own.epsilon, own.assumptions)
 
 
+@pytest.mark.parametrize("given", [GIVEN, {"a": 1.0}])
+def test_an_average_that_is_accounted_as_joint_release_still_assumes_fixed_weights(given: dict[str, float]) -> None:
+    """Adam is covered by no other theorem, and one model alone by one run's: which models have weight is not covered."""
+    portfolio = builders.portfolio(*(builders.dp_sgd(name, sigma=4.0, optimizer="adam") for name in "abc"))
+    found = library.combination(portfolio, given).guarantee(delta=DELTA)
+    assert found.theorem in ("joint-release", "single-run") and found.assumptions.count(WEIGHTS) == 1
+    assert found.assumptions == library.joint(portfolio, given, provenance="a-priori").guarantee(delta=DELTA).assumptions
+
+
 def test_records_stated_by_users_count_also_where_they_were_only_looked_at() -> None:
     alone, other = builders.dp_sgd("a", sigma=4.0), builders.dp_sgd("b", sigma=4.0)
     stated = Model("b", other.record.model_copy(update={"source": "stated-by-user"}))

@@ -24,6 +24,7 @@ from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.theorems import THEOREMS, WEIGHTS
 from dpmerge.rules.trajectory import Run, Trajectories, trajectories
 from dpmerge.rules.transport import Candidate, candidate_sets, drifts, windows
 
@@ -92,7 +93,9 @@ class Combination(Rule):
         details = dict(route.details)
         if self._revealed:
             details["revealed"] = dict(self._revealed)
-        assumptions = (*self._independence, *route.assumptions, *assumed)
+        # Joint release of the models that have weight does not cover a choice of them by looking at all (theory.md §4).
+        fixed = () if WEIGHTS in THEOREMS[route.theorem].assumptions else (WEIGHTS,)
+        assumptions = (*fixed, *self._independence, *route.assumptions, *assumed)
         return self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
