@@ -222,7 +222,8 @@ def test_conditional_is_a_word_a_sign_and_a_border_and_names_are_text(conditiona
         assert assumed["warnings"]
         for warning in assumed["warnings"]:
             assert warning in text(page, "#models .card:first-child .warnings")
-            assert warning in text(page, "#options [data-rule=joint] .assumed")
+            said = warning.partition(" (not recorded")[0]  # of a merge, one sentence about all its models
+            assert said in text(page, "#options [data-rule=joint] .assumed")
         # Names are the user's; they are shown and never run.
         assert EVIL in text(page, "#models .card:first-child h3")
         assert EVIL_DATASET in text(page, "#about")
