@@ -15,10 +15,11 @@ from dpmerge.errors import BudgetExceeded, DependentRuns, LedgerError, TargetErr
 from dpmerge.profiles.renyi import log_delta_from_renyi
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Ledger, choose, preview, release, release_together, verify, what_fits
+from dpmerge.release.account import FILTER, Account
 from dpmerge.release.chain import Entry
 from dpmerge.release.forms import ValidationForm
-from dpmerge.release.ledger import _provisions
-from dpmerge.release.spending import FILTER, Account, Budget, Planned
+from dpmerge.release.provisions import provisions as first_entries
+from dpmerge.release.spending import Budget, Planned
 from dpmerge.rules.filter import Charge, Filter
 from dpmerge.rules.releases import Exposure
 from tests import builders
@@ -77,7 +78,7 @@ def test_each_choice_fits_and_choosing_does_not() -> None:
 def entered(budget: Budget, *releases: Planned, **provisions: Any) -> list[Entry]:
     """The entries of a ledger in memory, each release as the ledger allows it; none that it refuses."""
     given = {"declared": (), "filter_share": 0.0, "filter_order": None, **provisions}
-    entries = _provisions("memory", budget, **given)
+    entries = first_entries(budget, **given)
     for one in releases:
         entries = after(budget, entries, one)
     return entries
@@ -464,3 +465,31 @@ def test_provisions_that_are_none(tmp_path: Path, wrong: dict[str, Any], complai
     with pytest.raises(LedgerError, match=complaint):
         new(tmp_path / "ledger.db", **wrong)
     assert not (tmp_path / "ledger.db").exists()
+
+
+def test_what_would_still_fit_instead_is_said_for_releases_that_depend_too(tmp_path: Path) -> None:
+    portfolio = written(tmp_path / "p")
+    ledger = new(tmp_path / "ledger.db", epsilon=2.0, delta=0.01, filter_share=0.02)
+    release(
+        portfolio,
+        choose(portfolio, "selection", delta=0.01, weights=portfolio.weights({"c": 1.0})),
+        tmp_path / "one",
+        ledger=ledger,
+    )
+    assert what_fits(ledger, portfolio)["alone"] == ["c"]
+    risky = choose(portfolio, "selection", delta=0.01, weights=portfolio.weights({"a": 1.0}))
+    with pytest.raises(BudgetExceeded, match=r"in a filter with room for [\d.]+; what would still fit: c alone"):
+        release(portfolio, risky, tmp_path / "two", ledger=ledger, dependent=True)
+    closed = new(tmp_path / "closed.db", epsilon=7.0, filter_share=1e-6)
+    closed.enter(planned_at(THREE, b=1.0))
+    assert "so it is closed" in command("ledger", "show", str(tmp_path / "closed.db"))
+    mild = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
+    with pytest.raises(BudgetExceeded, match="no model of this portfolio would still fit alone"):
+        release(portfolio, mild, tmp_path / "three", ledger=closed, dependent=True)
+
+
+def test_a_refusal_shows_no_password() -> None:
+    with pytest.raises(BudgetExceeded, match=r"^all models declared cost ε"):
+        new("postgresql://u:secret@localhost/nothing", epsilon=0.01, declared=[THREE])
+    with pytest.raises(LedgerError, match=r"^the ledger is for dataset 'other'"):
+        new("postgresql://u:secret@localhost/nothing", dataset="other", declared=[THREE])

@@ -301,6 +301,7 @@ def test_the_ledger_without_its_paths(three: Path, tmp_path: Path) -> None:
     text = page(found)
     spent = found["ledger"]["budget"]["spent"]["epsilon"]
     assert f"together they have spent ε = {round_up(spent)}" in text and "Releases so far: 1" in text
+    assert "Counted by: " in text
     assert "first: selection of b, c" in text and "completed entry 1" in text
     assert "a may still be drawn with probability up to" in text and "May still be released alone: b" in text
     assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(found)

@@ -12,9 +12,10 @@ import numpy as np
 from dpmerge.profiles.arrays import FloatArray
 from dpmerge.profiles.renyi import log_delta_from_renyi
 from dpmerge.records import Adjacency, Model, Portfolio
+from dpmerge.release.account import Account
 from dpmerge.release.chain import Entry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.spending import Account, Budget, Planned
+from dpmerge.release.spending import Budget, Planned
 from dpmerge.rules import Combination
 from dpmerge.rules.filter import Filter
 from dpmerge.rules.releases import Exposure

@@ -63,7 +63,7 @@ def _enter(ledger: Ledger, planned: Planned, weights: Weights) -> Entry:
     try:
         return ledger.enter(planned)
     except BudgetExceeded as refusal:
-        raise BudgetExceeded(f"{refusal}; {in_words(ledger, planned.portfolio, weights)}") from None
+        raise BudgetExceeded(f"{refusal}; {in_words(ledger, planned.portfolio, weights, planned.dependent)}") from None
 
 
 def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:

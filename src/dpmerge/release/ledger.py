@@ -20,13 +20,13 @@ from dpmerge.cache import without_cache
 from dpmerge.checkpoints.folder import is_proof, remove_proof
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release.account import FILTER, Account, Total
 from dpmerge.release.canonical import canonical
 from dpmerge.release.chain import Entry, checked, standing, unfinished
-from dpmerge.release.known import contents_of
 from dpmerge.release.processes import same_boot, still_runs, this_process
-from dpmerge.release.spending import FILTER, SCHEMA, Account, Budget, Planned, Total, drawn_before, filter_of, models_content
-from dpmerge.rules import THEOREMS, Guarantee
-from dpmerge.rules.filter import Filter
+from dpmerge.release.provisions import how_counted, provisions, require_same_data
+from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before
+from dpmerge.rules import Guarantee
 from dpmerge.rules.guarantee import Target, round_up, significant
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Ledger:
             raise LedgerError("a ledger is for one private dataset: give its identity, as the records state it")
         created = datetime.now(UTC).isoformat()  # to the microsecond: no two ledgers' chains begin alike
         budget = Budget(dataset, adjacency, float(epsilon), float(delta), created)
-        first = _provisions(str(where), budget, declared, filter_share, filter_order)
+        first = provisions(budget, declared, filter_share, filter_order)
         tables = _tables()
         engine, name = tables.engine_for(str(where), new=True)
         with _transaction(engine, name, alone=True) as connection:
@@ -115,23 +115,8 @@ class Ledger:
             },
             "releases": len(standing(entries)),
             "warnings": [] if spent is None else list(spent.warnings),
-            "counted": self._how_counted(entries, spent),
+            "counted": how_counted(self.budget, entries, spent),
         }
-
-    def _how_counted(self, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
-        """By what rule releases are counted, in words."""
-        told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
-        declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
-        if declared:
-            told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
-        rule = filter_of(self.budget, entries)
-        if rule is not None:
-            share, used = rule.delta + rule.pairs, Account(self.budget, entries).used(rule)
-            told.append(
-                f"filter of order {rule.order:g} with δ = {significant(share)}: releases so far use {used.divergence:.4g} of "
-                f"{rule.room:.4g}"
-            )
-        return told
 
     def total_with(self, planned: Planned) -> Total:
         """What everything entered and one more release guarantee together, and whether that is within the budget."""
@@ -317,49 +302,6 @@ def _insert(connection: Connection, entry: Entry) -> None:
     row = {"number": entry.number, "content": text, "previous": entry.previous, "hash": entry.hash}
     connection.execute(tables.entries.insert().values(**row))
     connection.execute(tables.header.update().values(entries=entry.number, head=entry.hash))
-
-
-def _provisions(
-    name: str, budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None
-) -> list[Entry]:
-    """The first entries: the filter, and the portfolios declared, which the budget must cover together."""
-    contents: list[dict[str, Any]] = []
-    if not 0 <= filter_share < 1:
-        raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
-    if filter_share:
-        rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
-        numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}
-        contents.append({"kind": "filter", "at": _now(), **numbers})
-    elif filter_order is not None:
-        raise LedgerError("the order of a filter was given, and no share of δ for it")
-    for portfolio in declared:
-        require_same_data(name, budget, portfolio)
-        held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
-        contents.append({"kind": "portfolio", "at": _now(), "nonce": secrets.token_hex(32), **held})
-    entries: list[Entry] = []
-    for content in contents:
-        entries.append(Entry.following(entries, budget.hash, content))
-    if declared:
-        with without_cache():
-            account = Account(budget, entries)
-            found = budget.total(account.rules(), account.tight_delta)
-        if not budget.allows(found, account.tight_delta):
-            raise BudgetExceeded(
-                f"{name}: all models declared cost ε = {round_up(found.epsilon)} at δ = {significant(account.tight_delta)} "
-                f"together, and the budget is ε = {budget.epsilon:g}: declare fewer models, or a larger budget"
-            )
-    return entries
-
-
-def require_same_data(name: str, budget: Budget, portfolio: Portfolio) -> None:
-    """Refuse a portfolio of other data, or of another notion of neighbours."""
-    record = portfolio.models[0].record
-    if record.dataset != budget.dataset:
-        raise LedgerError(f"{name} is for dataset {budget.dataset!r}; the portfolio is for {record.dataset!r}")
-    if record.adjacency != budget.adjacency:
-        raise LedgerError(
-            f"{name} counts for {budget.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
-        )
 
 
 def _voided(number: int, reason: str, by: str) -> dict[str, Any]:

@@ -31,9 +31,9 @@ def what_fits(ledger: Ledger, portfolio: Portfolio) -> dict[str, Any]:
     return {"alone": alone, "in_selection_with": safest, "largest_probability": shares, "text": text}
 
 
-def in_words(ledger: Ledger, portfolio: Portfolio, weights: Weights) -> str:
+def in_words(ledger: Ledger, portfolio: Portfolio, weights: Weights, dependent: bool = False) -> str:
     """What would still fit instead of a release that does not: the same selection with more weight on the safest model."""
-    room = _Room(ledger, portfolio, ledger.history())
+    room = _Room(ledger, portfolio, ledger.history(), dependent)
     alone = room.alone()
     if not alone:
         return "no model of this portfolio would still fit alone"
@@ -53,11 +53,12 @@ class _Room:
     ledger: Ledger
     portfolio: Portfolio
     entries: list[Entry]
+    dependent: bool = False
 
     def spent(self, weights: Weights) -> float:
         """How much of the budget all releases and this selection take together: at most 1 if they fit."""
         form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
-        planned = Planned((form,), self.portfolio, form.exposure(self.portfolio), (), "")
+        planned = Planned((form,), self.portfolio, form.exposure(self.portfolio), (), "", self.dependent)
         most = 1 / self.ledger.budget.delta  # that of no privacy
         try:
             return min(self.ledger.share(self.entries, planned), most)

@@ -1,0 +1,230 @@
+"""All releases of a ledger counted together: tightly, or by a filter if they were chosen by each other (docs/theory.md §5)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from dpmerge.errors import AccountingError, LedgerError
+from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release.chain import Entry, standing
+from dpmerge.release.forms import RuleForm
+from dpmerge.release.known import KnownModels
+from dpmerge.release.spending import Budget, Planned
+from dpmerge.rules import Guarantee, Rule
+from dpmerge.rules.filter import Charge, Filter, Sum
+from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules.tempered import DRAWING
+from dpmerge.rules.validation import Validated
+
+FILTER = "adaptive-filter"
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all releases guarantee together, and whether that is within the budget; `why` is what a filter says to it."""
+
+    guarantee: Guarantee
+    fits: bool
+    why: str = ""
+
+
+class Account:
+    """All releases of a ledger, and one more. There are two ways to count them, of which each has its own part of δ.
+
+    Tightly: everything declared, and what was chosen without looking at other releases. By the filter: everything. Once a
+    release was allowed by the filter, only the filter counts.
+    """
+
+    def __init__(self, budget: Budget, entries: Sequence[Entry], new: Planned | None = None) -> None:
+        self.budget = budget
+        self.filter = filter_of(budget, entries)
+        self.tight_delta = budget.delta
+        if self.filter is not None:
+            self.tight_delta = math.nextafter(budget.delta - self.filter.delta - self.filter.pairs, 0.0)
+        known = KnownModels()
+        self._declared: set[str] = set()
+        for entry in entries:
+            if entry.kind == "portfolio":
+                self._declared.update(known.add(entry.content, f"declared in entry {entry.number}").values())
+        counted = standing(entries)
+        contents = [(f"entry {entry.number}", entry.content) for entry in counted]
+        if new is not None:
+            contents.append(("this release", new.content()))
+        self._releases = [_Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
+        self._models = known.models
+        self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry in counted)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to count."""
+        return not self._releases and not self._declared
+
+    @property
+    def undeclared(self) -> list[_Counted]:
+        """The releases that depend on others and are of more than declared models."""
+        return [one for one in self._releases if one.dependent and (one.pays or not one.involved <= self._declared)]
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the tight count covers all releases."""
+        return not self._filtered and not self.undeclared
+
+    def require_provision(self, name: str) -> None:
+        """Refuse a release that depends on others where nothing was provided for it before the first release."""
+        if self.is_tight or self.filter is not None:
+            return
+        others = self._runs_of({name for one in self.undeclared for name in one.involved - self._declared})
+        what = "this ledger has no rule for such a release"
+        if self._declared:
+            what = f"it involves {others}, not declared here" if others else "it was chosen by a private validation set"
+        raise LedgerError(
+            f"{name}: this release depends on what earlier ones showed, and {what}; a ledger provides for that before its "
+            "first release: it declares portfolios, all of whose models count from the start, so that any choice among them is "
+            "free (--declare), or has a filter, which takes a share of δ (--filter-share); a release that would have been the "
+            "same whatever earlier ones showed depends on none"
+        )
+
+    def _runs_of(self, names: Iterable[str]) -> str:
+        return ", ".join(f"run {run!r}" for run in sorted({self._models[name].run for name in names}))
+
+    def rules(self) -> list[Rule]:
+        """Rules that each bound the releases that depend on nothing together with everything declared."""
+        releases = [one for one in self._releases if not one.dependent]
+        exposures = [one.exposure for one in releases]
+        if self._declared:
+            exposures.insert(0, Exposure.whole(self._declared))
+        if not exposures:
+            return []
+        forms = [form for one in releases for form in one.forms]
+        whole = Portfolio(tuple(self._models[name] for name in sorted(self._models)))
+        # A single release is what its own rule says. Several are what has leaked of the models, whatever rules they were.
+        if self._declared or len(forms) > 1 or releases[0].as_joint or not _is_itself(forms[0], whole, exposures[0]):
+            return [_with_validation(Releases(whole, exposures, _shuffle(forms)), forms)]
+        return [forms[0].build(whole, proved=True)]
+
+    def used(self, by: Filter) -> Sum:
+        """What all releases use of a filter."""
+        charges = [Charge(one.exposure, one.pays) for one in self._releases]
+        return by.total(self._models, charges, _shuffle([form for one in self._releases for form in one.forms]))
+
+    def total(self) -> Total:
+        """By the tight count if it may be and fits, else by the filter."""
+        found = self._tight()
+        if self.filter is None or (found is not None and found.fits):
+            assert found is not None, "there is nothing to count, or nothing to count it by"
+            return found
+        try:
+            used = self.used(self.filter)
+        except AccountingError:
+            if found is None:
+                raise
+            return found
+        why, fits = self._beyond(self.filter, used), self.filter.allows(used)
+        if found is not None and not fits:
+            return replace(found, why=why)
+        return Total(self.filter.guarantee(used, self.budget.adjacency, self.budget.delta), fits, why)
+
+    def _tight(self) -> Total | None:
+        if not self.is_tight:
+            return None
+        try:
+            found = self.budget.total(self.rules(), self.tight_delta)
+        except AccountingError:
+            if self.filter is None:
+                raise
+            return None
+        return Total(found, self.budget.allows(found, self.tight_delta))
+
+    def _beyond(self, by: Filter, used: Sum) -> str:
+        """What a filter says that does not allow so much."""
+        if used.unbounded:
+            runs = self._runs_of(used.unbounded)
+            return f"no finite divergence of order {by.order:g}, at which the filter counts, is known of {runs}"
+        told = (
+            f"the divergences of order {by.order:g} would sum to {used.divergence:.6g} in a filter with room for {by.room:.6g}"
+        )
+        pairs = f", and the δ of stated (ε, δ) to {used.pairs:.6g} of {by.pairs:.6g}"
+        return told + (pairs if used.pairs > by.pairs else "")
+
+    def share(self) -> float:
+        """At most 1 if the releases are within the budget, by the better of both counts; δ at the budget's ε, as a share."""
+        found = []
+        with contextlib.suppress(AccountingError):
+            found.append(self.delta_spent() / self.tight_delta if self.is_tight else math.inf)
+        if self.filter is not None:
+            with contextlib.suppress(AccountingError):
+                found.append(self.filter.share(self.used(self.filter)))
+        return min(found, default=math.inf)
+
+    def delta_spent(self) -> float:
+        """δ at the budget's ε; all of it, where a filter counts."""
+        if not self.is_tight:
+            return self.budget.delta
+        return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in self.rules()), default=0.0)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A release as it counts, with the names that its models have among all."""
+
+    forms: tuple[RuleForm, ...]
+    exposure: Exposure
+    involved: frozenset[str]
+    as_joint: bool
+    dependent: bool
+    pays: tuple[float, ...]  # what private validation sets paid for its choice
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], names: Mapping[str, str], adjacency: Adjacency) -> _Counted:
+        outcomes = ((Fraction(p), frozenset(names[name] for name in members)) for p, members in content["exposure"])
+        forms = tuple(RuleForm.model_validate(form) for form in content["forms"])
+        return cls(
+            forms,
+            Exposure(tuple(outcomes)),
+            frozenset(names.values()),
+            content["as_joint"],
+            content.get("dependent", False),
+            tuple(form.paid(adjacency) + DRAWING for form in forms if form.validation is not None),
+        )
+
+
+def _shuffle(forms: Iterable[RuleForm]) -> ShuffleAsPoisson | None:
+    """The largest rate that was claimed of shuffled batches."""
+    rates = [float.fromhex(form.shuffle_rate) for form in forms if form.shuffle_rate is not None]
+    return ShuffleAsPoisson(max(rates)) if rates else None
+
+
+def filter_of(budget: Budget, entries: Sequence[Entry]) -> Filter | None:
+    """The filter that the ledger was made with."""
+    for entry in entries:
+        if entry.kind == "filter":
+            order, delta, pairs = (float.fromhex(entry.content[name]) for name in ("order", "delta", "pairs"))
+            return Filter(order, budget.epsilon, delta, pairs)
+    return None
+
+
+def _is_itself(form: RuleForm, models: Portfolio, exposure: Exposure) -> bool:
+    """Whether a lone release is what its rule says: of models that are not one under two names, and no more than a draw."""
+    return form.involved <= {*models.names} and set(form.exposure(models).outcomes) == set(exposure.outcomes)
+
+
+def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
+    """Add what choices by private validation sets cost (docs/theory.md §4), given that any two sets may be the same one.
+
+    A record of D may be in every set that is not disjoint from D; a record of no D may be in all of them.
+    """
+    adjacency = rule.weights.portfolio.adjacency
+    paid = [(form.validation.described, form.paid(adjacency)) for form in forms if form.validation is not None]
+    for one, cost in paid:
+        if not one.disjoint:
+            rule = Validated(rule, one, cost)
+    if any(one.disjoint for one, _ in paid):
+        largest = max((one for one, _ in paid if one.disjoint), key=lambda one: one.divisor)
+        rule = Validated(rule, largest, math.fsum(cost + DRAWING for _, cost in paid))
+    return rule
