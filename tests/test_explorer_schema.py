@@ -107,9 +107,12 @@ def _make_real(case: Any, job: str) -> None:
         case.path_parameters["job"] = job
     if isinstance(case.body, dict) and "weights" in case.body:
         case.body = {**case.body, "weights": WEIGHTS}
-        case.body.pop("provenance", None)  # most rules take one of them only
+        for settled in ("provenance", "assume_smoothness"):  # most rules take one provenance, and no smoothness
+            case.body.pop(settled, None)
     if isinstance(case.body, dict) and "delta" in case.body:
         case.body = {**case.body, "any_delta": True}
+    if isinstance(case.body, dict) and case.path.endswith("/account"):
+        case.body = {**case.body, "delta": 1e-5, "epsilon": None}  # one of them is asked for
     if isinstance(case.body, dict) and case.path.endswith("/preview"):
         case.body["name"] = "never-released"
 

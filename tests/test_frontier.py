@@ -61,7 +61,7 @@ UTILITY = {"a": 0.93, "b": 0.9, "c": 0.8}
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     sigma=st.floats(0.4, 4),
     rate=st.floats(0.001, 0.6),

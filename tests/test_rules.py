@@ -339,9 +339,9 @@ def test_many_models() -> None:
         builders.dp_sgd(
             f"m{i}", sigma=float(rng.uniform(0.8, 2)), steps=60, sampling=0.01, batch=100, smoothness=0.05, convex="glm"
         )
-        for i in range(200)
+        for i in range(25)
     ]
-    lam = rng.dirichlet(np.ones(200))
+    lam = rng.dirichlet(np.ones(25))
     given_weights = {m.name: float(w) for m, w in zip(runs, lam, strict=True)}
     weights = builders.portfolio(*runs).weights(given_weights)
     paper = Combination(weights, assume_smoothness=0).guarantee(delta=1e-5).epsilon

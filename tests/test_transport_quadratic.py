@@ -9,6 +9,7 @@ theorem is about arbitrary step maps. The proved μ must never be below the true
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -156,9 +157,10 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return float(norm.sf(epsilon / mu - mu / 2) - math.exp(epsilon + float(norm.logsf(epsilon / mu + mu / 2))))
 
 
-@pytest.mark.parametrize(("knowledge", "seed", "count"), [("non-expansive", 1, 5000), ("convex", 2, 2500), ("smooth", 3, 5000)])
+@pytest.mark.parametrize(("knowledge", "seed", "count"), [("non-expansive", 1, 1000), ("convex", 2, 500), ("smooth", 3, 1000)])
 def test_true_mu_never_exceeds_the_proved_one(knowledge: Knowledge, seed: int, count: int) -> None:
-    """12,500 instances with the worst of 24 dynamics each; the bound is nearly reached where it beats joint release."""
+    """2,500 instances (12,500 in `make audit`), the worst of 24 dynamics each; nearly reached where it beats joint release."""
+    count *= int(os.environ.get("DPMERGE_SEARCH", "1"))
     rng = np.random.default_rng(seed)
     worst, worst_gain = 0.0, 0.0
     for _ in range(count):
