@@ -30,6 +30,7 @@ def attack(folder: Path) -> str:
     direction = rng.normal(size=D)
     assert _seen_in_float32(rng, start, direction / np.linalg.norm(direction) / N) == 2 * TRIALS
     assert _separation_in_bfloat16(rng) > 4  # standard deviations; real numbers allow 1/18
+    assert _separation_near_one(rng) > 4  # where real numbers allow 1/4, and the noise is 2000 spacings
     merge = ("--rule", "combination", "--weights", f"private={PRIVATE},bare={BARE}", "--delta", DELTA)
     runs, out = _portfolio(folder / "none", 0.0, start), folder / "out"
     stopped(dpmerge("merge", runs, *merge, "--out", out), "the last update of 'bare' has no noise", code=2)
@@ -43,7 +44,14 @@ def attack(folder: Path) -> str:
     assert found["epsilon"] > 100, f"promised: {found}"
     assert "less than 1024 spacings of the stored numbers" in (out / "README.md").read_text()
     stopped(dpmerge("merge", runs, *merge, "--epsilon", "1", "--out", folder / "more"), "cannot be released as asked", code=2)
-    return "where the noise of any model does not cover the arithmetic, joint release counts, and it says why"
+    runs, out = _portfolio(folder / "gains", 0.5, np.ones(D, np.float32), private=8.0), folder / "fine"
+    halves = ("--rule", "combination", "--weights", "private=0.5,bare=0.5", "--delta", DELTA)
+    made = dpmerge("merge", runs, *halves, "--out", out)
+    assert made.code == 0, made.text
+    found = certificate(out)["guarantee"]
+    assert found["standing"] == "conditional", f"promised: {found}"
+    assert any("the rounding of the stored average tells nothing" in text for text in found["assumptions"])
+    return "of stored numbers nothing below joint release is proved; that counts where the noise is not far above their spacing"
 
 
 def _merged(private: Array, bare: Array, dtype: str) -> Array:
@@ -89,9 +97,27 @@ def _separation_in_bfloat16(rng: np.random.Generator) -> float:
     return float((counts[1].mean() - counts[0].mean()) / np.sqrt((counts[0].var() + counts[1].var()) / 2))
 
 
-def _portfolio(folder: Path, noise: float, start: Array) -> Path:
+def _separation_near_one(rng: np.random.Generator) -> float:
+    """Gains that begin at 1, weights ½ and ½, float32: below 1 numbers lie half as far apart as above.
+
+    The sum of two numbers above 1 is a tie between two halves of it every other time, which goes to the even one; with one
+    below 1 it is so less often. So the share of even averages tells on which side of 1 the model with hardly any noise lies.
+    """
+    form, shares = DTYPES["F32"], []
+    for world in (0, 1):
+        seen = []
+        for _ in range(4 * TRIALS):
+            models = [(1 + (world / np.sqrt(D) + sigma * rng.normal(size=D)) / 40).astype(np.float32) for sigma in (8.0, 0.01)]
+            average = weighted_sum([(0.5, model.view(form.storage)) for model in models], form, Scratch(D)).copy()
+            above = average[(average.view(np.float32) > 1.001) & (average.view(np.float32) < 2)]
+            seen.append(float(np.mean(above.view(np.uint32) % 2 == 0)))
+        shares.append(np.array(seen))
+    return float((shares[1].mean() - shares[0].mean()) / np.sqrt((shares[0].var() + shares[1].var()) / 2))
+
+
+def _portfolio(folder: Path, noise: float, start: Array, private: float = 20.0) -> Path:
     """The two models as the training left them."""
-    for name, sigma in {"private": 20.0, "bare": noise}.items():
+    for name, sigma in {"private": private, "bare": noise}.items():
         (folder / name).mkdir(parents=True)
         changes = {"phases": [{"steps": 1, "learning_rate": 1.0}], "expected_batch": N}
         (folder / name / "record.json").write_text(json.dumps(record(name, sigma, **changes)))

@@ -38,8 +38,8 @@ def ask_like_a_recheck(out: Path, cache: Path) -> None:
 def attack(folder: Path) -> str:
     """Before the release, and before the recheck of a certificate that states the tiny ε."""
     cache, runs, out = folder / "cache", portfolio(folder), folder / "poisoned"
-    question = ("--rule", "combination", "--weights", WEIGHTS, "--delta", DELTA)
-    honest = certificate(release(folder))["guarantee"]["epsilon"]
+    question = ("--rule", "selection", "--weights", WEIGHTS, "--delta", DELTA)
+    honest = certificate(release(folder, "selection"))["guarantee"]["epsilon"]
     assert dpmerge("account", runs, *question, cache=cache).code == 0
     assert poison(cache) > 0
     shown = json.loads(dpmerge("account", runs, *question, "--json", cache=cache).text)["epsilon"]

@@ -134,30 +134,24 @@ class Stream:
 def coarsest_spacing(outputs: Sequence[Output]) -> float:
     """How far the stored numbers lie apart at the largest parameter, over all tensors that are averaged (docs/theory.md §3.6).
 
-    Tensors that are equal in every model count nothing: they were not trained. Values that are not finite are refused by name.
+    Every tensor counts, also one that is equal in all models: whether it is may depend on the data. Values that are not
+    finite are refused by name.
     """
     widest = 0.0
-    scratch, held = Scratch(BLOCK), np.empty(8 * BLOCK, np.uint8)
+    scratch = Scratch(BLOCK)
     for output in outputs:
         if not isinstance(output.rule, Sum):
             continue
-        largest, trained = 0.0, False
         for start in range(0, output.size, BLOCK):
             count = min(BLOCK, output.size - start)
-            first = held[: count * output.dtype.size]
-            block = scratch.raw[: first.size]
-            values = scratch.term[:count]
-            for number, tensor in enumerate(output.inputs):
-                into = block if number else first
-                tensor.source.read(tensor.offset + start * output.dtype.size, into.data)
-                trained = trained or (number > 0 and not np.array_equal(first, block))
-                scratch.widen(into.view(output.dtype.storage), output.dtype, values)
-                peak = max(float(values.max()), -float(values.min()))
-                if not math.isfinite(peak):
+            block, values = scratch.raw[: count * output.dtype.size], scratch.term[:count]
+            for tensor in output.inputs:
+                tensor.source.read(tensor.offset + start * output.dtype.size, block.data)
+                scratch.widen(block.view(output.dtype.storage), output.dtype, values)
+                largest = max(float(values.max()), -float(values.min()))
+                if not math.isfinite(largest):
                     raise _not_finite(output, start, count)
-                largest = max(largest, peak)
-        if trained:
-            widest = max(widest, output.dtype.spacing(largest))
+                widest = max(widest, output.dtype.spacing(largest))
     return widest
 
 

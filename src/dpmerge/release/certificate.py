@@ -17,7 +17,7 @@ from dpmerge.records.portfolio import joined
 from dpmerge.records.strict import Extended, Strict, parse_strict
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
-from dpmerge.release.forms import RuleForm
+from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee, Rule
 from dpmerge.rules.guarantee import Accountant, By, Standing
@@ -169,6 +169,9 @@ class Certificate(Strict):
             "models looked at out of order": rule.looked_at != sorted(set(rule.looked_at)),
             "smoothness under a rule that does not use it": rule.rule != "combination" and rule.assume_smoothness is not None,
             "arithmetic under a rule that does not average": rule.rule != "combination" and rule.arithmetic is not None,
+            "an average of real numbers, which no file holds": (
+                rule.rule == "combination" and rule.arithmetic is None and self.guarantee.theorem not in COVERS_INPUTS
+            ),
             "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
             "a private validation set that paid nothing, or the reverse": (
                 (self.provenance == "private-validation") != (rule.validation is not None)

@@ -15,6 +15,7 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
 from dpmerge.rules import Guarantee, require_wanted
+from dpmerge.rules.arithmetic import Arithmetic
 from dpmerge.rules.asked import require_covered, require_smoothness_is_used
 from dpmerge.rules.guarantee import By, Target, round_up
 from dpmerge.rules.validation import Validation
@@ -53,12 +54,12 @@ class Choice:
     scores: tuple[float | Fraction, ...] | None = None
     within: float | None = None
 
-    def as_joint(self) -> Choice:
-        """The same average under joint release, because the stored numbers are too coarse for more (docs/theory.md §3.6)."""
-        form = self.form.model_copy(update={"arithmetic": "joint"})
-        numerics = self.numerics.model_copy(update={"solved_for": "epsilon"})
+    def of_stored(self, arithmetic: Arithmetic) -> Choice:
+        """The same average of stored numbers, under what then holds; refused if it was to stay within less."""
+        form = self.form.model_copy(update={"arithmetic": arithmetic})
+        numerics = self.numerics if arithmetic == "stored" else self.numerics.model_copy(update={"solved_for": "epsilon"})
         with without_cache():
-            found = numerics.answer(form.build(_by_name(self.weights.portfolio)), 0.0, self.guarantee.delta)
+            found = numerics.answer(form.build(_by_name(self.weights.portfolio)), self.guarantee.epsilon, self.guarantee.delta)
         if not math.isfinite(found.epsilon) or (self.within is not None and found.epsilon > self.within):
             raise TargetError(
                 f"this average cannot be released as asked: {found.details['joint_because']}. Joint release, which covers any "

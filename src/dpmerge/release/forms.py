@@ -11,6 +11,7 @@ from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio, Weights
 from dpmerge.records.strict import Extended
 from dpmerge.rules import Combination, Joint, Rule, Selection
+from dpmerge.rules.arithmetic import Arithmetic
 from dpmerge.rules.releases import Exposure
 from dpmerge.rules.tempered import Tempered
 from dpmerge.rules.validation import Validated, Validation
@@ -86,7 +87,7 @@ class RuleForm(Extended):
     assume_smoothness: HexFloat | None = None
     shuffle_rate: Annotated[HexFloat, AfterValidator(_rate)] | None = None
     validation: ValidationForm | None = None
-    arithmetic: Literal["joint"] | None = None  # the stored numbers are too coarse for more than joint release (theory.md §3.6)
+    arithmetic: Arithmetic | None = None  # of a combination of stored numbers (theory.md §3.6)
 
     @property
     def draws(self) -> bool:
@@ -108,7 +109,7 @@ class RuleForm(Extended):
         return portfolio.weights(self.values)
 
     def build(self, portfolio: Portfolio, *, proved: bool = False) -> Rule:
-        """The rule; with `proved`, without what was assumed about gradients on the user's word."""
+        """The rule; with `proved`, without what was assumed of gradients on the user's word, or of the rounding of files."""
         weights = self.exact_weights(portfolio)
         shuffle = None if self.shuffle_rate is None else ShuffleAsPoisson(float.fromhex(self.shuffle_rate))
         rule: Rule
@@ -117,8 +118,8 @@ class RuleForm(Extended):
         elif self.rule == "combination":
             assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
             # Made with the same arguments as by others who ask the same: answers are cached under these.
-            coarse = {"as_joint": True} if self.arithmetic is not None else {}
-            rule = Combination(weights, assumed, shuffle, **coarse)
+            stored: Arithmetic | None = "joint" if self.arithmetic is not None and proved else self.arithmetic
+            rule = Combination(weights, assumed, shuffle, *(() if stored is None else (stored,)))
         elif self.rule == "tempered":
             if self.kappa is None:
                 raise CertificateError("tempered selection without kappa")

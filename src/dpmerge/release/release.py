@@ -266,12 +266,12 @@ def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> F
 
 
 def _settled(choice: Choice, folders: Mapping[str, Path]) -> Choice:
-    """The choice under the guarantee that its files allow: joint release where the stored numbers are too coarse for more."""
+    """The choice under what holds of its files: conditional below joint release, which counts where numbers are too coarse."""
     if choice.form.rule != "combination" or choice.guarantee.theorem in COVERS_INPUTS:
         return choice
     rule = choice.form.build(choice.weights.portfolio)
     assert isinstance(rule, Combination)
-    return choice if covers(rule.last_noise, stored_spacing(choice.form, folders)) else choice.as_joint()
+    return choice.of_stored("stored" if covers(rule.last_noise, stored_spacing(choice.form, folders)) else "joint")
 
 
 def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:

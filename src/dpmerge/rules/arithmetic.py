@@ -1,18 +1,22 @@
 """Stored numbers are not real numbers: what a guarantee below joint release needs of them (docs/theory.md §3.6).
 
-A file holds the rounded average of rounded models. Its last bits lie on the lattices of the single models, and tell one from
-another unless the noise of every hidden model is much coarser than the lattice.
+A file holds the rounded average of rounded models. Its last bits lie on the lattices of the single models, and may tell one
+from another. Noise that is much coarser than the lattice stops the plain attack, but not every one: of an average of stored
+numbers nothing below joint release is proved, and what a merge certifies is conditional on its rounding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from dpmerge.records import DpSgd, Gaussian
 from dpmerge.rules.trajectory import Run
 
-COVER = 1024  # spacings of the stored numbers that the noise must measure: a rule of thumb, and printed as an assumption
+# What is averaged: real numbers if nothing is said, stored ones that the noise covers, or ones too coarse for that.
+Arithmetic = Literal["stored", "joint"]
+COVER = 1024  # spacings of the stored numbers that the noise must measure: a rule of thumb
 _PRECISION = {"F32": 24, "BF16": 8}
 
 
@@ -38,16 +42,19 @@ def covers(noise: Mapping[str, float], spacing: float) -> bool:
     return all(value > 0 and value >= COVER * spacing for value in noise.values())
 
 
-def condition(noise: Mapping[str, float]) -> tuple[str, ...]:
+def condition(noise: Mapping[str, float], arithmetic: Arithmetic | None) -> str:
     """The assumption as it is printed: with what it means for the formats that models are stored in."""
     least = min(noise.values(), default=math.inf)
-    if not 0 < least < math.inf:
-        return ()
-    exponent = math.frexp(least)[1] - 1 - int(math.log2(COVER))
+    if arithmetic == "stored":
+        return (
+            "the rounding of the stored average tells nothing of single models; this is not proved, and known to fail for "
+            f"parameters near powers of two (checked: the last noise of each model in the average is {COVER} spacings or more)"
+        )
+    exponent = math.frexp(least)[1] - 1 - int(math.log2(COVER)) if 0 < least < math.inf else 0
     ranges = " and ".join(f"{name} below {math.ldexp(1.0, exponent + bits):.3g}" for name, bits in _PRECISION.items())
     return (
-        f"the last noise of each model in the average, {least:.3g} or more, is at least {COVER} spacings of the stored numbers "
-        f"at the largest parameter, as it is for parameters in {ranges}; a merge checks this on its tensors",
+        "the average is one of real numbers. For stored ones this is conditional on their rounding, and needs the last noise "
+        f"of each model in the average ({least:.3g} or more) to be {COVER} spacings, as it is for parameters in {ranges}"
     )
 
 

@@ -22,7 +22,7 @@ from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, dp_sgd_steps, gathered, run_profile
 from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
-from dpmerge.rules.arithmetic import condition, covers, last_noise, why_joint
+from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.theorems import THEOREMS, WEIGHTS
 from dpmerge.rules.trajectory import Run, Trajectories, trajectories
@@ -44,7 +44,7 @@ class _Route:
 
 
 class Combination(Rule):
-    """Average the parameters with weights λ. `as_joint`: the stored numbers are too coarse for more than that (§3.6)."""
+    """Average the parameters with weights λ; `arithmetic` says of what numbers (docs/theory.md §3.6)."""
 
     name = "combination"
 
@@ -53,7 +53,7 @@ class Combination(Rule):
         weights: Weights,
         assume_smoothness: float | None = None,
         shuffle: ShuffleAsPoisson | None = None,
-        as_joint: bool = False,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.weights = weights
         self._assumed = assume_smoothness
@@ -74,7 +74,7 @@ class Combination(Rule):
                 self._revealed[model.name] = why
         self._covered = tuple(covered)
         self.last_noise = last_noise(covered)
-        self._as_joint = as_joint or not covers(self.last_noise, 0.0)
+        self._arithmetic = arithmetic if covers(self.last_noise, 0.0) else "joint"
 
     def _describe(self, model: Model, weight: float) -> Run:
         mechanism = model.mechanism
@@ -107,7 +107,7 @@ class Combination(Rule):
         if single or len(self._covered) < 2:
             yield joint
             return
-        if self._as_joint:
+        if self._arithmetic == "joint":
             yield replace(joint, details={**joint.details, "joint_because": why_joint(self.last_noise)})
             return
         revealed = [self._profiles[name].profile for name in self._revealed]
@@ -115,7 +115,8 @@ class Combination(Rule):
             replace(
                 route,
                 profile=Profile.composed([*revealed, route.profile]),
-                assumptions=(*route.assumptions, *condition(self.last_noise)),
+                assumptions=(*route.assumptions, condition(self.last_noise, self._arithmetic)),
+                conditional=route.conditional or self._arithmetic == "stored",
             )
             for route in self._transported(target)
         ]
