@@ -61,8 +61,8 @@ def test_an_average_of_stored_numbers_counts_as_joint_release_alone_and_with_ano
     half = portfolio.weights({"b": 0.5, "c": 0.5})
     choice = choose(portfolio, "combination", delta=DELTA, weights=half)
     release(portfolio, choice, tmp_path / "one", ledger=ledger)
-    assert total(ledger) == pytest.approx(joint("b", "c"), rel=PRECISE) > choice.guarantee.epsilon
-    assert total(ledger) < 0.9 * joint("b", "c")
+    assert total(ledger) == pytest.approx(joint("b", "c"), rel=PRECISE)
+    assert total(ledger) > choice.guarantee.epsilon
     again = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
     release(portfolio, again, tmp_path / "two", ledger=ledger)
     assert total(ledger) == pytest.approx(joint("b", "c"), rel=PRECISE)
