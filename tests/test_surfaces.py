@@ -151,6 +151,18 @@ def test_weights_chosen_by_looking_are_refused_everywhere(rule: str, tmp_path: P
         assert isinstance(refused, UtilityError) and f"not covered by {rule}" in str(refused)
 
 
+def test_a_comparison_of_weights_chosen_by_looking_answers_as_a_release_does(tmp_path: Path) -> None:
+    """Before, it printed selection and combination as proved."""
+    loaded = runs(tmp_path)
+    rows = library.compare(loaded.weights(GIVEN), delta=DELTA, provenance="after-looking")
+    assert [row.guarantee is None for row in rows] == [True] * 3 + [False] * 4
+    assert all("chosen after looking at the models are not covered by" in str(row.refusal) for row in rows[:3])
+    printed = dpmerge("compare", tmp_path / "runs", "--weights", TEXT, "--delta", DELTA, "--provenance", "after-looking")
+    assert printed.exit_code == 0 and printed.stdout.count("refused, ") == 3
+    explicit = library.compare(loaded.weights(GIVEN), delta=DELTA, provenance="a-priori")
+    assert all(row.guarantee is not None for row in explicit[:3])
+
+
 # --- 15: folders that are no models -------------------------------------------------------------------------------------------
 
 
@@ -173,13 +185,29 @@ def test_folders_that_hold_nothing_of_a_model_are_passed_over(tmp_path: Path) ->
     assert checked.exit_code == 0 and "passed over" in checked.stderr
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "step-9/model.pt", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("model.safetensors", "pytorch_model.bin", "step-9/model.pt", "model.safetensors.index.json", "adapter_config.json"),
+        *("weights.npz", "weights.npy", "model.h5", "flax_model.msgpack", "model.gguf", "model.onnx"),
+    ],
+)
 def test_tensors_without_a_record_are_refused(file: str, tmp_path: Path) -> None:
     runs(tmp_path)
     (tmp_path / "runs" / "d" / file).parent.mkdir(parents=True)
     (tmp_path / "runs" / "d" / file).touch()
-    with pytest.raises(PortfolioError, match=r"holds tensors .* but no record\.json.*dpmerge record from-opacus"):
+    with pytest.raises(PortfolioError, match=r"holds files of a model .* but no record\.json.*dpmerge record from-opacus"):
         Portfolio.load(tmp_path / "runs")
+
+
+def test_a_link_that_points_nowhere_is_refused(tmp_path: Path) -> None:
+    """Before, it was left out without a word, and joint release did not count it."""
+    runs(tmp_path)
+    (tmp_path / "runs" / "d").symlink_to(tmp_path / "moved", target_is_directory=True)
+    with pytest.raises(PortfolioError, match=r"d: is a link that points nowhere.*mend the link, or remove it"):
+        Portfolio.load(tmp_path / "runs")
+    (tmp_path / "runs" / "d").rename(tmp_path / "runs" / ".d")
+    Portfolio.load(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("place", ["d", "several/epsilon-1"])
