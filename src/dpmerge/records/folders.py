@@ -56,8 +56,9 @@ def _may_be_model(folder: Path) -> bool:
     tensors = sorted(name for name in names if _TENSORS.fullmatch(name.lower()))
     if tensors:
         raise PortfolioError(
-            f"{folder}: holds files of a model ({tensors[0]}) but no record.json: what it guarantees is not known; write its record "
-            "(docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the folder elsewhere"
+            f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
+            "write its record (docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the "
+            "folder elsewhere"
         )
     return False
 
