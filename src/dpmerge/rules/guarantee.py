@@ -14,6 +14,7 @@ from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Model, Weights
 from dpmerge.records.record import CRYPTOGRAPHIC
 from dpmerge.rules.deltas import about_delta
@@ -243,6 +244,7 @@ class Rule(ABC):
     name: str
     weights: Weights
     looked_at: tuple[str, ...] = ()  # models without weight that the guarantee covers as well
+    shuffle: ShuffleAsPoisson | None = None
     _made_of: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -266,7 +268,7 @@ class Rule(ABC):
         target = Target(epsilon=epsilon, delta=delta)
         question = {**self._content(), "asked": [repr(target), by, conversion, accuracy()]}
         found = Guarantee.from_dict(remembered(question, lambda: self._guarantee(target, by, conversion).as_dict()))
-        return replace(found, warnings=about_delta(found.delta, self.covered))
+        return replace(found, warnings=about_delta(found.delta, self.covered, self.shuffle))
 
     def _content(self) -> dict[str, Any]:
         return {"rule": type(self).__name__, "of": [_content(part) for part in self._made_of]}

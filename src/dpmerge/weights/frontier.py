@@ -95,7 +95,7 @@ def frontier(
         "provenance": utility.provenance,
         "utilities_source": utility.source,
         "utility_label": "score" if scorer is not None else "utility",
-        "warning": _warning(utility, joint, about_delta(accounting.delta, portfolio.models)),
+        "warning": _warning(utility, joint, about_delta(accounting.delta, portfolio.models, accounting.shuffle)),
         "assumptions": assumed_by(assumed),
         "models": models,
         "joint": joint,

@@ -47,7 +47,7 @@ def heatmap(portfolio: Portfolio, *, accounting: Accounting, step: float = 0.05,
         "models": list(portfolio.names),
         "points": grid.tolist(),
         "panels": panels,
-        "warning": " ".join(f"{text}." for text in about_delta(accounting.delta, portfolio.models)) or None,
+        "warning": " ".join(f"{text}." for text in about_delta(accounting.delta, portfolio.models, accounting.shuffle)) or None,
     }
 
 
