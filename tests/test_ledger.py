@@ -411,6 +411,8 @@ def test_coupled_draws_by_the_command_line(tmp_path: Path, file: Path) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, file: Path, honest: Path) -> None:
     assert "no such ledger" in refused("ledger", "show", str(file))
+    budget = ["--dataset", "d", "--epsilon", "1", "--delta", "1e-5"]
+    assert "there is no folder" in refused("ledger", "new", str(tmp_path / "none" / "x.db"), *budget)
     shutil.copy(honest, file)
     edit(file, "DELETE FROM dpmerge_entries WHERE number = 2")
     for verb in ("show", "history", "remaining", "export"):

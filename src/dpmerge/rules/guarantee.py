@@ -113,7 +113,9 @@ class Target:
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.epsilon is None) == (self.delta is None):
+        if self.epsilon is None and self.delta is None:
+            raise TargetError("one of the two is needed: a delta (to learn ε) or an epsilon (to learn δ)")
+        if self.epsilon is not None and self.delta is not None:
             raise TargetError("give either a delta (to learn ε) or an epsilon (to learn δ), not both")
         if self.delta is not None and not 0 < self.delta < 1:
             raise TargetError(f"delta is {self.delta}; it must lie strictly between 0 and 1")
