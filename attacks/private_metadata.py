@@ -1,4 +1,4 @@
-"""A training left a number about its data where no tensor is: in a file's metadata, in a configuration's free fields."""
+"""A training left a number about its data where no tensor is: in a file's metadata or name, or in a configuration."""
 
 from __future__ import annotations
 
@@ -18,26 +18,34 @@ def attack(folder: Path) -> str:
     """Read it in what goes out; guess it, by the digest of the file it is in; and put it back, as a forger who certifies it."""
     runs = portfolio(folder)
     for name, secret in SECRET.items():
-        path = runs / name / "model.safetensors"
-        save_file(load_file(path), path, {"format": "pt", "private_val_loss": secret, "shared": "private 0.2718"})
+        path = _file(runs, name)
+        tensors = load_file(runs / name / "model.safetensors")
+        (runs / name / "model.safetensors").unlink()
+        save_file(tensors, path, {"format": "pt", "private_val_loss": secret, "shared": "private 0.2718"})
         (runs / name / "config.json").write_text(json.dumps({"model_type": "linear", "_name_or_path": f"loss-{secret}"}))
     weights = "leaky=0.25,safe=0.75"
     for rule in ("selection", "combination", "joint"):
         out = release(folder, rule, rule, weights)
         drawn = certificate(out)["drawn"]
         for path in out.iterdir():
-            content = path.read_bytes()
+            content = path.name.encode() + path.read_bytes()
             assert b"0.2718" not in content, f"{path.name} tells what the trainings wrote into every file"
             told = [name for name, secret in SECRET.items() if secret.encode() in content]
             if path.name == "config.json":  # a drawn model's own
                 told = [name for name in told if name != drawn]
             assert not told, f"{path.name} tells what the training of {told} wrote"
             for name in SECRET:
-                digest = sha256((runs / name / "model.safetensors").read_bytes())
+                digest = sha256(_file(runs, name).read_bytes())
                 assert digest.encode() not in content, f"{path.name} confirms a guess of what the training of {name} wrote"
+        assert verified(out, "--portfolio", runs).code == 0
     out = folder / "joint"
     path = out / "model.safetensors"
     save_file({name: np.array(tensor) for name, tensor in load_file(path).items()}, path, {"format": "pt", "loss": "0.3"})
     forge(out, lambda content: content["outputs"].update({path.name: sha256(path.read_bytes())}))
     stopped(verified(out, "--portfolio", runs), "has other metadata than the merge")
-    return "metadata is not copied, digests of files that have some are committed to, and what a forger adds is named"
+    return "metadata and file names are not copied, digests of files with metadata are hidden, what a forger adds is found"
+
+
+def _file(runs: Path, name: str) -> Path:
+    """What the training called its checkpoint."""
+    return runs / name / f"epoch3-val_loss={SECRET[name]}.safetensors"

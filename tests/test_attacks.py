@@ -108,6 +108,13 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("private_metadata", "checkpoints.plan", "_metadata", lambda models, keep: (dict(models[0].files[0].metadata), [])),
     ("private_metadata", "checkpoints.companions", "agreed", lambda configs, harmless: dict(configs[0])),
     ("private_metadata", "checkpoints.writing", "holds_only_tensors", yes),
+    (
+        "private_metadata",
+        "checkpoints.tensors",
+        "Checkpoint.released_names",
+        property(lambda of: [f.name for f in of.files]),
+    ),
+    ("private_metadata", "release.release", "input_names", list),
     ("private_metadata", "release.recheck", "Recheck._metadata", nothing),
     ("hidden_nan", "checkpoints.kernel", "fits", yes),
     ("lattice_residues", "release.release", "_settled", lambda choice, folders: choice),

@@ -37,6 +37,14 @@ def not_finite(name: str, tensors: list[Any], weights: list[float]) -> Any:
     return tensors[0] / 0.0
 
 
+def raises(name: str, tensors: list[Any], weights: list[float]) -> Any:
+    raise KeyError("scale")
+
+
+def no_numbers(name: str, tensors: list[Any], weights: list[float]) -> Any:
+    return "no numbers"
+
+
 NOT_A_FUNCTION = 3
 
 
@@ -58,12 +66,17 @@ def test_a_users_method(tmp_path: Path) -> None:
         (f"{__name__}:wrong_shape", r"tensor 'x': the method returned shape \[42\], not \[6, 7\]"),
         (f"{__name__}:not_finite", "tensor 'x': the method returned values that are not finite in F32"),
         (f"{__name__}:gone", "cannot be loaded"),
-        (f"{__name__}:NOT_A_FUNCTION", "is not a function"),
+        (f"{__name__}:NOT_A_FUNCTION", "is no function"),
         ("no_such_module:f", "cannot be loaded"),
+        ("raises_when_imported:f", "cannot be loaded: ZeroDivisionError"),
+        (f"{__name__}:raises", r"tensor 'x': the method raised KeyError\('scale'\)"),
+        (f"{__name__}:no_numbers", "tensor 'x': the method raised ValueError"),
         ("linear", "no method named 'linear'; there are slerp, ties"),
     ],
 )
-def test_methods_that_fail(tmp_path: Path, method: str, message: str) -> None:
+def test_methods_that_fail(tmp_path: Path, method: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raises_when_imported.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         merge_models(models(tmp_path), WEIGHTS, tmp_path / "out", method=method)
     assert not (tmp_path / "out").exists()

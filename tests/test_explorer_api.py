@@ -434,6 +434,7 @@ def test_release_history_verify_tamper(tmp_path: Path) -> None:
         assert shown["files_if_drawn"] == {}
         assert shown["keeps_openings"] == (tmp_path / "runs" / ".dpmerge" / "openings").exists()
         after = client.get("/v1/budget").json()
+        assert not before["spent"]["assumptions"] and after["spent"]["assumptions"]
         assert after["spent"]["epsilon"] == pytest.approx(shown["total"]["epsilon"])
         assert (before["counted"], after["counted"][0][:10]) == ([], "counted by")
         history = client.get("/v1/releases").json()

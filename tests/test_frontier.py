@@ -25,7 +25,7 @@ from dpmerge.profiles.arrays import DIRECTIONS
 from dpmerge.profiles.precision import accuracy, grids_of_accuracy
 from dpmerge.profiles.runs import run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Selection
+from dpmerge.rules import Combination, Joint, Selection
 from dpmerge.rules.selection import selection_epsilons
 from dpmerge.tasks import digits
 from dpmerge.weights import Utilities, edge, plan, selection_optimum
@@ -459,6 +459,38 @@ def test_frontier_command_refuses(trained: Path, tmp_path: Path) -> None:
         assert result.exit_code != 0
         assert complaint in str(result.exception)
         assert not (tmp_path / "out" / "frontier.json").exists()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["frontier", "--delta", "1e-5", "--points", "-1"],
+        ["frontier", "--delta", "1e-5", "--grid", "0.3"],
+        ["frontier", "--delta", "1e-5", "--evaluate", "digits", "--utility", "a=1,b=2,c=3"],
+        ["heatmap", "--step", "0"],
+        ["heatmap", "--delta", "0"],
+    ],
+)
+def test_nothing_is_left_of_a_picture_that_is_refused(asked: list[str], trained: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [asked[0], str(trained), *asked[1:], "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, TargetError | UtilityError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pictures_say_what_they_assume(trained: Path, tmp_path: Path) -> None:
+    portfolio = Portfolio.load(trained)
+    even = portfolio.weights(dict.fromkeys(portfolio.names, 1 / 3))
+    common = set(Selection(even).guarantee(delta=DELTA).assumptions) & set(Joint(even).guarantee(delta=DELTA).assumptions)
+    formula = "linear combination (papers' formula)"
+    for command in (["frontier", "--epsilons", "1,2", "--points", "1"], ["heatmap", "--step", "1"]):
+        out = tmp_path / command[0]
+        asked = [command[0], str(trained), *command[1:], "--delta", str(DELTA), "--jobs", "1", "--out", str(out)]
+        printed = CliRunner().invoke(app, asked)
+        assert printed.exit_code == 0, printed.output
+        stated = json.loads((out / f"{command[0]}.json").read_text())["assumptions"]
+        assert common and common <= stated.keys()
+        assert "assuming:" in printed.stdout and all(f"  - {text}" in printed.stdout for text in stated)
+        assert any(titles == [formula] for titles in stated.values()) == (command[0] == "frontier")
 
 
 def test_heatmap_command(trained: Path, tmp_path: Path) -> None:

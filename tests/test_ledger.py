@@ -351,7 +351,7 @@ def test_the_commands_from_new_to_export(tmp_path: Path, file: Path) -> None:
         "dataset": "test-data",
         "adjacency": "add-remove",
         "budget": {"epsilon": 5.0, "delta": 1e-5},
-        "spent": {"epsilon": 0.0, "delta_at_budget_epsilon": 0.0, "standing": "proved", "theorem": None},
+        "spent": {"epsilon": 0.0, "delta_at_budget_epsilon": 0.0, "standing": "proved", "theorem": None, "assumptions": []},
         "releases": 0,
         "warnings": [],
         "counted": [],
@@ -377,8 +377,11 @@ def test_the_commands_from_new_to_export(tmp_path: Path, file: Path) -> None:
     left = json.loads(command("ledger", "remaining", ledger, "--portfolio", folder, "--json"))
     assert left["fits"]["alone"] == ["c", "b"]
     text = command("ledger", "remaining", ledger, "--portfolio", folder).splitlines()
-    assert text[3] == "  counted by: random selection, privacy loss distributions"
-    assert text[4:] == left["fits"]["text"]
+    assumed = ["  assuming:", *(f"    - {text}" for text in left["spent"]["assumptions"])]
+    assert any("each record describes the run" in line for line in assumed), "as every guarantee assumes"
+    assert text[3 : 3 + len(assumed)] == assumed == history.splitlines()[-len(assumed) :]
+    assert text[3 + len(assumed)] == "  counted by: random selection, privacy loss distributions"
+    assert text[4 + len(assumed) :] == left["fits"]["text"]
     message = refused(*merge, "--weights", "a=1", "--out", str(tmp_path / "two"))
     assert message.startswith(f"error: {ledger}: this release would bring the total to ε = ")
     assert "what would still fit: c or b alone, or a selection with c=" in message
@@ -408,6 +411,8 @@ def test_coupled_draws_by_the_command_line(tmp_path: Path, file: Path) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, file: Path, honest: Path) -> None:
     assert "no such ledger" in refused("ledger", "show", str(file))
+    budget = ["--dataset", "d", "--epsilon", "1", "--delta", "1e-5"]
+    assert "there is no folder" in refused("ledger", "new", str(tmp_path / "none" / "x.db"), *budget)
     shutil.copy(honest, file)
     edit(file, "DELETE FROM dpmerge_entries WHERE number = 2")
     for verb in ("show", "history", "remaining", "export"):

@@ -722,6 +722,12 @@ def test_no_scores_are_published(file: dict[str, Any], tmp_path: Path) -> None:
     assert verify(tmp_path / "out", portfolio=portfolio).code == 0
 
 
+def test_the_card_says_what_stands_beside_the_parameters_is_taken_for_public(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    card = (release(portfolio, chosen(portfolio, "selection"), tmp_path / "out").folder / "README.md").read_text()
+    assert "does not depend on the data: the names of models and tensors, and the configuration and tokenizer files." in card
+
+
 def test_openings_stay_private_and_open(tmp_path: Path) -> None:
     portfolio = runs(tmp_path)
     released = release(portfolio, chosen(portfolio, "combination"), tmp_path / "out")

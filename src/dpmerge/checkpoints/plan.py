@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.checkpoints.stream import Keep, Output, Sum, Whole
 from dpmerge.checkpoints.tensors import Checkpoint, Tensor, TensorFile
 from dpmerge.errors import CheckpointError
+from dpmerge.user_code import load_function
 
 LoraForm = Literal["factors", "exact"]
 Method = Callable[[str, list[Floats], list[float]], Floats]
@@ -99,12 +99,12 @@ def plan_merge(
         kept[ADAPTER_CONFIG] = merged_config(checkpoints, exact=exact)
     by_model = [checkpoint.tensors for checkpoint in checkpoints]
     files = []
-    for file in first.files:
+    for released, file in zip(first.released_names, first.files, strict=True):
         outputs = []
         for tensor in file.tensors:
             inputs = tuple(tensors[tensor.name] for tensors in by_model)
             outputs.append(make(inputs) if tensor.dtype.floating else _kept(inputs, take_from, notes))
-        files.append(OutputFile(file.name, tuple(outputs)))
+        files.append(OutputFile(released, tuple(outputs)))
     metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
     return Plan(
         tuple(files),
@@ -126,8 +126,8 @@ def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> Plan
     if checkpoint.layout == "lora":
         kept[ADAPTER_CONFIG] = (checkpoint.folder / ADAPTER_CONFIG).read_bytes()
     files = tuple(
-        OutputFile(file.name, tuple(Output(t.name, t.dtype, t.shape, (t,), Keep(0)) for t in file.tensors))
-        for file in checkpoint.files
+        OutputFile(released, tuple(Output(t.name, t.dtype, t.shape, (t,), Keep(0)) for t in file.tensors))
+        for released, file in zip(checkpoint.released_names, checkpoint.files, strict=True)
     )
     return Plan(files, metadata, checkpoint.layout == "sharded", kept, (*checkpoint.notes, *notes, *metadata_notes))
 
@@ -138,17 +138,9 @@ def load_method(name: str) -> Method:
 
     if name in METHODS:
         return METHODS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise CheckpointError(f"no method named {name!r}; there are {', '.join(METHODS)}, or write module:function")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as fault:
-        raise CheckpointError(f"the method {name!r} cannot be loaded: {fault}") from None
-    if not callable(found):
-        raise CheckpointError(f"the method {name!r} is not a function")
-    method: Method = found
-    return method
+    return load_function(name, "the method", CheckpointError)
 
 
 def _sum(weights: tuple[float, ...], inputs: tuple[Tensor, ...]) -> Output:

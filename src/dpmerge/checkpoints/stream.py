@@ -15,7 +15,7 @@ from dpmerge.checkpoints.digests import PassingDigest, Stopped
 from dpmerge.checkpoints.dtypes import Dtype, Floats, Raw, Scratch, fits, narrowed, widened
 from dpmerge.checkpoints.kernel import BLOCK, NotFinite, weighted_sum
 from dpmerge.checkpoints.tensors import Source, Tensor
-from dpmerge.errors import CheckpointError
+from dpmerge.errors import CheckpointError, DpmergeError
 
 Progress = Callable[[int, int], None]
 _MOST_THREADS = 4
@@ -206,7 +206,12 @@ def _whole(output: Output, rule: Whole, reader: _Reader) -> Raw:
     for tensor, value in zip(output.inputs, values, strict=True):
         if not np.isfinite(value).all():
             raise _not_finite(output, 0, tensor.size)
-    result = np.asarray(rule.function(values), np.float64)
+    try:
+        result = np.asarray(rule.function(values), np.float64)
+    except (DpmergeError, OSError):  # of our own reading
+        raise
+    except Exception as fault:  # whatever a user's function does
+        raise CheckpointError(f"tensor {output.name!r}: the method raised {fault!r}") from fault
     if result.shape != output.shape:
         raise CheckpointError(
             f"tensor {output.name!r}: the method returned shape {list(result.shape)}, not {list(output.shape)}"

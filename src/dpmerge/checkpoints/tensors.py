@@ -79,8 +79,8 @@ class TensorFile:
 
     @property
     def name(self) -> str:
-        """What a merged model calls its file: the same, except that PyTorch files become safetensors."""
-        return self.path.name if self.path.suffix == ".safetensors" else "model.safetensors"
+        """Its own name, which never goes out: a trainer may have written a loss into it."""
+        return self.path.name
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,14 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, in the order of the files."""
         return {tensor.name: tensor for file in self.files for tensor in file.tensors}
+
+    @property
+    def released_names(self) -> tuple[str, ...]:
+        """What the files are called in a model that is made of this one: names that are the same for every training."""
+        if self.layout == "sharded":
+            count = len(self.files)
+            return tuple(f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
+        return ("adapter_model.safetensors" if self.layout == "lora" else "model.safetensors",)
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from dpmerge.cli.options import (
     check_smoothness,
     shuffle_treatment,
 )
-from dpmerge.cli.pictures import ClusterOption, JobsOption, parse_targets, workers, write_document
+from dpmerge.cli.pictures import ClusterOption, JobsOption, parse_targets, print_written, workers, write_document
 from dpmerge.cli.progress import show_progress
 
 
@@ -67,6 +67,7 @@ def frontier(
     from dpmerge.records import Portfolio
     from dpmerge.rules import require_wanted
     from dpmerge.weights import Utilities
+    from dpmerge.weights.frontier import check_frontier
     from dpmerge.weights.frontier import frontier as make_frontier
     from dpmerge.weights.points import Accounting
 
@@ -84,10 +85,12 @@ def frontier(
         from dpmerge.evaluation import MergedScore
 
         scorer = MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+    accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
+    check_frontier(accounting, targets, stated, scorer, points, grid)  # before the folder is made
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_frontier(
             loaded,
-            accounting=Accounting(delta, assume_smoothness, shuffle, conversion.value),
+            accounting=accounting,
             epsilons=targets,
             utility=stated,
             scorer=scorer,
@@ -103,7 +106,4 @@ def frontier(
     if json:
         print_json(finite_or_null(document))
         return
-    for path in written:
-        typer.echo(str(path))
-    if document["warning"]:
-        typer.echo(f"note: {document['warning']}")
+    print_written(document, written)

@@ -19,7 +19,7 @@ from dpmerge.cli.options import (
     check_smoothness,
     shuffle_treatment,
 )
-from dpmerge.cli.pictures import ClusterOption, JobsOption, workers, write_document
+from dpmerge.cli.pictures import ClusterOption, JobsOption, print_written, workers, write_document
 
 
 def heatmap(
@@ -45,6 +45,7 @@ def heatmap(
     from dpmerge.records import Portfolio
     from dpmerge.rules import require_wanted
     from dpmerge.weights.heatmap import heatmap as make_heatmap
+    from dpmerge.weights.heatmap import heatmap_grid
     from dpmerge.weights.points import Accounting
 
     require_wanted(delta, any_delta)
@@ -53,13 +54,11 @@ def heatmap(
     loaded = Portfolio.load(portfolio)
     loaded.require_outside(out)
     accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
+    heatmap_grid(loaded, accounting, step)  # before the folder is made
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_heatmap(loaded, accounting=accounting, step=step, run=run)
     written = write_document(document, out, "heatmap")
     if json:
         print_json(finite_or_null(document))
         return
-    for path in written:
-        typer.echo(str(path))
-    if document["warning"]:
-        typer.echo(f"note: {document['warning']}")
+    print_written(document, written)

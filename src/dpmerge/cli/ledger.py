@@ -107,6 +107,7 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
             what = f"{entry.kind} entry {content['of']}{': ' if more else ''}{more}"
         rows.append([str(entry.number), content["at"], what, *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
+    _print_assumptions(opened.summary(entries)["spent"]["assumptions"])
 
 
 @app.command("remaining")
@@ -195,6 +196,7 @@ def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
     typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
+    _print_assumptions(spent["assumptions"])
     for text in state["warnings"]:
         typer.echo(f"  warning: {text}")
     for text in state["counted"]:
@@ -203,3 +205,11 @@ def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
         typer.echo(f"  entry {number} is under way; it counts")
     for number in state["interrupted"]:
         typer.echo(f"  entry {number} was interrupted; it counts")
+
+
+def _print_assumptions(assumptions: list[str]) -> None:
+    """What the total rests on, if anything was released."""
+    if assumptions:
+        typer.echo("  assuming:")
+    for text in assumptions:
+        typer.echo(f"    - {text}")

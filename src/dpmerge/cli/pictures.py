@@ -45,6 +45,18 @@ def write_document(document: Mapping[str, Any], folder: Path, name: str) -> list
     return paths
 
 
+def print_written(document: Mapping[str, Any], written: list[Path]) -> None:
+    """Where the pictures are, what they assume and what they do not cover."""
+    for path in written:
+        typer.echo(str(path))
+    drawn = {title for titles in document["assumptions"].values() for title in titles}
+    typer.echo("assuming:")
+    for text, titles in document["assumptions"].items():
+        typer.echo(f"  - {text}" + ("" if drawn == set(titles) else f" [{', '.join(titles)}]"))
+    if document["warning"]:
+        typer.echo(f"note: {document['warning']}")
+
+
 def parse_targets(text: str) -> list[float]:
     """`0.3:8` (100 targets, evenly spaced in log ε), `0.3:8:200`, or a list `0.5,1,2`."""
     try:

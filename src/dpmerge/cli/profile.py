@@ -65,7 +65,7 @@ def profile(
             entry[name] = ask(bound, target, name).epsilon
             if name == "rdp":
                 entry["rdp_paper"] = ask(bound, target, name, "paper").epsilon
-    warnings = about_delta(delta, loaded.models)
+    warnings = about_delta(delta, loaded.models, shuffle)
     if json:
         print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models, "warnings": warnings})
         return

@@ -257,6 +257,7 @@ class Spent(_Told):
     delta_at_budget_epsilon: float
     standing: str
     theorem: str | None
+    assumptions: list[str]
 
 
 class Fits(_Told):

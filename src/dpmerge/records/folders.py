@@ -11,14 +11,22 @@ from pathlib import Path
 from dpmerge.errors import PortfolioError
 
 _LOG = logging.getLogger("dpmerge.records")  # the command line shows it, one line each
-# What models are stored in; the library reads most of these (checkpoints/opening.py).
-_TENSORS = re.compile(r".*\.(safetensors|bin|pth?|ckpt)|.*\.(safetensors|bin)\.index\.json")
+# What models are stored in, whether the library reads it or not (checkpoints/opening.py).
+_TENSORS = re.compile(
+    r".*\.(safetensors|bin|pth?|ckpt|np[zy]|h5|msgpack|gguf|onnx)|.*\.(safetensors|bin)\.index\.json|adapter_config\.json"
+)
 _CERTIFICATE = "certificate.json"
 
 
 def model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
     """The folders of models, in order, and the names of those that hold neither a record nor tensors."""
-    folders = sorted(path for path in portfolio.iterdir() if path.is_dir() and not path.name.startswith("."))
+    shown = sorted(path for path in portfolio.iterdir() if not path.name.startswith("."))
+    for path in shown:
+        if path.is_symlink() and not path.exists():
+            raise PortfolioError(
+                f"{path}: is a link that points nowhere, so whether it is a model is not known; mend the link, or remove it"
+            )
+    folders = [path for path in shown if path.is_dir()]
     models = [path for path in folders if _may_be_model(path)]
     passed_over = tuple(path.name for path in folders if path not in models)
     if not models:
@@ -48,8 +56,9 @@ def _may_be_model(folder: Path) -> bool:
     tensors = sorted(name for name in names if _TENSORS.fullmatch(name.lower()))
     if tensors:
         raise PortfolioError(
-            f"{folder}: holds tensors ({tensors[0]}) but no record.json, so what it guarantees is not known; write its record "
-            "(docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the folder elsewhere"
+            f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
+            "write its record (docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the "
+            "folder elsewhere"
         )
     return False
 

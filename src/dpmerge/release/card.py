@@ -23,6 +23,10 @@ _TEMPERED = {
     **_PROVENANCE,
     "after-looking": "The draw looked at scores of the models; the guarantee covers that. The weights were fixed before.",
 }
+_BESIDE = (
+    "It also assumes that what stands beside the parameters does not depend on the data: the names of models and tensors, and "
+    "the configuration and tokenizer files."
+)
 _NEIGHBOURS = {
     "add-remove": "differ by one record added or removed",
     "replace-one": "differ by one record replaced",
@@ -44,6 +48,8 @@ def model_card(certificate: Certificate) -> str:
         *_sentences(certificate, how),
         "",
         *(f"- {_escaped(text)}" for text in guarantee.assumptions),
+        "",
+        _BESIDE,
         "",
         *([f"Joint release counts: {_escaped(str(because))}.", ""] if because else []),
         *([] if certificate.dependent else [provenance[certificate.provenance], ""]),

@@ -7,7 +7,9 @@ Published: SHA-256(x) for a uniform x of 1024 bits, a random Toeplitz matrix h, 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ from dpmerge.release.canonical import sha256
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+_USUAL = re.compile(r"(model|(pytorch|adapter)_model)(-\d{5}-of-\d{5})?\.(safetensors|bin|pth?)|adapter_config\.json")
 _SECRET_BITS, _DIGEST_BITS = 1024, 256
 _MATRIX_BITS = _SECRET_BITS + _DIGEST_BITS - 1
 
@@ -50,6 +53,14 @@ def commit(digest: str) -> tuple[Commitment, Opening]:
     opening = Opening(sha256=digest, secret=f"{x:0256x}")
     masked = int(digest, 16) ^ _toeplitz(matrix, x)
     return Commitment(hash=sha256(bytes.fromhex(opening.secret)), matrix=f"{matrix:0320x}", masked=f"{masked:064x}"), opening
+
+
+def input_names(files: Iterable[str]) -> list[str]:
+    """What a certificate calls the files of a model: by number, unless the name is one that every training uses.
+
+    A trainer may write a loss into the name of a checkpoint, and no guarantee covers it.
+    """
+    return [name if _USUAL.fullmatch(name) else f"file {number}" for number, name in enumerate(files, 1)]
 
 
 class Openings(Strict):

@@ -112,6 +112,7 @@ class Ledger:
                 "delta_at_budget_epsilon": self.delta_spent(entries),
                 "standing": "proved" if spent is None else spent.standing,
                 "theorem": None if spent is None else spent.theorem,
+                "assumptions": [] if spent is None else list(spent.assumptions),
             },
             "releases": len(standing(entries)),
             "warnings": [] if spent is None else list(spent.warnings),

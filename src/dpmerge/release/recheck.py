@@ -19,7 +19,7 @@ from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
 from dpmerge.release.certificate import CARD, Certificate, published, record_digest
-from dpmerge.release.commitment import Commitment, Opening, Openings
+from dpmerge.release.commitment import Commitment, Opening, Openings, input_names
 from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.verdict import Verdict
 from dpmerge.rules import Combination
@@ -83,7 +83,8 @@ class Recheck:
         faults = []
         unopened = 0
         for name, folder in folders.items():
-            found, stated = self._digests(folder, name), self.certificate.inputs[name]
+            digests, stated = self._digests(folder, name), self.certificate.inputs[name]
+            found = dict(zip(input_names(digests), digests.values(), strict=True))
             if set(found) != set(stated):
                 faults.append(f"model {name!r}: has other files than those certified")
                 continue

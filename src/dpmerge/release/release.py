@@ -31,7 +31,7 @@ from dpmerge.release.certificate import (
     software,
 )
 from dpmerge.release.choice import Choice
-from dpmerge.release.commitment import Opening, Openings, commit
+from dpmerge.release.commitment import Opening, Openings, commit, input_names
 from dpmerge.release.entering import Entered, entered
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import contents_of
@@ -405,11 +405,13 @@ class _Making:
         for name, files in report.inputs.items():
             if name not in choice.form.weights:  # the base model, which is public and stands with the merge
                 continue
-            inputs[name] = dict(files)
-            for file, digest in files.items():
-                if not (_covers_inputs(choice) and (name, file) in report.plain):
-                    public, openings.setdefault(name, {})[file] = commit(digest)
-                    inputs[name][file] = public.model_dump(mode="json")
+            inputs[name] = {}
+            for (file, digest), told in zip(files.items(), input_names(files), strict=True):
+                if _covers_inputs(choice) and (name, file) in report.plain:
+                    inputs[name][told] = digest
+                else:
+                    public, openings.setdefault(name, {})[told] = commit(digest)
+                    inputs[name][told] = public.model_dump(mode="json")
         return inputs, openings
 
     def _keep(self, openings: dict[str, dict[str, Opening]], certificate: Certificate) -> list[str]:

@@ -79,6 +79,8 @@ def engine_for(where: str, *, new: bool = False) -> tuple[Engine, str]:
 def _sqlite(path: str, new: bool) -> Engine:
     if new and os.path.lexists(path):
         raise LedgerError(f"{path}: exists already; a ledger is never overwritten: choose another name")
+    if new and not Path(path).parent.is_dir():
+        raise LedgerError(f"{path}: there is no folder {Path(path).parent}; make it first")
     if not new and not Path(path).is_file():
         raise LedgerError(f"{path}: no such ledger; make one with dpmerge ledger new")
     uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if new else 'rw'}"

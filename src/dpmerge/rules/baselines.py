@@ -36,6 +36,7 @@ class PairComposition(Rule):
         self._composition = composition
         self.looked_at = looked_at or ()
         runs = latest_checkpoints(self.covered)
+        self.shuffle = shuffle
         profiles = [run_profile(model, shuffle) for model in runs]
         self._profiles = [run.profile for run in profiles]
         assumed, self._conditional = gathered(profiles)

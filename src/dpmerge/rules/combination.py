@@ -57,7 +57,7 @@ class Combination(Rule):
     ) -> None:
         self.weights = weights
         self._assumed = assume_smoothness
-        self._shuffle = shuffle
+        self.shuffle = shuffle
         self._adjacency: Adjacency = weights.portfolio.adjacency
         used = weights.used
         self._runs = latest_checkpoints(tuple(model for model, _ in used))
@@ -126,7 +126,7 @@ class Combination(Rule):
 
     def _transported(self, target: Target) -> Iterable[_Route]:
         failure = 1e-4 * target.delta if target.delta is not None else 1e-12
-        runs = trajectories(self._covered, self._adjacency, self._shuffle, failure)
+        runs = trajectories(self._covered, self._adjacency, self.shuffle, failure)
         if runs.steps == 1:
             means = all(isinstance(run.model.mechanism, Gaussian) for run in self._covered)
             theorem = "mean-estimation-combination" if means else self._theorem(runs, coupled=False)
@@ -290,7 +290,7 @@ class Combination(Rule):
         """A run alone, for its first `before_window` steps."""
         mechanism = run.model.mechanism
         if isinstance(mechanism, DpSgd):
-            yield from dp_sgd_steps(run.model, mechanism, self._shuffle, before_window)
+            yield from dp_sgd_steps(run.model, mechanism, self.shuffle, before_window)
 
     # --- what is assumed ---------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from dpmerge.errors import AccountingError
+from dpmerge.errors import AccountingError, UtilityError
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
 from dpmerge.records import Weights
-from dpmerge.rules.asked import Looked, looked_at
+from dpmerge.rules.asked import Looked, asked, looked_at
 from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold
-from dpmerge.rules.combination import Combination
 from dpmerge.rules.deltas import require_wanted
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
-from dpmerge.rules.joint import Joint
-from dpmerge.rules.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -64,25 +62,27 @@ def compare(
 ) -> list[Row]:
     """RS, LC (proved), LC (papers' formula), joint release, and the three compositions of (ε, δ) pairs.
 
-    `provenance` is about joint release and compositions: which models they count (`asked.looked_at`).
+    `provenance` says who chose the weights, as for a release (`asked.asked`): after looking, selection and combination are
+    refused; joint release and compositions count every model, unless the weights were fixed beforehand.
     """
     require_wanted(delta, any_delta)
     looked = looked_at(weights, provenance)
+    rule = partial(asked, weights=weights, provenance=provenance, shuffle=shuffle)
     rules: list[tuple[str, Callable[[], Rule]]] = [
-        ("random selection", lambda: Selection(weights, shuffle, index_published=True)),
-        ("linear combination (proved)", lambda: Combination(weights, assume_smoothness, shuffle)),
-        ("linear combination (papers' formula)", lambda: Combination(weights, 0.0, shuffle)),
-        ("joint release", lambda: Joint(weights, shuffle, looked)),
+        ("random selection", partial(rule, "selection")),
+        ("linear combination (proved)", partial(rule, "combination", assume_smoothness=assume_smoothness)),
+        ("linear combination (papers' formula)", partial(rule, "combination", assume_smoothness=0.0)),
+        ("joint release", partial(rule, "joint")),
         ("optimal composition", lambda: PairComposition(weights, "optimal", shuffle, looked)),
         ("advanced composition", lambda: PairComposition(weights, "advanced", shuffle, looked)),
         ("basic composition", lambda: PairComposition(weights, "basic", shuffle, looked)),
     ]
     rows = []
-    for label, rule in rules:
+    for label, made in rules:
         progress(label)
         try:
-            found = rule().guarantee(delta=delta, epsilon=epsilon, by=by, conversion=conversion)
+            found = made().guarantee(delta=delta, epsilon=epsilon, by=by, conversion=conversion)
             rows.append(Row(label, found))
-        except AccountingError as error:
+        except (AccountingError, UtilityError) as error:
             rows.append(Row(label, None, str(error)))
     return rows

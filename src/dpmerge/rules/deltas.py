@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dpmerge.errors import TargetError
+from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import DpSgd, Model
 
 LARGEST = 0.01
@@ -19,28 +20,32 @@ def require_wanted(delta: float | None, any_delta: bool = False) -> None:
         )
 
 
-def about_delta(delta: float, models: Iterable[Model]) -> tuple[str, ...]:
-    """A warning where a δ is at least 1/n, by the smallest n that these models' records tell."""
-    known = [(*told, model.name) for model in models if (told := _records(model)) is not None]
-    if not known or delta * min(known)[0] < 1:
+def about_delta(delta: float, models: Iterable[Model], shuffle: ShuffleAsPoisson | None = None) -> tuple[str, ...]:
+    """A warning where a δ is at least 1/n, by the largest n that these models' records tell: in doubt it warns."""
+    known = [(*told, model.name) for model in models for told in _records(model, shuffle)]
+    if not known or delta * max(known)[0] < 1:
         return ()
-    n, how, name = min(known)
+    n, how, name = max(known)
+    record = f"and by the record of model {name!r} there are {how} {n:.0f} records: publishing"
+    divisor = f"and if there are {n:.0f} records, the divisor in the record of model {name!r}, publishing"
     return (
-        f"δ = {delta:.6g} is at least 1/{n:.0f}, and by the record of model {name!r} there are {how} {n:.0f} records: "
-        "publishing one of them at random satisfies such a δ; choose one well below",
+        f"δ = {delta:.6g} is at least 1/{n:.0f}, {record if how else divisor} one of them at random satisfies such a δ; "
+        "choose one well below",
     )
 
 
-def _records(model: Model) -> tuple[float, str] | None:
+def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[float, str]]:
     """How many records it was trained on, where batches tell; a full batch has at least their number (FULL, theory.md §0)."""
     if not isinstance(model.mechanism, DpSgd):
-        return None
-    counts = []
+        return
     for phase in model.mechanism.settings():
         assert phase.expected_batch is not None
         assert phase.sampling is not None
         if phase.sampling.scheme == "full-batch":
-            counts.append((phase.expected_batch, "at most"))
+            yield phase.expected_batch, ""
         elif phase.sampling.rate is not None:
-            counts.append((phase.expected_batch / phase.sampling.rate, "about"))
-    return min(counts, default=None)
+            yield phase.expected_batch / phase.sampling.rate, "about"
+        elif shuffle is not None and shuffle.rate < 1:
+            yield phase.expected_batch / shuffle.rate, "about"
+        else:  # shuffled: all that is known is that a batch is no larger
+            yield phase.expected_batch, "at least"

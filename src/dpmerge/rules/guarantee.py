@@ -14,6 +14,7 @@ from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.profiles.precision import accuracy
 from dpmerge.profiles.profile import Profile
 from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Model, Weights
 from dpmerge.records.record import CRYPTOGRAPHIC
 from dpmerge.rules.deltas import about_delta
@@ -112,7 +113,9 @@ class Target:
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.epsilon is None) == (self.delta is None):
+        if self.epsilon is None and self.delta is None:
+            raise TargetError("one of the two is needed: a delta (to learn ε) or an epsilon (to learn δ)")
+        if self.epsilon is not None and self.delta is not None:
             raise TargetError("give either a delta (to learn ε) or an epsilon (to learn δ), not both")
         if self.delta is not None and not 0 < self.delta < 1:
             raise TargetError(f"delta is {self.delta}; it must lie strictly between 0 and 1")
@@ -243,6 +246,7 @@ class Rule(ABC):
     name: str
     weights: Weights
     looked_at: tuple[str, ...] = ()  # models without weight that the guarantee covers as well
+    shuffle: ShuffleAsPoisson | None = None
     _made_of: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -266,7 +270,7 @@ class Rule(ABC):
         target = Target(epsilon=epsilon, delta=delta)
         question = {**self._content(), "asked": [repr(target), by, conversion, accuracy()]}
         found = Guarantee.from_dict(remembered(question, lambda: self._guarantee(target, by, conversion).as_dict()))
-        return replace(found, warnings=about_delta(found.delta, self.covered))
+        return replace(found, warnings=about_delta(found.delta, self.covered, self.shuffle))
 
     def _content(self) -> dict[str, Any]:
         return {"rule": type(self).__name__, "of": [_content(part) for part in self._made_of]}

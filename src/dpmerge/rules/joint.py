@@ -25,6 +25,7 @@ class Joint(Rule):
         self.weights = weights
         self.looked_at = looked_at or ()
         self.runs: tuple[Model, ...] = latest_checkpoints(self.covered)
+        self.shuffle = shuffle
         profiles = [run_profile(model, shuffle) for model in self.runs]
         assumed, self._conditional = gathered(profiles)
         fixed = (WEIGHTS,) if looked_at == () else ()

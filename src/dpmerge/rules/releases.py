@@ -91,6 +91,7 @@ class Releases(Rule):
         portfolio.require_names(sorted(seen), PortfolioError)
         self.weights = portfolio.weights({name: 1 / len(seen) for name in seen})
         models = {model.name: model for model in portfolio.models}
+        self.shuffle = shuffle
         runs = {name: run_profile(models[name], shuffle) for name in sorted(seen)}
         assumed, self._conditional = gathered(runs.values())
         independence: dict[str, None] = {}

@@ -134,6 +134,7 @@ class Selection(Rule):
     def __init__(self, weights: Weights, shuffle: ShuffleAsPoisson | None = None, index_published: bool = False) -> None:
         self.weights = weights
         # Weights may sum to 1 within 1e-9; what is drawn with is their share of the sum.
+        self.shuffle = shuffle
         runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
         self.bound = SelectionBound([(weight, run.profile) for weight, run in runs])
         self._assumptions, self._conditional = gathered(run for _, run in runs)

@@ -35,7 +35,7 @@ class Tempered(Rule):
             raise TargetError(f"kappa is {kappa}; it must be finite and not negative")
         self.weights = weights
         self.kappa = kappa
-        self._shuffle = shuffle
+        self.shuffle = shuffle
         runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
         self._parts = [(*_tilt(weight, kappa + DRAWING), run.profile) for weight, run in runs]
         self._assumptions, self._conditional = gathered(run for _, run in runs)
@@ -58,7 +58,7 @@ class Tempered(Rule):
         found = answer(target, "pld", self.epsilon, self.delta)
         own = self._build(found, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa})
         with contextlib.suppress(AccountingError):  # runs that are not independent have no joint release
-            whole = Joint(self.weights, self._shuffle)._guarantee(target, by, conversion)
+            whole = Joint(self.weights, self.shuffle)._guarantee(target, by, conversion)
             if (whole.epsilon, whole.delta) < (own.epsilon, own.delta):
                 assumptions = tuple(dict.fromkeys((*own.assumptions, *whole.assumptions)))
                 details = {**own.details, "private_side": whole.theorem}

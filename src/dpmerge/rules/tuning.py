@@ -35,6 +35,7 @@ class Base:
     statement: str
     details: Mapping[str, Any]
     models: tuple[Model, ...] = ()
+    shuffle: ShuffleAsPoisson | None = None
 
     @classmethod
     def gaussian(cls, mu: float, details: Mapping[str, Any] | None = None) -> Base:
@@ -65,7 +66,7 @@ class Base:
         details = {"kind": model.mechanism.kind, "model": model.name, "adjacency": model.record.adjacency}
         run = run_profile(model, shuffle)
         run = replace(run, assumptions=(*about_records([model]), *run.assumptions))
-        return cls(run, statement, details, (model,))
+        return cls(run, statement, details, (model,), shuffle)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def tuning_cost(base: Base, trials: Trials, delta: float) -> TuningCost:
         alone=alone,
         trials=trials,
         base=base.details,
-        warnings=about_delta(delta, base.models),
+        warnings=about_delta(delta, base.models, base.shuffle),
     )
 
 

@@ -31,8 +31,10 @@ from dpmerge.weights.points import (
     Mapper,
     Point,
     Scorer,
+    assumed_by,
     combination_points,
     named,
+    selection_assumptions,
 )
 from dpmerge.weights.simplex import simplex_grid
 from dpmerge.weights.utility import Utilities
@@ -57,11 +59,7 @@ def frontier(
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
     """The frontier as plain data (docs/frontier.md describes it). A scorer's measurements take the place of `utility`."""
-    targets = _checked(accounting.delta, epsilons)
-    if scorer is not None and utility is not None:
-        raise UtilityError("utilities are either given or measured by an evaluator, not both")
-    if utility is not None and utility.validation is not None:
-        raise UtilityError("a picture of scores on a private validation set would publish them; use dpmerge plan")
+    targets = check_frontier(accounting, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")
     models = _models(portfolio, accounting)
     accounts: tuple[Account, ...] = ("proved",) if accounting.assume_smoothness == 0 else ("proved", "formula")
@@ -86,7 +84,10 @@ def frontier(
         curves += [_combination(portfolio, utility, tried, found, account, by, accounting) for by in ACCOUNTANTS]
     for model, value in zip(models, utility.values, strict=True):
         model["utility"] = value
-    joint = _joint(portfolio, utility, accounting)
+    joint, joint_assumes = _joint(portfolio, utility, accounting)
+    titles: dict[Account, str] = _TITLES if len(accounts) == 2 else {"proved": _TITLES["formula"]}
+    assumed = [("random selection", selection_assumptions(portfolio, accounting)), ("joint release", joint_assumes)]
+    assumed += [(titles[account], result[account]["assumptions"]) for account in accounts for result in found]
     return {
         "kind": "frontier",
         "delta": accounting.delta,
@@ -94,15 +95,32 @@ def frontier(
         "provenance": utility.provenance,
         "utilities_source": utility.source,
         "utility_label": "score" if scorer is not None else "utility",
-        "warning": _warning(utility, joint, about_delta(accounting.delta, portfolio.models)),
+        "warning": _warning(utility, joint, about_delta(accounting.delta, portfolio.models, accounting.shuffle)),
+        "assumptions": assumed_by(assumed),
         "models": models,
         "joint": joint,
         "curves": curves,
     }
 
 
-def _checked(delta: float, epsilons: Sequence[float]) -> tuple[float, ...]:
-    Target(delta=delta)
+def check_frontier(
+    accounting: Accounting,
+    epsilons: Sequence[float],
+    utility: Utilities | None,
+    scorer: Scorer | None,
+    edge_points: int,
+    step: float | None,
+) -> tuple[float, ...]:
+    """Refuse what cannot be drawn, before anything is written or computed; the targets in order."""
+    Target(delta=accounting.delta)
+    if scorer is not None and utility is not None:
+        raise UtilityError("utilities are either given or measured by an evaluator, not both")
+    if utility is not None and utility.validation is not None:
+        raise UtilityError("a picture of scores on a private validation set would publish them; use dpmerge plan")
+    if edge_points < 1:
+        raise TargetError(f"{edge_points} points on an edge are none; give at least 1")
+    if step is not None:
+        simplex_grid(1, step)
     for epsilon in epsilons:
         Target(epsilon=epsilon)
     if not epsilons:
@@ -140,8 +158,6 @@ def _on_edges(portfolio: Portfolio, models: list[dict[str, Any]], count: int, ju
 
     A few shares to begin with; then, in rounds, the middles (in log odds) of the widest gaps in log ε.
     """
-    if count < 1:
-        raise TargetError(f"{count} points on an edge are none; give at least 1")
     vertices = [_vertex(portfolio, name) for name in portfolio.names]
     start = vertices[min(range(len(models)), key=lambda index: _smallest(models[index]["epsilon"]))]
     ends = [vertex for vertex in vertices if vertex != start]
@@ -241,13 +257,14 @@ def _combination(
     return {"rule": "combination", "by": by, "standing": standing, "title": title, "exact": False, "points": rows}
 
 
-def _joint(portfolio: Portfolio, utility: Utilities, accounting: Accounting) -> dict[str, Any] | None:
+def _joint(portfolio: Portfolio, utility: Utilities, accounting: Accounting) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Joint release of all models, and what it assumes."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
     try:
         found = Joint(everyone, accounting.shuffle).guarantee(delta=accounting.delta, conversion=accounting.conversion)
     except AccountingError:
-        return None
-    return {"epsilon": found.epsilon, "utility": max(utility.values), "standing": found.standing}
+        return None, ()
+    return {"epsilon": found.epsilon, "utility": max(utility.values), "standing": found.standing}, found.assumptions
 
 
 def _warning(utility: Utilities, joint: dict[str, Any] | None, about: tuple[str, ...]) -> str | None:

@@ -6,12 +6,13 @@ from typing import Any
 
 from dpmerge.errors import TargetError
 from dpmerge.jobs import run_all
+from dpmerge.profiles.arrays import FloatArray
 from dpmerge.profiles.runs import run_profile
 from dpmerge.records import Portfolio
 from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.guarantee import Target
 from dpmerge.rules.selection import selection_epsilons
-from dpmerge.weights.points import Accountant, Accounting, Mapper, combination_points
+from dpmerge.weights.points import Accountant, Accounting, Mapper, assumed_by, combination_points, selection_assumptions
 from dpmerge.weights.simplex import simplex_grid
 
 
@@ -20,10 +21,7 @@ def heatmap(portfolio: Portfolio, *, accounting: Accounting, step: float = 0.05,
 
     Combinations are accounted by what is proved, unless a smoothness is assumed: 0 gives the papers' formula.
     """
-    Target(delta=accounting.delta)
-    if len(portfolio.names) != 3:
-        raise TargetError(f"a picture of the simplex needs three models; this portfolio has {len(portfolio.names)}")
-    grid = simplex_grid(3, step)
+    grid = heatmap_grid(portfolio, accounting, step)
     profiles = [run_profile(model, accounting.shuffle) for model in portfolio.models]
     assumed = any(profile.conditional for profile in profiles)
     accountants: tuple[Accountant, Accountant] = ("rdp", "pld")
@@ -42,11 +40,23 @@ def heatmap(portfolio: Portfolio, *, accounting: Accounting, step: float = 0.05,
         "delta": accounting.delta,
         "adjacency": portfolio.adjacency,
         "step": step,
+        "assumptions": assumed_by(
+            [("random selection", selection_assumptions(portfolio, accounting))]
+            + [(title, point["proved"]["assumptions"]) for point in points]
+        ),
         "models": list(portfolio.names),
         "points": grid.tolist(),
         "panels": panels,
-        "warning": " ".join(f"{text}." for text in about_delta(accounting.delta, portfolio.models)) or None,
+        "warning": " ".join(f"{text}." for text in about_delta(accounting.delta, portfolio.models, accounting.shuffle)) or None,
     }
+
+
+def heatmap_grid(portfolio: Portfolio, accounting: Accounting, step: float) -> FloatArray:
+    """The points of the picture; refuses what cannot be drawn, before anything is written or computed."""
+    Target(delta=accounting.delta)
+    if len(portfolio.names) != 3:
+        raise TargetError(f"a picture of the simplex needs three models; this portfolio has {len(portfolio.names)}")
+    return simplex_grid(3, step)
 
 
 def _panel(rule: str, title: str, by: Accountant, conditional: bool, epsilons: list[float]) -> dict[str, Any]:

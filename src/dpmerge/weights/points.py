@@ -15,7 +15,7 @@ from dpmerge.profiles.precision import grids_of_accuracy
 from dpmerge.profiles.renyi import Conversion
 from dpmerge.profiles.runs import ShuffleAsPoisson
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Combination, Guarantee
+from dpmerge.rules import Combination, Guarantee, asked
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -63,7 +63,7 @@ def combination_points(
     accountants: Iterable[Accountant] = ACCOUNTANTS,
     scorer: Scorer | None = None,
 ) -> list[dict[str, Any]]:
-    """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …}, "formula": {…}, "score": measured, or nothing}."""
+    """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
     function = partial(_point, portfolio, accounting, tuple(accounts), tuple(accountants), scorer)
     records = [model.record.model_dump_json() for model in portfolio.models]
     whole = (records, portfolio.names, accounting, function.args[2:4], scorer and scorer.fingerprint, code_fingerprint())
@@ -88,6 +88,8 @@ def _point(
         conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
         result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
         result[account]["standing"] = "conditional" if conditional else "proved"
+        texts = (text for guarantee in found.values() if guarantee is not None for text in guarantee.assumptions)
+        result[account]["assumptions"] = list(dict.fromkeys(texts))
     return result
 
 
@@ -99,6 +101,26 @@ def _guarantee(weights: Weights, assumed: float | None, accounting: Accounting, 
             return rule.guarantee(delta=accounting.delta, by=by, conversion=accounting.conversion)
     except AccountingError:
         return None
+
+
+def selection_assumptions(portfolio: Portfolio, accounting: Accounting) -> tuple[str, ...]:
+    """What random selection from all models assumes, whatever their weights; nothing where it has no answer."""
+    everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
+    try:
+        rule = asked("selection", everyone, shuffle=accounting.shuffle)
+        return rule.guarantee(delta=accounting.delta, conversion=accounting.conversion).assumptions
+    except AccountingError:
+        return ()
+
+
+def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """Every assumption once, and which of the rules drawn make it."""
+    found: dict[str, list[str]] = {}
+    for title, assumptions in stated:
+        for text in assumptions:
+            if title not in found.setdefault(text, []):
+                found[text].append(title)
+    return found
 
 
 def named(portfolio: Portfolio, point: Point) -> Mapping[str, float]:
