@@ -11,19 +11,34 @@ from typing import Any
 
 def this_process() -> dict[str, Any]:
     """This process, unlike any other of this machine's since it was started."""
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
+    own = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
+    return {**own, "namespace": _namespace()}
+
+
+def can_be_seen(process: Mapping[str, Any]) -> bool:
+    """Whether it would be among the processes here, if it still ran: not on another machine, nor in another container."""
+    here = (socket.gethostname(), _namespace())
+    return (process["host"], process.get("namespace", here[1])) == here and process["boot"] == _boot()
 
 
 def still_runs(process: Mapping[str, Any]) -> bool:
-    """Whether that process still runs; taken to be so where that cannot be known (another machine)."""
-    if process["host"] != socket.gethostname():
-        return True
-    return bool(process["boot"] == _boot() and _started(process["pid"]) == process["started"])
+    """Whether that process still runs; taken to be so where that cannot be known."""
+    if can_be_seen(process):
+        return _started(process["pid"]) == process["started"]
+    return process["host"] != socket.gethostname() or process["boot"] == _boot()
 
 
 def same_boot(process: Mapping[str, Any]) -> bool:
-    """Whether this machine has not been started anew since."""
-    return bool(process["host"] == socket.gethostname() and process["boot"] == _boot())
+    """Whether it ran on this kernel, which has not been started anew since; a container's name for the machine is its own."""
+    return bool(process["boot"]) and process["boot"] == _boot()
+
+
+def _namespace() -> str:
+    """Within which a number is one process."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _boot() -> str:
