@@ -24,8 +24,8 @@ def can_be_seen(process: Mapping[str, Any]) -> bool:
 def still_runs(process: Mapping[str, Any]) -> bool:
     """Whether that process still runs; taken to be so where that cannot be known."""
     if can_be_seen(process):
-        return _started(process["pid"]) == process["started"]
-    return process["host"] != socket.gethostname() or process["boot"] == _boot()
+        return bool(_started(process["pid"]) == process["started"])
+    return bool(process["host"] != socket.gethostname() or process["boot"] == _boot())
 
 
 def same_boot(process: Mapping[str, Any]) -> bool:
