@@ -173,10 +173,10 @@ def void(
 
 def _state(ledger: Ledger) -> dict[str, Any]:
     from dpmerge.release.chain import unfinished
-    from dpmerge.release.ledger import under_way
+    from dpmerge.release.processes import under_way
 
     entries = ledger.history()
-    found = {entry.number: under_way(entry) for entry in unfinished(entries)}
+    found = {entry.number: under_way(entry.content) for entry in unfinished(entries)}
     return {
         **ledger.summary(entries),
         "under_way": [number for number, runs in found.items() if runs],

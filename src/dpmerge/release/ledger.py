@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
-from dpmerge.checkpoints.folder import abandoned, is_proof, remove_proof
+from dpmerge.checkpoints.folder import remove_proof
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account, Total
 from dpmerge.release.canonical import canonical
 from dpmerge.release.chain import Entry, checked, standing, unfinished
-from dpmerge.release.processes import can_be_seen, same_boot, still_runs, this_process
+from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import how_counted, provisions, require_same_data
 from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before
 from dpmerge.rules import Guarantee
@@ -185,7 +185,7 @@ class Ledger:
         A folder that still has its temporary name was never renamed. After a power failure that is no proof, since a rename
         that was seen may be lost.
         """
-        if all(map(under_way, unfinished(self.history()))):
+        if all(under_way(entry.content) for entry in unfinished(self.history())):
             return []
         notes = []
         with ExitStack() as held:  # the locks of what is voided, until it is removed
@@ -193,7 +193,7 @@ class Ledger:
             with self._alone() as connection:
                 entries = self._entries(connection)
                 for entry in unfinished(entries):
-                    gone = held.enter_context(_maker_gone(entry))
+                    gone = held.enter_context(maker_gone(entry.content))
                     if gone is False or (gone is None and still_runs(entry.content["by"])):
                         continue
                     if gone:
@@ -238,7 +238,7 @@ class Ledger:
         """Refuse to void what was seen, or may still be."""
         became = {one.kind: one.content for one in entries if one.content.get("of") == entry.number}
         out, by = entry.content["out"], entry.content["by"]
-        with _maker_gone(entry) as gone:
+        with maker_gone(entry.content) as gone:
             runs, certain = gone is False or (gone is None and still_runs(by)), gone is False or can_be_seen(by)
         maker = f"process {by['pid']} on {by['host']}"
         faults = {
@@ -310,26 +310,6 @@ def _transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connecti
     except SQLAlchemyError as fault:
         what = " ".join(str(getattr(fault, "orig", None) or fault).split())
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
-
-
-def under_way(entry: Entry) -> bool:
-    """Whether whoever makes this release still does, as far as can be known here."""
-    with _maker_gone(entry) as gone:
-        return gone is False or (gone is None and still_runs(entry.content["by"]))
-
-
-@contextmanager
-def _maker_gone(entry: Entry) -> Iterator[bool | None]:
-    """Whether the lock of its temporary folder is free, which is held then; None where there is none, or it proves nothing.
-
-    That needs the kernel on which the release was made: another may not see its locks, and a power failure may lose a rename.
-    """
-    temporary = Path(entry.content.get("temporary", ""))
-    if not is_proof(temporary):
-        yield None
-        return
-    with abandoned(temporary) as gone:
-        yield gone if not gone or same_boot(entry.content["by"]) else None
 
 
 def _insert(connection: Connection, entry: Entry) -> None:

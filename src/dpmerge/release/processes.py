@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from dpmerge.checkpoints.folder import abandoned, is_proof
 
 
 def this_process() -> dict[str, Any]:
     """This process, unlike any other of this machine's since it was started."""
     own = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
     return {**own, "namespace": _namespace()}
+
+
+def under_way(release: Mapping[str, Any]) -> bool:
+    """Whether whoever makes the release of this entry still does, as far as can be known here."""
+    with maker_gone(release) as gone:
+        return gone is False or (gone is None and still_runs(release["by"]))
+
+
+@contextmanager
+def maker_gone(release: Mapping[str, Any]) -> Iterator[bool | None]:
+    """Whether the lock of its temporary folder is free, which is held then; None where there is none, or it proves nothing.
+
+    That needs the kernel on which the release was made: another may not see its locks, and a power failure may lose a rename.
+    """
+    temporary = Path(release.get("temporary", ""))
+    if not is_proof(temporary):
+        yield None
+        return
+    by = release["by"]
+    with abandoned(temporary) as gone:
+        if gone and can_be_seen(by) and still_runs(by):  # its maker could not lock it
+            yield False
+        else:
+            yield gone if not gone or same_boot(by) else None
 
 
 def can_be_seen(process: Mapping[str, Any]) -> bool:
