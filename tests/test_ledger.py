@@ -64,6 +64,7 @@ def test_a_ledger_is_never_overwritten(file: Path) -> None:
         ({"epsilon": math.nan}, TargetError, "finite and not negative"),
         ({"delta": 0.0}, TargetError, "between 0 and 1"),
         ({"delta": 1.0}, TargetError, "between 0 and 1"),
+        ({"filter_share": 1e-320}, LedgerError, "too small a number to compute with: give a larger share"),
     ],
 )
 def test_budgets_that_are_none(file: Path, wrong: dict[str, Any], error: type[DpmergeError], complaint: str) -> None:

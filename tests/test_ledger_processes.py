@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,6 +294,83 @@ def test_whose_release_is_taken_for_interrupted(
     monkeypatch.setattr("dpmerge.release.ledger.this_process", lambda: {**process_here(), **other})
     ledger.enter(planned(THREE, c=1.0))
     assert bool(ledger.recover()) == closed
+
+
+# --- containers: other names for this machine, and other numbers for its processes --------------------------------------
+
+ELSEWHERE = [{"started": "1"}, {"host": "container"}, {"namespace": "pid:[1]"}, {"host": "container", "namespace": "pid:[1]"}]
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]) -> None:
+    """Do something when the tensors of a release are written, and it has no name yet."""
+    seal = RELEASING.seal
+
+    def hook(*arguments: Any, **named: Any) -> Any:
+        what()
+        return seal(*arguments, **named)
+
+    monkeypatch.setattr(RELEASING, "seal", hook)
+
+
+@pytest.mark.parametrize("other", ELSEWHERE)
+def test_what_lives_is_told_by_its_lock(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
+) -> None:
+    """Before: looked up in another namespace the maker was dead; its entry was voided, and its release appeared."""
+    portfolio, ledger = written(tmp_path / "p"), new(file, epsilon=30.0)
+    choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"b": 1.0}))
+    monkeypatch.setattr("dpmerge.release.ledger.this_process", lambda: {**process_here(), **other})
+
+    def look() -> None:
+        assert Ledger(file).recover() == []
+        assert "entry 1 is under way" in command("ledger", "show", str(file))
+        with pytest.raises(LedgerError, match=r"entry 1 is still under way \(process .*end it first$"):
+            Ledger(file).void(1, "nobody saw it", machine_is_gone=True)
+
+    meanwhile(monkeypatch, look)
+    assert release(portfolio, choice, tmp_path / "out", ledger=ledger).notes == ()
+    assert [entry.kind for entry in ledger.history()] == ["release", "completed"]
+
+
+@pytest.mark.parametrize("other", ELSEWHERE)
+def test_what_was_killed_in_a_container_is_voided(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
+) -> None:
+    """Before: under another name for the machine it counted for ever, and could not be voided by hand."""
+    ledger, proof = new(file), tmp_path / f".out.dpmerge-proof-1-{'0' * 16}"
+    proof.mkdir()
+    monkeypatch.setattr("dpmerge.release.ledger.this_process", lambda: {**process_here(), **other})
+    ledger.enter(replace(planned(THREE, c=1.0), temporary=str(proof)))
+    assert "entry 1 was interrupted" in command("ledger", "show", str(file))
+    assert ledger.recover() == ["entry 1 was interrupted before anything of it was seen: it was voided"]
+    assert not proof.exists()
+
+
+def test_a_machine_that_is_gone_is_the_users_word(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = new(file)
+    for other in ({"host": "another machine", "boot": "its own"}, {}):
+        monkeypatch.setattr("dpmerge.release.ledger.this_process", lambda other=other: {**process_here(), **other})
+        ledger.enter(planned(THREE, c=1.0))
+    line = ("ledger", "void", str(file), "1", "--reason", "the machine burnt")
+    with pytest.raises(LedgerError, match=r"as far as can be known here .*say so with --machine-is-gone"):
+        ledger.void(1, "the machine burnt")
+    assert "1 releases" in command(*line, "--machine-is-gone")
+    said = ledger.history()[-1].content
+    assert (said["reason"], said["by"], said["machine_is_gone"]) == ("the machine burnt", "user", True)
+    with pytest.raises(LedgerError, match="entry 2 is still under way"):  # by this very process
+        ledger.void(2, "nobody saw it", machine_is_gone=True)
+
+
+def test_a_release_that_is_out_counts_though_it_was_voided(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: visible, and counted by nothing."""
+    portfolio, ledger = written(tmp_path / "p"), new(file, epsilon=30.0)
+    choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"b": 1.0}))
+    meanwhile(monkeypatch, lambda: ledger.void_unseen(ledger.history()[0], "a mistake"))
+    made = release(portfolio, choice, tmp_path / "out", ledger=ledger)
+    assert made.notes[0].startswith("entry 1 was voided while this release was made: it is out, so it counts again")
+    assert [entry.kind for entry in ledger.history()] == ["release", "voided", "completed"]
+    assert total(ledger) == pytest.approx(joint("b"), rel=PRECISE)
+    assert verify(made.folder, portfolio=portfolio, ledger=ledger).broken == []
 
 
 # --- SQLite and PostgreSQL, and many processes ------------------------------------------------------------------------

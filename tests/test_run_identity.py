@@ -1,4 +1,4 @@
-"""What a run id stands for: one run's iterates count once, other models of it each, and contents tell them apart."""
+"""What a run id stands for: one run's iterates count once, other models of it each, by their names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from safetensors.numpy import save_file
 
 from dpmerge.checkpoints import content_digest
-from dpmerge.errors import DependentRuns, PortfolioError
+from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Ledger, choose, release
 from dpmerge.rules import Combination, Guarantee, Joint
 from dpmerge.rules.baselines import PairComposition
 from dpmerge.rules.releases import Exposure, Releases
 from tests import builders
-from tests.ledger_builders import PRECISE, joint, new, total
+from tests.ledger_builders import PRECISE, joint, new, planned, total
 from tests.ledger_workers import DELTA
 
 BESIDE = "models of one run, each state what their model costs given the other models of that run, so that their costs add"
@@ -115,23 +115,65 @@ def test_two_models_at_one_step_of_a_run_are_not_released_together(tmp_path: Pat
     release(same, choice, tmp_path / "out")
 
 
-def test_models_whose_records_cover_one_model_count_by_what_they_hold(tmp_path: Path) -> None:
+def test_models_whose_records_cover_one_model_count_by_their_names(tmp_path: Path) -> None:
+    """Before: b, which holds what a does, and c, a copy, were free; so accepting b told what it holds."""
     ledger = new(tmp_path / "ledger.db")
-    first = on_disk(tmp_path / "first", (pair("a"), 1.0), (pair("b"), 2.0))
-    copies = on_disk(tmp_path / "copies", (pair("c"), 2.0), (pair("d"), 1.0))
-    third = on_disk(tmp_path / "third", (pair("e"), 3.0))
+    first = on_disk(tmp_path / "first", (pair("a"), 1.0), (pair("b"), 1.0))
+    elsewhere = on_disk(tmp_path / "elsewhere", (pair("b"), 1.0), (pair("c"), 1.0))
     expected = []
-    for count in (1, 2, 2, 2, 3):
+    for count in (1, 2, 2, 3):
         models = Portfolio(tuple(pair(f"m{i}", f"run {i}") for i in range(count)))
         expected.append(joint(*models.names, portfolio=models))
-    for number, (portfolio, name) in enumerate([(first, "a"), (first, "b"), (copies, "c"), (copies, "d"), (third, "e")]):
+    for number, (portfolio, name) in enumerate([(first, "a"), (first, "b"), (elsewhere, "b"), (elsewhere, "c")]):
         put_out(portfolio, name, tmp_path / f"out{number}", ledger)
         assert total(ledger) == pytest.approx(expected[number], rel=1e-6)
-    twice = on_disk(tmp_path / "twice", (pair("x"), 1.0), (pair("y"), 1.0))
     fresh = new(tmp_path / "fresh.db")
-    choice = choose(twice, "joint", delta=DELTA, weights=twice.weights({"x": 0.5, "y": 0.5}))
-    release(twice, choice, tmp_path / "both", ledger=fresh)
-    assert total(fresh) == pytest.approx(expected[0], rel=1e-6)  # one model, listed twice
+    choice = choose(first, "joint", delta=DELTA, weights=first.weights({"a": 0.5, "b": 0.5}))
+    release(first, choice, tmp_path / "both", ledger=fresh)
+    assert total(fresh) == pytest.approx(expected[1], rel=1e-6)
+    other = on_disk(tmp_path / "other", (pair("a"), 2.0))
+    with pytest.raises(DependentRuns, match=r"'a' of run 'r' held other tensors in entry 1 than in this release: .*of its own"):
+        put_out(other, "a", tmp_path / "refused", ledger)
+    assert not (tmp_path / "refused").exists()
+
+
+def coin(name: str) -> Model:
+    return builders.model(name, {"kind": "approx-dp", "epsilon": 1.0, "delta": 0.0, "run": "rr"})
+
+
+@pytest.mark.parametrize("bits", [(1.0, 1.0), (1.0, 0.0)])
+def test_whether_a_release_is_accepted_does_not_tell_what_models_hold(tmp_path: Path, bits: tuple[float, float]) -> None:
+    """Two bits by randomised response. Before: the second passed iff it equals the first, δ(1) = 0.34 of a budget (1, 1e-5)."""
+    coins = on_disk(tmp_path / "coins", (coin("a"), bits[0]), (coin("b"), bits[1]))
+    with pytest.raises(BudgetExceeded):
+        new(tmp_path / "declared.db", epsilon=1.0, declared=[coins])
+    ledger = new(tmp_path / "ledger.db", epsilon=1.0)
+    put_out(coins, "a", tmp_path / "one", ledger)
+    with pytest.raises(BudgetExceeded):
+        put_out(coins, "b", tmp_path / "two", ledger)
+
+
+@pytest.mark.parametrize("run", ["lr~1e-3", "a#b", "a@b"])
+def test_a_run_id_may_hold_any_sign(tmp_path: Path, run: str) -> None:
+    """Before: with ~ or # in the run id every release of one model counted anew, or runs were taken for one."""
+    ledger = new(tmp_path / "ledger.db")
+    portfolio = on_disk(tmp_path / "p", (pair("a", run), 1.0), (pair("b", f"{run}#2"), 1.0))
+    for number in range(3):
+        put_out(portfolio, "a", tmp_path / f"out{number}", ledger)
+    assert total(ledger) == pytest.approx(joint("a", portfolio=portfolio), rel=1e-6)
+    put_out(portfolio, "b", tmp_path / "b", ledger)
+    assert total(ledger) == pytest.approx(joint("a", "b", portfolio=portfolio), rel=1e-6)
+
+
+def test_records_of_one_run_that_contradict_each_other_are_refused_by_a_filter_too(tmp_path: Path) -> None:
+    """Before: a run 800 times as loud passed as an earlier checkpoint of the one released, and cost nothing."""
+    for number, (later, steps) in enumerate([(0.05, 9), (4.0, 10)]):
+        ledger = new(tmp_path / f"ledger{number}.db", epsilon=2.0, filter_share=0.5)
+        quiet = Portfolio((builders.dp_sgd("a", sigma=40.0, steps=10, run="r"),))
+        loud = Portfolio((builders.dp_sgd("b", sigma=later, steps=steps, run="r"),))
+        ledger.enter(planned(quiet, dependent=True, a=1.0))
+        with pytest.raises(PortfolioError, match="both claim run 'r', but the record of the first is not the beginning of"):
+            ledger.enter(planned(loud, dependent=True, b=1.0))
 
 
 def test_the_ledger_keeps_digests_that_no_certificate_shows(tmp_path: Path) -> None:

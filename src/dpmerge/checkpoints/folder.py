@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,15 +28,19 @@ def new_folder(target: Path, *, proof: bool = False) -> Iterator[Path]:
     Every file is on the disk before the name appears, and a folder that is already there is never replaced. A process that is
     killed leaves its temporary folder; the next one that writes beside it removes it. With `proof` it is only emptied, then and
     when the block fails: a folder that still has its temporary name was never renamed. Whoever needs that proof removes it.
+    Until it has its name nobody else may look into it.
     """
     require_absent(target)
     try:
         _remove_abandoned(target.parent)
         folder, lock = _locked_folder(target, "proof" if proof else "tmp")
         try:
+            mode = stat.S_IMODE(os.fstat(lock).st_mode)  # what the umask and the folder around it give
+            os.fchmod(lock, mode & ~(stat.S_IRWXG | stat.S_IRWXO))
             yield folder
             _sync_tree(folder)
             _rename(folder, target)
+            os.fchmod(lock, mode)  # not before: what was looked into and never renamed would be taken for unseen
             _sync(target.parent)
         except BaseException:
             _discard(folder)
@@ -66,6 +71,37 @@ def remove_proof(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def abandoned(folder: Path) -> Iterator[bool | None]:
+    """Whether the writer of a temporary folder is gone, whose lock is then held here; None where that cannot be known.
+
+    The writer holds the lock from before its first file until after the rename. Locks are the kernel's: they tell of every
+    process on it, in whatever namespace, and end with it.
+    """
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        yield _locks(lock, folder)
+    finally:
+        os.close(lock)
+
+
+def _locks(lock: int, folder: Path) -> bool | None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without such locks
+        return None
+    with contextlib.suppress(OSError):  # between opening and locking it may have been renamed into place
+        if os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(lock)):
+            return True
+    return None
+
+
 def _locked_folder(target: Path, kind: str) -> tuple[Path, int]:
     """A fresh temporary folder and a descriptor that holds its lock as long as this process lives.
 
@@ -87,13 +123,9 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.iterdir():
         if not _TEMPORARY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
-        with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with abandoned(path) as gone:
+            if gone:
                 _discard(path)
-            finally:
-                os.close(lock)
 
 
 def _discard(folder: Path) -> None:

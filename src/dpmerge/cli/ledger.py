@@ -155,26 +155,33 @@ def void(
     reason: Annotated[
         str, typer.Option("--reason", help="Why nothing of it was ever seen; stays in the ledger.", show_default=False)
     ],
+    machine_is_gone: Annotated[
+        bool,
+        typer.Option(
+            "--machine-is-gone",
+            help="The machine or container that made it is gone for good and cannot be looked into; stays in the ledger.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Void a release that was interrupted, of which nothing was ever seen: it no longer counts."""
     from dpmerge.release import Ledger
 
     opened = Ledger(ledger)
-    opened.void(entry, reason)
+    opened.void(entry, reason, machine_is_gone=machine_is_gone)
     _show(opened, json)
 
 
 def _state(ledger: Ledger) -> dict[str, Any]:
     from dpmerge.release.chain import unfinished
-    from dpmerge.release.processes import still_runs
+    from dpmerge.release.processes import under_way
 
     entries = ledger.history()
-    open_ones = unfinished(entries)
+    found = {entry.number: under_way(entry.content) for entry in unfinished(entries)}
     return {
         **ledger.summary(entries),
-        "under_way": [entry.number for entry in open_ones if still_runs(entry.content["by"])],
-        "interrupted": [entry.number for entry in open_ones if not still_runs(entry.content["by"])],
+        "under_way": [number for number, runs in found.items() if runs],
+        "interrupted": [number for number, runs in found.items() if not runs],
     }
 
 

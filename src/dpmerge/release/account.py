@@ -58,6 +58,8 @@ class Account:
             contents.append(("this release", new.content()))
         self._releases = [_Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
         self._models = known.models
+        if self._models:  # by whatever rule they count: records of one run that contradict each other bound nothing
+            Portfolio(tuple(self._models.values()))
         self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry in counted)
 
     @property

@@ -33,8 +33,9 @@ class Entry:
 
 
 def standing(entries: Sequence[Entry]) -> list[Entry]:
-    """The releases that count: those that were not voided."""
-    gone = _about(entries, "voided")
+    """The releases that count: those that were not voided, or were completed all the same, so that they are out."""
+    last = {entry.content["of"]: entry.kind for entry in entries if entry.kind in ("voided", "completed")}
+    gone = {number for number, kind in last.items() if kind == "voided"}
     return [entry for entry in entries if entry.kind == "release" and entry.number not in gone]
 
 

@@ -46,7 +46,7 @@ def entered(ledger: Ledger | None, planned: Planned, weights: Weights, out: Path
             drawn = tuple(entry.content["names"][name] for name in entry.content.get("drawn", ()))
             made = Entered(folder, entry, notes, drawn)
             yield made
-        ledger.complete(entry, made.certificates)
+        notes += ledger.complete(entry, made.certificates)
     except BaseException as fault:
         if entry is None:
             remove_proof(temporary)

@@ -1,4 +1,4 @@
-"""Which models of all that is in a ledger are one and the same: by run, record and what they hold."""
+"""Which models of all that is in a ledger are one and the same: by what is public of them, never by what they hold."""
 
 from __future__ import annotations
 
@@ -18,44 +18,48 @@ class KnownModels:
     """The models of the ledger's entries under its own names, each with the digest of its tensors where that is known.
 
     A record of DP-SGD or DP-FTRL covers every iterate of its run once, so there is one model for each step. Every other
-    record covers one model: another that holds something else counts too, whatever its run is called.
+    record covers one model, which is that run's of that name with that record; models of other names count each, whatever they
+    hold: were equal ones counted once, that a release is accepted would tell that they are equal (docs/theory.md §5).
     """
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
+        self._names: dict[tuple[str, ...], str] = {}
         self._states: dict[_State, tuple[str, str]] = {}
-        self._contents: dict[str, str] = {}
+        self._contents: dict[str, tuple[str, str]] = {}
 
     def add(self, content: Mapping[str, Any], source: str) -> dict[str, str]:
         """Take in the models of an entry; returns the name that each of its names has here."""
         digests = content.get("contents", {})
         names = {}
-        for name, record in content["records"].items():
-            model = self.models.get(name) or Model(name, Record.parse(json.dumps(record), source=source))
-            digest = digests.get(name)
-            if model.covers_iterates:
-                self._require_one_state(model, digest, f"{content['names'][name]!r} ({source})")
-                names[name] = name
-            else:
-                names[name] = self._same(name, digest)
-            self.models.setdefault(names[name], Model(names[name], model.record))
+        for name, stated in content["records"].items():
+            label, record = content["names"][name], Record.parse(json.dumps(stated), source=source)
+            model = Model(label, record)
+            names[name] = own = self._own_name(model, name)
+            self.models.setdefault(own, Model(own, record))
+            if name in digests and model.covers_iterates:
+                require_one_state(self._states, model, digests[name], f"{label!r} ({source})")
+            elif name in digests:
+                self._require_one_content(own, model, digests[name], source)
         return names
 
-    def _require_one_state(self, model: Model, digest: str | None, label: str) -> None:
-        if digest is not None:
-            require_one_state(self._states, model, digest, label)
+    def _own_name(self, model: Model, name: str) -> str:
+        """The name of the model with this run, record and, where the record covers one model, this name in its portfolio."""
+        key = (model.run, record_digest(model.record), *(() if model.covers_iterates else (model.name,)))
+        if key not in self._names:
+            while name in self.models:
+                name += f"#{model.name}"
+            self._names[key] = name
+        return self._names[key]
 
-    def _same(self, name: str, digest: str | None) -> str:
-        """The name of the model with this run, record and content; what is not known to differ is taken for the same."""
-        if digest is None:
-            return name
-        run_and_record = name.partition("#")[0]
-        for own, held in self._contents.items():
-            if held == digest and own.partition("#")[0].partition("~")[0] == run_and_record:
-                return own
-        own = f"{name}~{digest[:16]}" if name in self._contents else name
-        self._contents[own] = digest
-        return own
+    def _require_one_content(self, own: str, model: Model, digest: str, source: str) -> None:
+        held, where = self._contents.setdefault(own, (digest, source))
+        if held != digest:
+            raise DependentRuns(
+                f"model {model.name!r} of run {model.run!r} held other tensors in {where} than in {source}: a run and a name "
+                "in its portfolio are one model, which counts once, so no bound holds for the two; give the other one a run id "
+                "or a name of its own, under which it counts too"
+            )
 
 
 def require_one_state(states: dict[_State, tuple[str, str]], model: Model, digest: str, label: str) -> None:
@@ -94,6 +98,7 @@ def identities(portfolio: Portfolio) -> dict[str, str]:
                 "add a run to the record"
             )
         identity = f"{model.mechanism.run}@{record_digest(model.record)[:16]}"
-        # Two models of one run with one record need a name each; whether they count once is decided by what they hold.
-        names[model.name] = f"{identity}#{model.name}" if identity in names.values() else identity
+        while identity in names.values():  # two models of one run with one record need a name each
+            identity += f"#{model.name}"
+        names[model.name] = identity
     return names

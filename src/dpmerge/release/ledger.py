@@ -11,19 +11,19 @@ import math
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
-from dpmerge.checkpoints.folder import is_proof, remove_proof
+from dpmerge.checkpoints.folder import remove_proof
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account, Total
 from dpmerge.release.canonical import canonical
 from dpmerge.release.chain import Entry, checked, standing, unfinished
-from dpmerge.release.processes import same_boot, still_runs, this_process
+from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import how_counted, provisions, require_same_data
 from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before
 from dpmerge.rules import Guarantee
@@ -167,11 +167,18 @@ class Ledger:
         )
         return f"{told}; {found.why}" if found.why else told
 
-    def complete(self, entry: Entry, certificates: Sequence[str]) -> None:
-        """Say that an entered release is out, under the hashes of its certificates."""
+    def complete(self, entry: Entry, certificates: Sequence[str]) -> list[str]:
+        """Say that an entered release is out, under the hashes of its certificates; if it was voided, it counts again."""
         with self._alone() as connection:
+            entries = self._entries(connection)
             content = {"kind": "completed", "at": _now(), "of": entry.number, "certificates": list(certificates)}
-            self._append(connection, self._entries(connection), content)
+            self._append(connection, entries, content)
+        if entry.number in {one.number for one in standing(entries)}:
+            return []
+        return [
+            f"entry {entry.number} was voided while this release was made: it is out, so it counts again, and releases entered "
+            "in between did not count it"
+        ]
 
     def recover(self) -> list[str]:
         """Close what was interrupted: voided where nothing of it can have been seen; else it stands.
@@ -179,31 +186,32 @@ class Ledger:
         A folder that still has its temporary name was never renamed. After a power failure that is no proof, since a rename
         that was seen may be lost.
         """
-        if all(still_runs(entry.content["by"]) for entry in unfinished(self.history())):
+        if all(under_way(entry.content) for entry in unfinished(self.history())):
             return []
         notes = []
-        left: list[Path] = []
-        with self._alone() as connection:
-            entries = self._entries(connection)
-            for entry in unfinished(entries):
-                if still_runs(entry.content["by"]):
-                    continue
-                temporary = Path(entry.content.get("temporary", ""))
-                if is_proof(temporary) and same_boot(entry.content["by"]):
-                    left.append(temporary)
-                    reason = "it was interrupted before its folder got its name"
-                    entries.append(self._append(connection, entries, _voided(entry.number, reason, "proof")))
-                    notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
-                    continue
-                state = "present" if os.path.lexists(entry.content["out"]) else "absent"
-                content = {"kind": "recovered", "at": _now(), "of": entry.number, "output": state}
-                entries.append(self._append(connection, entries, content))
-                notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
-                if state == "absent":
-                    how = f"dpmerge ledger void {self.name} {entry.number} --reason WHY"
-                    notes[-1] += f" (if nothing of it was ever seen: {how})"
-        for folder in left:
-            remove_proof(folder)
+        with ExitStack() as held:  # the locks of what is voided, until it is removed
+            left: list[Path] = []
+            with self._alone() as connection:
+                entries = self._entries(connection)
+                for entry in unfinished(entries):
+                    gone = held.enter_context(maker_gone(entry.content))
+                    if gone is False or (gone is None and still_runs(entry.content["by"])):
+                        continue
+                    if gone:
+                        left.append(Path(entry.content["temporary"]))
+                        reason = "it was interrupted before its folder got its name"
+                        entries.append(self._append(connection, entries, _voided(entry.number, reason, "proof")))
+                        notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
+                        continue
+                    state = "present" if os.path.lexists(entry.content["out"]) else "absent"
+                    content = {"kind": "recovered", "at": _now(), "of": entry.number, "output": state}
+                    entries.append(self._append(connection, entries, content))
+                    notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
+                    if state == "absent":
+                        how = f"dpmerge ledger void {self.name} {entry.number} --reason WHY"
+                        notes[-1] += f" (if nothing of it was ever seen: {how})"
+            for folder in left:
+                remove_proof(folder)
         return notes
 
     def void_unseen(self, entry: Entry, reason: str) -> None:
@@ -211,8 +219,11 @@ class Ledger:
         with self._alone() as connection:
             self._append(connection, self._entries(connection), _voided(entry.number, reason, "proof"))
 
-    def void(self, number: int, reason: str) -> None:
-        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger."""
+    def void(self, number: int, reason: str, *, machine_is_gone: bool = False) -> None:
+        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger.
+
+        Where it was made on a machine or in a container that cannot be looked into, that this is gone is the user's word too.
+        """
         if not reason.strip():
             raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
         with self._alone() as connection:
@@ -220,22 +231,26 @@ class Ledger:
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
                 raise LedgerError(f"{self.name}: entry {number} is no release, so there is nothing to void")
-            self._require_unseen(entries, found[0])
-            self._append(connection, entries, _voided(number, reason.strip(), "user"))
+            self._require_unseen(entries, found[0], machine_is_gone)
+            word = {"machine_is_gone": True} if machine_is_gone else {}
+            self._append(connection, entries, {**_voided(number, reason.strip(), "user"), **word})
 
-    def _require_unseen(self, entries: Sequence[Entry], entry: Entry) -> None:
+    def _require_unseen(self, entries: Sequence[Entry], entry: Entry, machine_is_gone: bool) -> None:
         """Refuse to void what was seen, or may still be."""
         became = {one.kind: one.content for one in entries if one.content.get("of") == entry.number}
         out, by = entry.content["out"], entry.content["by"]
+        with maker_gone(entry.content) as gone:
+            runs, certain = gone is False or (gone is None and still_runs(by)), gone is False or can_be_seen(by)
+        maker = f"process {by['pid']} on {by['host']}"
         faults = {
             "was voided already": "voided" in became,
             "was completed: its release is out, and it counts": "completed" in became,
             "left its output, which was there when it was recovered: it counts": became.get("recovered", {}).get("output")
             == "present",
             f"has its output at {out}: it counts": os.path.lexists(out),
-            f"is still under way, as far as can be known here (process {by['pid']} on {by['host']}): end it first, there": (
-                not became and still_runs(by)
-            ),
+            f"is still under way ({maker}): end it first": not became and runs and certain,
+            f"is still under way, as far as can be known here ({maker}): end it first, there; if that machine or container is "
+            "gone for good, say so with --machine-is-gone": not became and runs and not (certain or machine_is_gone),
         }
         for fault, holds in faults.items():
             if holds:

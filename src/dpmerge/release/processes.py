@@ -4,26 +4,68 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from dpmerge.checkpoints.folder import abandoned, is_proof
 
 
 def this_process() -> dict[str, Any]:
     """This process, unlike any other of this machine's since it was started."""
-    return {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
+    own = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
+    return {**own, "namespace": _namespace()}
+
+
+def under_way(release: Mapping[str, Any]) -> bool:
+    """Whether whoever makes the release of this entry still does, as far as can be known here."""
+    with maker_gone(release) as gone:
+        return gone is False or (gone is None and still_runs(release["by"]))
+
+
+@contextmanager
+def maker_gone(release: Mapping[str, Any]) -> Iterator[bool | None]:
+    """Whether the lock of its temporary folder is free, which is held then; None where there is none, or it proves nothing.
+
+    That needs the kernel on which the release was made: another may not see its locks, and a power failure may lose a rename.
+    """
+    temporary = Path(release.get("temporary", ""))
+    if not is_proof(temporary):
+        yield None
+        return
+    by = release["by"]
+    with abandoned(temporary) as gone:
+        if gone and can_be_seen(by) and still_runs(by):  # its maker could not lock it
+            yield False
+        else:
+            yield gone if not gone or same_boot(by) else None
+
+
+def can_be_seen(process: Mapping[str, Any]) -> bool:
+    """Whether it would be among the processes here, if it still ran: not on another machine, nor in another container."""
+    here = (socket.gethostname(), _namespace())
+    return (process["host"], process.get("namespace", here[1])) == here and process["boot"] == _boot()
 
 
 def still_runs(process: Mapping[str, Any]) -> bool:
-    """Whether that process still runs; taken to be so where that cannot be known (another machine)."""
-    if process["host"] != socket.gethostname():
-        return True
-    return bool(process["boot"] == _boot() and _started(process["pid"]) == process["started"])
+    """Whether that process still runs; taken to be so where that cannot be known."""
+    if can_be_seen(process):
+        return bool(_started(process["pid"]) == process["started"])
+    return bool(process["host"] != socket.gethostname() or process["boot"] == _boot())
 
 
 def same_boot(process: Mapping[str, Any]) -> bool:
-    """Whether this machine has not been started anew since."""
-    return bool(process["host"] == socket.gethostname() and process["boot"] == _boot())
+    """Whether it ran on this kernel, which has not been started anew since; a container's name for the machine is its own."""
+    return bool(process["boot"]) and process["boot"] == _boot()
+
+
+def _namespace() -> str:
+    """Within which a number is one process."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _boot() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -25,6 +26,11 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     now = datetime.now(UTC).isoformat(timespec="seconds")
     if not 0 <= filter_share < 1:
         raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
+    if filter_share > 0 and filter_share * budget.delta < 4 * sys.float_info.min:  # half is for pairs; both must be numbers
+        raise LedgerError(
+            f"a filter's share of δ is {filter_share:g}, and that of δ = {budget.delta:g} is too small a number to compute "
+            "with: give a larger share, or 0 for no filter"
+        )
     if filter_share:
         rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
         numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}

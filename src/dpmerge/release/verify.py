@@ -15,6 +15,7 @@ from dpmerge.profiles.precision import grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
+from dpmerge.release.chain import standing
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.recheck import Recheck
 from dpmerge.release.signing import signed_by
@@ -223,12 +224,13 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
         )
         return
     total = entry.content["total"]
+    counts = entry in standing(entries)
     voided = [one.content["reason"] for one in entries if one.kind == "voided" and one.content["of"] == entry.number]
     completed = [
         one.content["certificates"] for one in entries if one.kind == "completed" and one.content["of"] == entry.number
     ]
-    if voided:
-        verdict.broken.append(f"entry {stated.number} of the ledger was voided, so nothing counts this release: {voided[0]}")
+    if not counts:
+        verdict.broken.append(f"entry {stated.number} of the ledger was voided, so nothing counts this release: {voided[-1]}")
     elif (total["epsilon"], total["delta"], total["theorem"]) != (
         stated.epsilon,
         stated.delta,
