@@ -11,7 +11,9 @@ not steps; steps on empty batches are. Steps and Opacus' accountant are counted 
 
 from __future__ import annotations
 
+import functools
 import secrets
+import types
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,19 +158,34 @@ class Recorder:
         return path
 
     def _follow(self, optimizer: Any) -> None:
-        """Read every step before it is made. The accountant's hook stays where it is."""
-        original = optimizer.pre_step
+        """Read every step before it is made, and what it left. The accountant's hook stays where it is."""
+        original, inner = optimizer.pre_step, optimizer.original_optimizer
+        update = inner.step
+        due = False
+        self._tensors.trains(optimizer.params)
 
         def pre_step(closure: Any = None) -> Any:
+            nonlocal due
             self._steps.part()
             phase = self._phase()
             self._tensors.trains(optimizer.params)
             made = original(closure)
             if made:
                 self._made(phase)
+                due = True
             return made
 
+        @functools.wraps(update)
+        def step(_: Any, *args: Any, **options: Any) -> Any:
+            nonlocal due
+            done = update(*args, **options)
+            if due:  # else somebody calls the inner optimizer without noise
+                self._tensors.stepped()
+            due = False
+            return done
+
         optimizer.pre_step = pre_step
+        inner.step = types.MethodType(step, inner)  # a method, as torch's schedulers expect
 
     def _phase(self) -> Phase:
         now, sampling = self._steps.now(), self._batches.sampling()
