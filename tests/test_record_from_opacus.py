@@ -40,6 +40,7 @@ STATED: dict[str, Any] = {
     "learning_rate": "0.1",
     "optimizer": "sgd",
     "examples": 60,
+    "others_unchanged": True,
 }
 
 
@@ -118,7 +119,8 @@ def test_everything_that_is_missing_is_named_at_once(checkpoint: Path, tmp_path:
     result = CliRunner().invoke(app, ["record", "from-opacus", str(checkpoint), "--out", str(tmp_path / "a"), "--clip", "1"])
     assert result.exception is not None and not (tmp_path / "a").exists()
     text = str(result.exception)
-    for flag in ("--dataset", "--sampling", "--clipping", "--learning-rate", "--optimizer", "--expected-batch (or --examples)"):
+    flags = ("--dataset", "--sampling", "--clipping", "--learning-rate", "--optimizer", "--expected-batch (or --examples)")
+    for flag in (*flags, "--others-unchanged"):
         assert flag in text
     assert "--clip," not in text and "\n" not in text
 
@@ -286,7 +288,7 @@ def test_every_rule_says_which_records_were_stated() -> None:
 def test_from_the_command_line_to_a_verified_release(tmp_path: Path) -> None:
     invoke, portfolio = CliRunner().invoke, tmp_path / "portfolio"
     portfolio.mkdir()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in STATED.items()]
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in STATED.items()]
     for name in ("a", "b"):
         trained(tmp_path / f"{name}.pt")
         made = invoke(app, ["record", "from-opacus", str(tmp_path / f"{name}.pt"), "--out", str(portfolio / name), *flags])
@@ -315,24 +317,42 @@ def test_adaptive_clipping_needs_the_noise_of_its_counts(checkpoint: Path, tmp_p
     assert isinstance(record.mechanism, DpSgd) and record.mechanism.noise_multiplier == pytest.approx(0.5, rel=1e-12)
 
 
-def test_tensors_that_the_optimizer_did_not_train_are_not_passed_on_unasked(tmp_path: Path) -> None:
-    """A buffer that copies a private row lies in Opacus' checkpoint like any other tensor."""
+class Copies(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Keeps a private row: in a buffer, and in a frozen parameter, which the saved optimizer lists among its own."""
 
-    def build() -> Any:
-        made = torch.nn.Sequential(torch.nn.Linear(4, 3))
-        made.add_module("observer", torch.nn.Identity())
-        made.observer.register_buffer("seen", torch.zeros(4))
-        return made
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(4))
+        self.frozen = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
 
+    def forward(self, x: Any) -> Any:
+        if len(x):
+            self.seen.copy_(x[0])
+            self.frozen.copy_(x[0])
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_tensors_that_the_optimizer_did_not_train_are_not_passed_on_unasked(optimizer: bool, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    trained(path, build=build)
-    with pytest.raises(RecordError, match="has 3 tensors, and its optimizer trained 2"):
-        from_opacus(path, tmp_path / "a", Stated(**STATED))
+    run = trained(path, build=Copies)
+    if not optimizer:
+        run.engine.save_checkpoint(path=path, module=run.module)
+    silent = {**STATED, "others_unchanged": False}
+    for left in ((), ("seen",), ("seen", "frozen")):
+        with pytest.raises(RecordError, match=r"state --others-unchanged .*--leave-out NAME"):
+            from_opacus(path, tmp_path / "a", Stated(**silent, leave_out=left))
     with pytest.raises(RecordError, match=r"--leave-out odd: .* has no such tensor"):
         from_opacus(path, tmp_path / "a", Stated(**STATED, leave_out=("odd",)))
+    names = tuple(run.module._module.state_dict())
+    with pytest.raises(RecordError, match="no model left to record"):
+        from_opacus(path, tmp_path / "a", Stated(**STATED, leave_out=names))
     assert not (tmp_path / "a").exists()
-    left = from_opacus(path, tmp_path / "a", Stated(**STATED, leave_out=("observer.seen",)))
-    assert isinstance(left.mechanism, DpSgd) and left.mechanism.left_out == ["observer.seen"]
-    assert load_file(tmp_path / "a" / "model.safetensors").keys() == {"0.weight", "0.bias"}
-    from_opacus(path, tmp_path / "b", Stated(**STATED, others_unchanged=True))
-    assert "observer.seen" in load_file(tmp_path / "b" / "model.safetensors")
+    held = from_opacus(path, tmp_path / "a", Stated(**STATED, leave_out=("seen", "frozen")))
+    assert isinstance(held.mechanism, DpSgd) and held.mechanism.left_out == ["frozen", "seen"]
+    assert load_file(tmp_path / "a" / "model.safetensors").keys() == {"linear.weight", "linear.bias"}
+    guarantee = Joint(Portfolio((Model("a", held),)).weights({"a": 1.0})).guarantee(delta=1e-5)
+    said = "model 'a': its user says that tensors which the private optimizer did not train are as before it"
+    assert said in guarantee.assumptions
+    assert "others_unchanged" not in dp_sgd("a", sigma=1.0).record.as_dict()["mechanism"]

@@ -523,6 +523,42 @@ def test_steps_without_a_batch_of_the_loader_are_refused() -> None:
         twice.step(inputs, labels)
 
 
+def test_batches_that_were_looked_at_pay_for_no_later_step() -> None:
+    run = private()
+    record(*run.parts, dataset="d")
+    for _ in run.loader:
+        """An evaluation on the training data."""
+    inputs, labels = next(iter(run.loader))
+    run.step(inputs, labels)
+    with pytest.raises(TrainingError, match="step 2 was made without a new batch"):
+        run.step(inputs, labels)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluations_on_the_training_data_within_an_epoch_are_no_matter(mode: str) -> None:
+    run = private(mode, batch=1)
+    recorder = record(*run.parts, dataset="d")
+    for _ in range(2):
+        for number, (inputs, labels) in enumerate(run.loader):
+            run.step(inputs, labels)
+            if number % 20 == 0:
+                for _ in run.loader:
+                    """Look at every example."""
+    assert recorder.steps == 120 and recorder.record()
+
+
+def test_leaving_out_empty_batches_is_refused_in_epochs_that_are_broken_off() -> None:
+    run = private(batch=1)
+    recorder = record(*run.parts, dataset="d")
+    for number, (inputs, labels) in enumerate(run.loader):
+        if number == 59:
+            break
+        if len(labels):
+            run.step(inputs, labels)
+    with pytest.raises(TrainingError, match="empty batches were left out"):
+        recorder.record()
+
+
 # --- other refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -754,6 +790,55 @@ def test_a_generator_that_cannot_be_read_has_no_fingerprint(tmp_path: Path) -> N
     again.module._module.load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))
     with pytest.raises(TrainingError, match="could not be told apart"):
         record(*again.parts, dataset="d", resume=tmp_path / "a")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_noise_that_is_repeated_within_a_run_is_refused(mode: str) -> None:
+    """With σ = 50 and the seed set before each step, two updates differed by a thousandth of their noise."""
+    run = private(mode)
+    record(*run.parts, dataset="d")
+    batches = iter(run.loader)
+    torch.manual_seed(0)
+    run.step(*next(batches))
+    inputs, labels = next(batches)
+    torch.manual_seed(0)
+    next(batches)  # as before the first step
+    with pytest.raises(
+        TrainingError, match=r"noise generator was in a state from which this run has used it before.*seed once"
+    ):
+        run.step(inputs, labels)
+
+
+def test_a_noise_generator_that_is_replaced_is_refused() -> None:
+    run = private(noise_generator=torch.Generator().manual_seed(1))
+    record(*run.parts, dataset="d")
+    run.train()
+    run.optimizer.generator = torch.Generator().manual_seed(7)
+    with pytest.raises(TrainingError, match="noise generator was replaced"):
+        run.train()
+
+
+def test_epochs_with_the_same_batches_are_refused() -> None:
+    generator = torch.Generator()
+    run = private(loader=DataLoader(examples(), batch_size=5, generator=generator))
+    recorder = record(*run.parts, dataset="d")
+    run.train()
+    state = generator.get_state()
+    for _ in run.loader:
+        """Batches that are looked at, and no more."""
+    generator.set_state(state)
+    run.train()
+    generator.set_state(state)
+    with pytest.raises(TrainingError, match="sampling generator was in a state from which this run has used it before"):
+        run.train()
+    assert recorder.steps == 24
+
+
+def test_steps_without_noise_draw_nothing_that_could_be_repeated() -> None:
+    run = private(sigma=0.0, noise_generator=torch.Generator())
+    recorder = record(*run.parts, dataset="d")
+    run.train(epochs=2)
+    assert recorder.steps == 24
 
 
 # --- crashes -------------------------------------------------------------------------------------------------------------

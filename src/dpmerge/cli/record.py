@@ -80,7 +80,7 @@ def from_opacus(
         typer.Option("--leave-out", help="A tensor that changed without noise, with which no loss was computed. Repeatable."),
     ] = None,
     others_unchanged: Annotated[
-        bool, typer.Option("--others-unchanged", help="Tensors that the optimizer did not train are as before the training.")
+        bool, typer.Option("--others-unchanged", help="Say that tensors the private optimizer did not train are as before it.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

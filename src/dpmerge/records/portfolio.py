@@ -262,7 +262,8 @@ def _check_checkpoints(models: tuple[Model, ...]) -> None:
 def _begins(earlier: Mechanism, later: Mechanism) -> bool:
     if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
         same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
-        same |= {"left_out", "noise_generator"}  # what changes later is left out later; a run may go on on another machine
+        # What changes later is left out later; a run may go on on another machine.
+        same |= {"left_out", "others_unchanged", "noise_generator"}
         for stated in ("noise_fingerprint", "sampler_fingerprint"):
             if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
                 return False

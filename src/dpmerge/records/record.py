@@ -56,9 +56,10 @@ class DpSgd(Extended):
     """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0).
 
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
+    `others_unchanged` is someone's word that all others were trained with noise or never changed; the recorder looks itself.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"left_out", "noise_generator"})
+    added: ClassVar[frozenset[str]] = frozenset({"left_out", "others_unchanged", "noise_generator"})
 
     kind: Literal["dp-sgd"]
     run: Annotated[str, Field(min_length=1)]
@@ -74,6 +75,7 @@ class DpSgd(Extended):
     smoothness: NonNegative | None
     convex: Literal["glm", "unclipped"] | None
     left_out: Annotated[list[str], Field(min_length=1)] | None = None
+    others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
 
     def settings(self) -> list[Phase]:

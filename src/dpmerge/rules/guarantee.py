@@ -316,6 +316,10 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
             found.append(
                 f"model {model.name!r}: no loss was computed with {names}, which changed without noise and were left out"
             )
+        if getattr(model.mechanism, "others_unchanged", None):
+            found.append(
+                f"model {model.name!r}: its user says that tensors which the private optimizer did not train are as before it"
+            )
     by_generator: dict[str, list[str]] = {}
     for model in known:
         generator = model.mechanism.noise_generator

@@ -64,7 +64,7 @@ class Stated:
     `learning_rate` and `clip` are one number for every step, or `value*steps,value*steps,…`. `expected_batch` is the divisor
     of the updates; or give `examples`, the size of the dataset, from which Opacus computes it. Of tensors that the optimizer
     did not train, `leave_out` names those that the data changed (no loss was computed with them); `others_unchanged` says
-    that the rest is as before the training.
+    that the rest is as before the training. No file shows that: frozen parameters are listed among those of the optimizer.
     """
 
     dataset: str | None = None
@@ -90,6 +90,11 @@ class Stated:
         flags = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
         if self.expected_batch is None and self.examples is None:
             flags.append("--expected-batch (or --examples)")
+        if not self.others_unchanged:
+            flags.append(
+                "--others-unchanged (that tensors which the private optimizer did not train are as before the training; "
+                "--leave-out NAME for each that changed and that no loss was computed with)"
+            )
         return flags
 
 
@@ -123,28 +128,23 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         "smoothness": stated.smoothness,
         "convex": stated.convex,
         "left_out": sorted(set(stated.leave_out)) or None,
+        "others_unchanged": True,
     }
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
-    tensors = _shown(pytorch.state_of(held, where)[0], held.get("optimizer_state_dict"), stated, where)
+    tensors = _shown(pytorch.state_of(held, where)[0], stated, where)
     save_folder(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
     return record
 
 
-def _shown(tensors: Mapping[str, Any], state: Any, stated: Stated, where: str) -> dict[str, Any]:
-    """The tensors to keep; if there are more than the optimizer trained, someone must say that the others did not change."""
+def _shown(tensors: Mapping[str, Any], stated: Stated, where: str) -> dict[str, Any]:
+    """The tensors to keep."""
     unknown = sorted(set(stated.leave_out) - tensors.keys())
     if unknown:
         raise RecordError(f"--leave-out {unknown[0]}: {where} has no such tensor")
     shown = {name: tensor for name, tensor in tensors.items() if name not in stated.leave_out}
-    groups = state.get("param_groups") if isinstance(state, dict) else None
-    trained = sum(len(group.get("params", ())) for group in groups) if isinstance(groups, list) else len(shown)
-    if len(shown) > trained and not stated.others_unchanged:
-        raise RecordError(
-            f"{where} has {len(shown)} tensors, and its optimizer trained {trained}: the data may have changed the others "
-            "without noise. Give --leave-out NAME for each that changed and that no loss was computed with, and "
-            "--others-unchanged if the rest did not change"
-        )
+    if not shown:
+        raise RecordError(f"--leave-out names every tensor of {where}: there is no model left to record")
     return shown
 
 

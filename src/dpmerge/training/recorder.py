@@ -11,19 +11,29 @@ not steps; steps on empty batches are. Steps and Opacus' accountant are counted 
 
 from __future__ import annotations
 
+import functools
 import secrets
+import types
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import DpSgd, Phase, Record
+from dpmerge.records import DpSgd, Phase, Record, Sampling
 from dpmerge.records.record import NoiseGenerator
 from dpmerge.training.randomness import together
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
-from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator, sampler_fingerprint
+from dpmerge.training.recorder_randomness import (
+    Starts,
+    continued,
+    is_secure,
+    noise_fingerprint,
+    noise_generator,
+    noise_state,
+    sampler_fingerprint,
+)
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
 
@@ -115,6 +125,7 @@ class Recorder:
         self._engine, self._tensors = engine, tensors
         self._batches, self._steps, self._said = batches, steps, said
         self._phases = phases
+        self._noise, self._sampling = Starts("noise"), Starts("sampling")
         self._taken = _counted(engine)
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
         self._follow(optimizer)
@@ -132,6 +143,7 @@ class Recorder:
                 f"the new loader has {batches.examples} examples, the one before {self._batches.examples}: a record is about "
                 "one dataset"
             )
+        self._batches.require_every_batch()
         self._batches = batches
 
     def record(self, *, leave_out: Collection[str] = ()) -> Record:
@@ -156,19 +168,43 @@ class Recorder:
         return path
 
     def _follow(self, optimizer: Any) -> None:
-        """Read every step before it is made. The accountant's hook stays where it is."""
-        original = optimizer.pre_step
+        """Read every step before it is made, and what it left. The accountant's hook stays where it is."""
+        original, inner = optimizer.pre_step, optimizer.original_optimizer
+        update = inner.step
+        generator, due = optimizer.generator, False
+        self._tensors.trains(optimizer.params)
 
         def pre_step(closure: Any = None) -> Any:
+            nonlocal due
             self._steps.part()
             phase = self._phase()
             self._tensors.trains(optimizer.params)
+            if optimizer.generator is not generator:
+                raise TrainingError(
+                    "the optimizer's noise generator was replaced during the training, so the fingerprint says nothing of its "
+                    "noise; choose it before recording (make_private's noise_generator)"
+                )
+            state = noise_state(self._engine, optimizer)
             made = original(closure)
             if made:
+                if phase.noise_multiplier:  # without noise nothing is drawn
+                    self._noise.note(state)
+                self._said.noise_generator = together([self._said.noise_generator, noise_generator(self._engine, optimizer)])
                 self._made(phase)
+                due = True
             return made
 
+        @functools.wraps(update)
+        def step(_: Any, *args: Any, **options: Any) -> Any:
+            nonlocal due
+            done = update(*args, **options)
+            if due:  # else somebody calls the inner optimizer without noise
+                self._tensors.stepped()
+            due = False
+            return done
+
         optimizer.pre_step = pre_step
+        inner.step = types.MethodType(step, inner)  # a method, as torch's schedulers expect
 
     def _phase(self) -> Phase:
         now, sampling = self._steps.now(), self._batches.sampling()
@@ -191,6 +227,8 @@ class Recorder:
     def _made(self, phase: Phase) -> None:
         self._steps.made()
         self._batches.step(self.steps + 1)
+        if phase.sampling != Sampling(scheme="full-batch") and not is_secure(self._engine, self._batches.generator):
+            self._sampling.note(self._batches.started)
         self._taken += 1
         counted = _counted(self._engine)
         if counted != self._taken:

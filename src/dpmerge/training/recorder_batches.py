@@ -7,6 +7,7 @@ before the first step, and a step for which the loader drew no batch is refused 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +18,36 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Sampling
+from dpmerge.training.recorder_randomness import state_of
 
 _COIN_BITS = {torch.float32: 24, torch.float64: 53}  # of the uniform numbers that Opacus' sampler compares with its rate
 _NOTICEABLE = 1e-4  # a relative error of the rate above which it is recorded as it really was
+
+
+@dataclass
+class _Pass:
+    """One walk through the loader. Evaluations walk through it too: a step is paid for by the walk that drew last."""
+
+    started: bytes | None = None  # the state of the sampler's generator at its beginning
+    drawn: int = 0
+    empty: int = 0
+    steps: int = 0
+    ended: bool = False
+    last_empty: bool = False
+    lag: int = 0  # batches without a step when the last one was drawn
+    skipped_empty: int = 0
+    skipped: int = 0
+
+    def draw(self, size: int) -> None:
+        lag = self.drawn - self.steps
+        if lag > self.lag and self.last_empty:
+            self.skipped_empty += 1
+        elif lag > self.lag:
+            self.skipped += 1
+        self.lag = lag
+        self.drawn += 1
+        self.last_empty = size == 0
+        self.empty += self.last_empty
 
 
 class Batches:
@@ -34,8 +62,8 @@ class Batches:
         sampler = loader.batch_sampler
         self._sampler = sampler.sampler if _kind(sampler) is BatchSplittingSampler else sampler
         self.examples = len(loader.dataset)
-        self._ahead = 0  # batches drawn and not made into steps yet, or left out
-        self._begin()
+        self._draws_ahead = loader.num_workers > 0
+        self._pass = _Pass()
         if getattr(loader.collate_fn, "rand_on_empty", False):
             raise TrainingError(
                 "the loader puts a made-up example into empty batches (rand_on_empty=True), which no theorem here covers; "
@@ -73,11 +101,15 @@ class Batches:
             "is about such batches; use Poisson sampling (make_private's poisson_sampling=True) or full batches"
         )
 
+    @property
+    def started(self) -> bytes | None:
+        """The state of the sampler's generator when the epoch began of which a first step was just made; else nothing."""
+        return self._pass.started if self._pass.steps == 1 else None
+
     def step(self, number: int) -> None:
         """A step was made; it must have had a batch of its own."""
-        self._ahead -= 1
-        self._steps += 1
-        if self._ahead < 0:
+        self._pass.steps += 1
+        if self._pass.steps > self._pass.drawn:
             raise TrainingError(
                 f"step {number} was made without a new batch from the recorded loader: another loader was used, or one batch "
                 "twice; train on the loader that make_private returned"
@@ -91,17 +123,17 @@ class Batches:
     def require_every_batch(self) -> None:
         """Refuse an epoch in which all batches but the empty ones were made into steps.
 
-        Loaders may draw ahead of the steps, so only a whole epoch tells.
+        Loaders with workers draw ahead of the steps, so only a whole epoch tells; others draw when the next batch is asked for.
         """
-        if self._ended and self._drawn - self._steps == self._empty > 0:
+        one = self._pass
+        left_out = one.empty if one.ended and one.drawn - one.steps == one.empty else 0
+        if not self._draws_ahead and one.steps and not one.skipped and one.drawn - one.steps >= one.skipped_empty:
+            left_out = max(left_out, one.skipped_empty)
+        if left_out:
             raise TrainingError(
-                f"{self._empty} empty batches were left out: a step of noise alone is due then, and without it the model tells "
+                f"{left_out} empty batches were left out: a step of noise alone is due then, and without it the model tells "
                 "that they were empty; make a step with every batch"
             )
-
-    def _begin(self) -> None:
-        self._drawn = self._steps = self._empty = 0  # in this epoch
-        self._ended = False
 
     def _count(self) -> None:
         """Have the sampler tell of every batch. It stays an instance of its class, as Opacus' other parts expect."""
@@ -109,13 +141,12 @@ class Batches:
 
         def counted(sampler: Any) -> Any:
             self.require_every_batch()
-            self._begin()
+            one = _Pass(state_of(torch.default_generator if self.generator is None else self.generator))
             for batch in kind.__iter__(sampler):
-                self._drawn += 1
-                self._ahead += 1
-                self._empty += len(batch) == 0
+                one.draw(len(batch))
+                self._pass = one
                 yield batch
-            self._ended = True
+            one.ended = True
 
         self._sampler.__class__ = type(kind.__name__, (kind,), {"__iter__": counted, "_counts": _kind(self._sampler)})
 

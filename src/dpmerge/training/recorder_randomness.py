@@ -23,10 +23,29 @@ _COST = 2**15
 _GENERATORS: dict[str, NoiseGenerator] = {"cpu": "torch-mt19937", "cuda": "torch-philox"}
 
 
-def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
-    """Of the generator of the noise in the state it is in; nothing if that cannot be read."""
+class Starts:
+    """States from which a generator has been used in this run, kept in memory: one that comes again repeats its numbers."""
+
+    def __init__(self, word: str) -> None:
+        self._word, self._seen = word, set[bytes]()
+
+    def note(self, state: bytes | None) -> None:
+        """Used from this state; None could not be read."""
+        if state is None:
+            return
+        mark = hashlib.blake2b(state, digest_size=16).digest()
+        if mark in self._seen:
+            raise TrainingError(
+                f"the {self._word} generator was in a state from which this run has used it before: its {self._word} is "
+                "repeated, and no guarantee holds; seed once, before the training, and never restore a state while training"
+            )
+        self._seen.add(mark)
+
+
+def noise_state(engine: Any, optimizer: Any) -> bytes | None:
+    """Of the generator of the noise; nothing if it cannot be read, or is the system's entropy."""
     if optimizer.generator is not None:
-        return _of_generator(engine, optimizer.generator)
+        return None if is_secure(engine, optimizer.generator) else state_of(optimizer.generator)
     states = []
     for device in sorted({parameter.device for parameter in optimizer.params}, key=str):
         if device.type == "cpu":
@@ -35,13 +54,21 @@ def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
             states.append(_stream(torch.cuda.default_generators[device.index]))
         else:
             return None
-    return _hash(b"".join(states))
+    return b"".join(states)
+
+
+def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
+    """Of the generator of the noise in the state it is in; nothing if that cannot be read."""
+    if optimizer.generator is not None:
+        return _of_generator(engine, optimizer.generator)
+    state = noise_state(engine, optimizer)
+    return None if state is None else _hash(state)
 
 
 def noise_generator(engine: Any, optimizer: Any) -> NoiseGenerator:
     """Which generator the noise comes from, in the record's words."""
     generator = optimizer.generator
-    if generator is not None and engine.secure_mode and generator is engine.secure_rng:
+    if is_secure(engine, generator):
         return "operating-system"
     if generator is not None and type(generator) is not torch.Generator:
         return "other"
@@ -76,13 +103,24 @@ def continued(recorded: str | None, steps: int, now: str | None, word: str) -> s
     return f"{recorded}+{now}@{steps}"
 
 
-def _of_generator(engine: Any, generator: Any) -> str | None:
-    if engine.secure_mode and generator is engine.secure_rng:
-        return f"system-{secrets.token_hex(16)}"  # the system's entropy: there is no state that two runs could share
+def is_secure(engine: Any, generator: Any) -> bool:
+    """Whether the generator is the system's entropy: there is no state that two runs could share, or one come back to."""
+    return bool(generator is not None and engine.secure_mode and generator is engine.secure_rng)
+
+
+def state_of(generator: Any) -> bytes | None:
+    """What decides the numbers to come; nothing if it cannot be read."""
     try:
-        return _hash(_stream(generator))
+        return _stream(generator)
     except (AttributeError, RuntimeError):
         return None
+
+
+def _of_generator(engine: Any, generator: Any) -> str | None:
+    if is_secure(engine, generator):
+        return f"system-{secrets.token_hex(16)}"
+    state = state_of(generator)
+    return None if state is None else _hash(state)
 
 
 def _stream(generator: Any) -> bytes:

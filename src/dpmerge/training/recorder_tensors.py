@@ -3,12 +3,13 @@
 Everything else has changed without noise since recording began: running statistics, codebooks, observers, an average of the
 weights kept beside them, parameters of a second optimizer. No theorem covers it, neither as a part of what is released nor
 as a part of the loss, where it makes each example's gradient depend on the others' data (docs/theory.md §0).
+Trained parameters in turn are covered only as the private steps left them, so a copy of each is kept from step to step.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from safetensors.torch import load_file
 
 from dpmerge.errors import TrainingError
 
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class ModuleTensors:
     """The state of the trained module, followed from when recording begins."""
@@ -24,16 +27,55 @@ class ModuleTensors:
     def __init__(self, module: Any, resumed: Path | None = None, left_out: Collection[str] = ()) -> None:
         """`resumed` is a saved folder, whose tensors the module must hold; `left_out` is what was left out of it."""
         self._module = module._module
-        self._trained: dict[int, Any] = {}  # the parameters themselves, so that an id stays theirs
+        self._trained: dict[int, tuple[Any, torch.Tensor]] = {}  # by id: the parameter, and its bits after the last step
+        self._changed: set[str] = set()  # seen at a step, whatever became of it later
         self._left_out = set(left_out)
         if resumed is not None:
             self._require_those_of(resumed)
         # What was left out before has changed already, whatever it is now.
-        self._begun = {name: _digest(value) for name, value in self._state().items() if name not in self._left_out}
+        begun = {name: value for name, value in self._state().items() if name not in self._left_out}
+        self._begun = {name: _digest(name, value) for name, value in begun.items()}
+        # For a look at every step: of what is small, the bits; of frozen parameters, torch's count of writes.
+        self._small = {
+            name: _bits(name, value).clone()
+            for name, value in begun.items()
+            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+        }
+        self._writes = {name: value._version for name, value in begun.items() if isinstance(value, torch.nn.Parameter)}
 
     def trains(self, parameters: Iterable[Any]) -> None:
-        """The private optimizer is about to make a step with these."""
-        self._trained |= {id(parameter): parameter for parameter in parameters}
+        """The private optimizer is about to make a step with these, from where its last one left them."""
+        state = self._state()
+        names = {id(value): name for name, value in state.items()}
+        for parameter in parameters:
+            if id(parameter) not in self._trained:
+                name = names.get(id(parameter), "a parameter of the optimizer alone")
+                if name in self._begun and _digest(name, parameter) != self._begun[name]:
+                    raise _moved([name])
+                self._trained[id(parameter)] = parameter, _bits(name, parameter).clone()
+        self._require_as_left(names)
+        self._changed |= {name for name, value in state.items() if self._looks_changed(name, value)}
+
+    def stepped(self) -> None:
+        """The private optimizer has made its step."""
+        for parameter, held in self._trained.values():
+            held.copy_(_bits("", parameter))
+
+    def _require_as_left(self, names: Mapping[int, str]) -> None:
+        found = self._trained.items()
+        moved = [names.get(key, "?") for key, (value, held) in found if not _same(held, _bits(names.get(key, "?"), value))]
+        if moved:
+            raise _moved(sorted(moved))
+
+    def _looks_changed(self, name: str, value: Any) -> bool:
+        """What a look at every step tells of what is not trained; at the end everything is compared."""
+        if name in self._changed or name in self._left_out or id(value) in self._trained:
+            return False
+        if name in self._small and isinstance(value, torch.Tensor):
+            return not _same(self._small[name], _bits(name, value))
+        if self._writes.get(name) == getattr(value, "_version", None):
+            return False
+        return _digest(name, value) != self._begun.get(name)
 
     def left_out(self, named: Collection[str] = ()) -> list[str]:
         """What a folder saved now leaves out: what the user has named. Whatever else changed without noise is refused."""
@@ -42,18 +84,22 @@ class ModuleTensors:
         for name in sorted(named):
             if name not in state:
                 raise TrainingError(f"leave_out: the module has no tensor {name!r}")
+        self._require_as_left({id(value): name for name, value in state.items()})
         left_out = named | self._left_out
         changed = sorted(
             name
             for name, value in state.items()
-            if name not in left_out and id(value) not in self._trained and _digest(value) != self._begun.get(name)
+            if name not in left_out
+            and id(value) not in self._trained
+            and (name in self._changed or _digest(name, value) != self._begun.get(name))
         )
         if changed:
             names = ", ".join(map(repr, changed))
             raise TrainingError(
                 f"{names}: changed since recording began, and not by the private optimizer, so the data are in it without "
-                "noise. Keep it constant (eval mode, GroupNorm for BatchNorm, no second optimizer); or, if no loss was "
-                f"computed with it, leave it out: save(folder, leave_out=[{names}])"
+                "noise. Keep it constant (eval mode, GroupNorm for BatchNorm, no second optimizer); if the first forward pass "
+                "makes it, run one on public input before recording; or, if no loss was computed with it, leave it out: "
+                f"save(folder, leave_out=[{names}])"
             )
         self._left_out = left_out
         return sorted(left_out)
@@ -68,12 +114,20 @@ class ModuleTensors:
                 raise TrainingError(
                     f"the module's state {name!r} is a {type(value).__name__}, not a tensor; it cannot be saved"
                 )
-            found[name] = value.detach().to("cpu", copy=True).contiguous()
+            if value.layout is not torch.strided:
+                raise TrainingError(f"the module's tensor {name!r} is {value.layout}; it cannot be saved: make it dense")
+            found[name] = value.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
         return found
 
     def _state(self) -> dict[str, Any]:
-        """The state dict, and the buffers that are not part of it: these too can enter the loss."""
-        return {**dict(self._module.named_buffers()), **self._module.state_dict(keep_vars=True)}
+        """The state dict, and buffers and plain tensor attributes that are not part of it: these too can enter the loss."""
+        plain = {
+            f"{prefix}.{name}" if prefix else name: value
+            for prefix, module in self._module.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return {**plain, **dict(self._module.named_buffers()), **self._module.state_dict(keep_vars=True)}
 
     def _require_those_of(self, folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -83,17 +137,45 @@ class ModuleTensors:
             raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None
         tensors = self.shown(self._left_out)
         for name in sorted(held.keys() | tensors.keys()):
-            if name not in held or name not in tensors or _digest(held[name]) != _digest(tensors[name]):
+            if name not in held or name not in tensors or _digest(name, held[name]) != _digest(name, tensors[name]):
                 raise TrainingError(
                     f"{path}: tensor {name!r} is not what the module holds; load the checkpoint into the module before resuming"
                 )
 
 
-def _digest(value: Any) -> str:
-    """By bits: a NaN is equal to itself, and −0 is not 0. What is no tensor (get_extra_state) goes by its repr."""
+def _moved(names: Collection[str]) -> TrainingError:
+    return TrainingError(
+        f"{', '.join(map(repr, names))}: trained by the private optimizer, and changed by something else since recording began "
+        "or since its last step (a second optimizer, load_state_dict, a hook of the module, weights written by hand), which no "
+        "guarantee covers. Leave trained parameters to the private optimizer, and start the run again"
+    )
+
+
+def _bits(name: str, value: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as whole numbers, on its device: a NaN is equal to itself, and −0 is not 0."""
+    try:
+        if value.is_meta:
+            raise RuntimeError("it is on the device 'meta' and has no numbers")
+        plain = value.detach()
+        plain = plain if plain.layout is torch.strided else plain.to_dense()
+        plain = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return plain.view(_WHOLE.get(plain.element_size(), torch.uint8))
+    except (RuntimeError, TypeError, NotImplementedError) as fault:
+        why = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise TrainingError(
+            f"the module's tensor {name!r} ({value.dtype}, {value.layout}) cannot be read, so nobody can tell whether it "
+            f"changed: {why}"
+        ) from None
+
+
+def _same(held: torch.Tensor, now: torch.Tensor) -> bool:
+    return held.dtype == now.dtype and torch.equal(held, now.to(held.device))
+
+
+def _digest(name: str, value: Any) -> str:
+    """Of a tensor's type, shape and bits. What is no tensor (get_extra_state) goes by its repr."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    plain = value.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)} ".encode())
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+    digest.update(_bits(name, value).cpu().view(torch.uint8).numpy().data)
     return digest.hexdigest()
