@@ -150,7 +150,7 @@ BASE = ["account", PORTFOLIO, "--rule", "joint", "--weights", WEIGHTS]
 @pytest.mark.parametrize(
     "arguments,complaint",
     [
-        ([*BASE], "either a delta"),
+        ([*BASE], "one of the two is needed: a delta"),
         ([*BASE, "--delta", "1e-5", "--epsilon", "1"], "either a delta"),
         ([*BASE, "--delta", "0"], "between 0 and 1"),
         ([*BASE, "--delta", "nan"], "between 0 and 1"),

@@ -137,7 +137,7 @@ def test_what_is_conditional_says_so(client: TestClient) -> None:
         ({"weights": {"a": -1.0, "b": 2.0}}, "weights are finite and non-negative"),
         ({"delta": 2.0}, "delta is 2.0; it must lie strictly between 0 and 1"),
         ({"delta": 1e-320}, "delta: Input should be greater than or equal to 0.000"),
-        ({"delta": None}, "give either a delta (to learn ε) or an epsilon"),
+        ({"delta": None}, "one of the two is needed: a delta (to learn ε) or an epsilon"),
         ({"epsilon": 1.0}, "not both"),
         ({"assume_smoothness": 1.0}, "--assume-smoothness has no meaning for --rule selection"),
         ({"rule": "sum"}, "rule"),
