@@ -614,7 +614,7 @@ def test_the_ledger_holds_the_entry_and_its_certificate(tmp_path: Path, ledger: 
 
 def test_an_entry_that_was_never_completed(tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     portfolio = runs(tmp_path)
-    monkeypatch.setattr(Ledger, "complete", lambda self, entry, certificates: None)
+    monkeypatch.setattr(Ledger, "complete", lambda self, entry, certificates: [])
     released = release(portfolio, chosen(portfolio, "joint"), tmp_path / "out", ledger=ledger)
     verdict = verify(released.folder, ledger=ledger)
     assert verdict.code == 2 and "was never completed" in verdict.unchecked[0]
