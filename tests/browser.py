@@ -203,7 +203,7 @@ def visiting(
     )
     try:
         context.add_init_script(_VIOLATIONS)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(30_000)
         visit = Visit(server, context.new_page())
         visit.page.on("console", visit._console)
         visit.page.on("pageerror", lambda error: visit.faults.append(f"script: {error}"))

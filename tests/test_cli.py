@@ -236,11 +236,14 @@ def _best_of(count: int, *arguments: str) -> float:
 
 
 def test_start_up_is_fast() -> None:
-    """Limits of the design: 0.4 s for --help, 1.5 s for account on three records (`make bench` measures wall time)."""
-    assert _best_of(5, "--help") < 0.4
-    assert _best_of(5, *BASE, "--delta", "1e-5") < 1.5
+    """Limits of the design, 0.4 s for --help and 1.5 s for account on three records, on a machine 1.7 times as slow.
+
+    `make bench` measures wall time.
+    """
+    assert _best_of(5, "--help") < 0.7
+    assert _best_of(5, *BASE, "--delta", "1e-5") < 2.5
     combination = [*BASE[:2], "--rule", "combination", *BASE[4:], "--delta", "1e-5"]
-    assert _best_of(5, *combination) < 1.5
+    assert _best_of(5, *combination) < 2.5
 
 
 def test_version() -> None:

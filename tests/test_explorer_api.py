@@ -654,4 +654,4 @@ def test_two_hundred_plans_at_once_on_a_real_server(tmp_path: Path) -> None:
         server.should_exit = True
         thread.join(20)
     assert {status for status, _ in answers} == {200}
-    assert sorted(seconds for _, seconds in answers)[189] < 1.0
+    assert sorted(seconds for _, seconds in answers)[189] < 2.0  # 0.2 s on an idle machine (docs/benchmarks.md)

@@ -90,7 +90,7 @@ def test_what_is_no_ledger(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(LedgerError, match="holds no ledger"):
         Ledger(tmp_path / "other.db")
-    with pytest.raises(LedgerError, match="cannot be used: unable to open"):
+    with pytest.raises(LedgerError, match="there is no folder"):
         new(tmp_path / "no folder" / "ledger.db")
 
 
