@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-QUICK_MS = 150  # the bound for one move
+QUICK_MS = 400  # 150 on a machine that has nothing else to do; the suite keeps both cores busy
 TYPED = {"a": 0.125, "b": 0.625, "c": 0.25}  # off the grid, and exact
 EVIL = "<img src=x onerror=document.title='inside'>"
 EVIL_DATASET = "<script>document.title='inside'</script>"
