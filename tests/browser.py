@@ -154,6 +154,13 @@ class Visit:
         """Faults with these words are wanted here: the console tells of every answer that is an error."""
         self.expected.append(words)
 
+    def wait_for_a_fault(self) -> None:
+        """Return once something has gone wrong: a busy machine takes its time to report it."""
+        for _ in range(100):
+            self.page.wait_for_timeout(100)
+            if self.faults:
+                return
+
     def assert_clean(self) -> None:
         """No error on the console, none in a script, nothing that the policy refused, no request to anyone else."""
         self.page.wait_for_timeout(50)  # what the browser has still to tell

@@ -59,7 +59,7 @@ def test_what_goes_wrong_is_noticed(server: Server, chromium: Browser, script: s
     with visiting(server, chromium) as visit:
         visit.page.goto(f"{server.url}docs")
         visit.page.evaluate(f"() => {{ {script} }}")
-        visit.page.wait_for_timeout(200)
+        visit.wait_for_a_fault()
         with pytest.raises(AssertionError, match=words):
             visit.assert_clean()
         assert visit.page.evaluate("window.inside") is None
