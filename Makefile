@@ -23,7 +23,7 @@ test: $(VENV)/.dev
 
 # The watchdog of the suite, with more trials: every scenario attacked, one table and one picture (docs/soundness.md).
 audit: $(VENV)/.dev
-	$(BIN)/python -m dpmerge.audit build/audit
+	$(BIN)/python -m dpmerge_lab.audit build/audit
 	DPMERGE_SEARCH=5 $(BIN)/python -m pytest -q -n auto tests/test_violations.py tests/test_transport_quadratic.py tests/test_adaptive_releases.py
 
 check: $(VENV)/.dev
@@ -35,14 +35,14 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 # pip, not uv: only pip finds the CPU build of torch that constraints.txt pins. The demo does without torch.
-$(VENV)/.demo: pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,tasks,explorer]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,explorer]" --editable lab
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable "lab[torch]"
 	@touch $@
 
 clean:

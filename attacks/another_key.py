@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.victim import certificate, edit, forge, keys, release, stopped, verified
-from dpmerge.release.signing import Signer
+from dpmerge.release import Signer
 
 
 def attack(folder: Path) -> str:

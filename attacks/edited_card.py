@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attacks.victim import certificate, edit, release, stopped, verified
-from dpmerge.release.canonical import canonical, sha256
-from dpmerge.rules.guarantee import round_up
+from dpmerge.release import canonical, sha256
+from dpmerge.rules import round_up
 
 
 def attack(folder: Path) -> str:

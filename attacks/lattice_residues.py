@@ -15,8 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from attacks.victim import DELTA, certificate, dpmerge, record, stopped
-from dpmerge.checkpoints.dtypes import DTYPES, Scratch
-from dpmerge.checkpoints.kernel import weighted_sum
+from dpmerge.tensors import DTYPES, Scratch, weighted_sum
 
 D, N, TRIALS = 20_000, 1024, 10
 PRIVATE, BARE = 0.9, 0.1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.victim import DATASET, DELTA, WEIGHTS, Outcome, dpmerge, portfolio, release, verified
-from dpmerge.release.chain import Entry
+from dpmerge.release import Entry
 
 # Number and content of every entry.
 Rows = list[tuple[int, str]]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from attacks.victim import DELTA, WEIGHTS, certificate, dpmerge, forge, portfolio, release, stopped
 from dpmerge.cache import cache_entries
-from dpmerge.release.certificate import Certificate
+from dpmerge.release import Certificate
 
 
 def poison(cache: Path) -> int:

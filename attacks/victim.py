@@ -16,10 +16,7 @@ from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import CertificateError, DpmergeError
-from dpmerge.release.canonical import canonical, sha256
-from dpmerge.release.card import model_card
-from dpmerge.release.certificate import CARD, NAME, GuaranteeForm, draft
-from dpmerge.release.signing import Signer
+from dpmerge.release import CARD, NAME, GuaranteeForm, Signer, canonical, draft, model_card, sha256
 
 Change = Callable[[dict[str, Any]], None]
 DATASET, DELTA = "victim-data", "1e-5"

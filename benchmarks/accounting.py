@@ -15,11 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from benchmarks.report import Claim, best_time
 from dpmerge import example_portfolio
-from dpmerge.profiles.cells import monotone_pmfs
-from dpmerge.profiles.pairs import MixtureLaw
-from dpmerge.profiles.profile import Profile, _discretised
-from dpmerge.profiles.runs import run_profile
-from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
+from dpmerge.profiles import MixtureLaw, Profile, ShiftLaw, _discretised, monotone_pmfs, run_profile, sum_of_coins
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Combination
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Claim
-from dpmerge.checkpoints.dtypes import DTYPES
-from dpmerge.checkpoints.safetensors_file import header_bytes
+from dpmerge.tensors import DTYPES, header_bytes
 
 WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 REPEAT = 5
@@ -27,7 +26,7 @@ HIDDEN, INNER, VOCABULARY = 1024, 4096, 32000
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from dpmerge.checkpoints import merge_models
+from dpmerge.tensors import merge_models
 root, digests = Path(sys.argv[1]), sys.argv[2] == "digests"
 start = time.perf_counter()
 merge_models({n: root / n for n in "abc"}, {"a": 0.2, "b": 0.3, "c": 0.5}, root / "out", digests=digests)

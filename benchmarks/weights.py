@@ -18,15 +18,19 @@ from dp_accounting.pld import privacy_loss_distribution
 from benchmarks.report import Claim, best_time
 from dpmerge import example_portfolio
 from dpmerge.jobs import run_all
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.runs import run_profile
+from dpmerge.planning import (
+    Accounting,
+    Mapper,
+    Point,
+    combination_points,
+    pld_optimum,
+    renyi_optimum,
+    selection_frontier,
+    simplex_grid,
+)
+from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination
-from dpmerge.rules.guarantee import Target
-from dpmerge.rules.selection import selection_epsilons
-from dpmerge.weights.optimum import pld_optimum, renyi_optimum, selection_frontier
-from dpmerge.weights.points import Accounting, Mapper, Point, combination_points
-from dpmerge.weights.simplex import simplex_grid
+from dpmerge.rules import Combination, Target, selection_epsilons
 
 DELTA = 1e-5
 

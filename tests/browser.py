@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import uvicorn
 
-from dpmerge.explorer.api import Explorer
-from dpmerge.explorer.security import Door
+from dpmerge.explorer import Door, Explorer
 from tests.explorer_builders import TOKEN
 from tests.release_builders import runs
 

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import gammainc, ndtr
 from scipy.stats import binom
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 ComplexArray = np.ndarray[tuple[int, ...], np.dtype[np.complex128]]
 ALLOWANCE = 1e-8  # by which a computed δ may be above the true one

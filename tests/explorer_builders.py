@@ -10,8 +10,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from dpmerge.explorer.api import Explorer
-from dpmerge.explorer.security import Door
+from dpmerge.explorer import Door, Explorer
 from dpmerge.records import Portfolio
 from tests.release_builders import runs
 

@@ -14,8 +14,7 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.release import Ledger
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.ledger import Planned
-from dpmerge.rules import Joint
-from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules import Exposure, Joint, Releases
 from tests import builders
 from tests.ledger_workers import DELTA
 

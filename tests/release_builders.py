@@ -10,10 +10,9 @@ import numpy as np
 from typer.testing import CliRunner, Result
 
 from dpmerge.cli import app
+from dpmerge.planning import Utilities
 from dpmerge.records import Model, Portfolio
-from dpmerge.release import Choice, choose
-from dpmerge.release.forms import RuleName
-from dpmerge.weights import Utilities
+from dpmerge.release import Choice, RuleName, choose
 from tests import builders
 from tests.checkpoint_builders import Array, single
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpmerge.aggregate import Run
+from dpmerge.checkpoints import Run
 from dpmerge.records import Model, Portfolio
 from tests import builders
 from tests.release_builders import on_disk

@@ -12,20 +12,17 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import BudgetExceeded, DependentRuns, LedgerError, TargetError
-from dpmerge.profiles.renyi import log_delta_from_renyi
+from dpmerge.profiles import log_delta_from_renyi
 from dpmerge.records import Model, Portfolio
-from dpmerge.release import Ledger, choose, preview, release, release_together, verify, what_fits
+from dpmerge.release import Entry, Ledger, choose, preview, release, release_together, verify, what_fits
 from dpmerge.release.account import FILTER, Account
-from dpmerge.release.chain import Entry
 from dpmerge.release.forms import ValidationForm
 from dpmerge.release.provisions import provisions as first_entries
 from dpmerge.release.spending import Budget, Planned
-from dpmerge.rules.filter import Charge, Filter
-from dpmerge.rules.releases import Exposure
+from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
 from tests.exact_densities import gaussian_delta
-from tests.ledger_builders import PRECISE, THREE, command, joint, new, total, written
-from tests.ledger_builders import planned as planned_at
+from tests.ledger_builders import PRECISE, THREE, command, joint, new, planned as planned_at, total, written
 from tests.ledger_workers import DELTA
 
 

@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from attacks.victim import forge
-from dpmerge.aggregate import Averaging, Run, aggregate, averaging
-from dpmerge.checkpoints import read_tensors
+from dpmerge.checkpoints import Run, aggregate, averaging
 from dpmerge.errors import (
     BudgetExceeded,
     CertificateError,
@@ -30,10 +28,12 @@ from dpmerge.errors import (
     TargetError,
     WeightsError,
 )
+from dpmerge.planning import Averaging
 from dpmerge.records import Portfolio
-from dpmerge.release import Ledger, Merge, Signer, choose, new_keys, release, trusted_key, verify
-from dpmerge.release.certificate import Certificate, MergeForm
+from dpmerge.release import Certificate, Ledger, Merge, Signer, choose, new_keys, release, trusted_key, verify
+from dpmerge.release.certificate import MergeForm
 from dpmerge.rules import Joint
+from dpmerge.tensors import read_tensors
 from tests import builders
 from tests.checkpoint_builders import NUMPY, bits, single
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk
@@ -372,7 +372,7 @@ def test_weights_below_the_range_of_floats_take_no_part(tmp_path: Path) -> None:
 MEASURE = """
 import sys
 from pathlib import Path
-from dpmerge.aggregate import aggregate
+from dpmerge.checkpoints import aggregate
 folder, last = Path(sys.argv[1]), int(sys.argv[2])
 aggregate(folder / "run", folder / "out", rule="uta", last=last, delta=1e-5)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

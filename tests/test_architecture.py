@@ -6,13 +6,17 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 import dpmerge
 from dpmerge.rules import THEOREMS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "dpmerge"
+LAB = ROOT / "lab" / "dpmerge_lab"
 # From the ground up; a room may import from those before it.
 FLOORS = [
     "errors",
@@ -20,19 +24,17 @@ FLOORS = [
     "_version",
     "jobs",
     "cache",
+    "datasets",
     "records",
     "profiles",
     "rules",
-    "weights",
+    "planning",
     "figures",
-    "checkpoints",
-    "tasks",
-    "evaluation",
+    "tensors",
     "release",
-    "aggregate",
+    "checkpoints",
     "training",
     "audit",
-    "experiments",
     "_api",
     "explorer",
     "cli",
@@ -56,12 +58,29 @@ def floor(module: str) -> int:
     return FLOORS.index(module.split(".")[1])
 
 
-def test_the_explorer_uses_what_anybody_may() -> None:
-    """The page's server is built on the public API: the front doors of the rooms, and nothing behind them."""
-    for path in sorted((PACKAGE / "explorer").rglob("*.py")):
-        for module in imports(path):
-            if module.startswith("dpmerge.") and not module.startswith("dpmerge.explorer"):
-                assert module.count(".") == 1, f"{path.name} goes behind the front door of a room: {module}"
+def behind_doors(paths: Iterable[Path], room: str | None) -> list[str]:
+    """Imports that go behind the front door, the `__init__`, of a room that is not this one."""
+    return [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in paths
+        for module in imports(path)
+        if module.startswith("dpmerge.") and module.count(".") > 1 and module.split(".")[1] != room
+    ]
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_rooms_are_entered_by_their_front_doors(room: str) -> None:
+    assert not behind_doors((PACKAGE / room).rglob("*.py"), room)
+
+
+@pytest.mark.parametrize("folder", [LAB, ROOT / "benchmarks", ROOT / "attacks"], ids=lambda folder: folder.name)
+def test_the_laboratory_uses_front_doors_only(folder: Path) -> None:
+    assert not behind_doors([*PACKAGE.glob("*.py"), *folder.rglob("*.py")], None)
+
+
+def test_the_tool_knows_nothing_of_the_laboratory() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not any(module.split(".")[0] == "dpmerge_lab" for module in imports(path)), path
 
 
 def test_imports_go_down_only() -> None:

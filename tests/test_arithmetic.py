@@ -9,17 +9,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from attacks.victim import forge
-from dpmerge.checkpoints.dtypes import DTYPES
 from dpmerge.errors import CheckpointError, TargetError
 from dpmerge.records import Portfolio
 from dpmerge.release import preview, release, verify
 from dpmerge.release.release import stored_spacing
 from dpmerge.rules import Combination, Joint
 from dpmerge.rules.arithmetic import COVER, condition
+from dpmerge.tensors import DTYPES
 from tests import builders
 from tests.checkpoint_builders import NUMPY, single
 from tests.release_builders import DELTA, WEIGHTS, certificate, chosen, on_disk, runs

@@ -13,7 +13,7 @@ import pytest
 
 from attacks import all_attacks
 from attacks.victim import portfolio, release, verified
-from dpmerge.release.chain import Entry
+from dpmerge.release import Entry
 
 ATTACKS = all_attacks()
 

@@ -14,14 +14,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import bdtr, ndtr
 from scipy.stats import binom, norm
 from typer.testing import CliRunner
 
-from dpmerge.audit import SCENARIOS, CanaryGame, Claim, FromFunctions, Game, audit, check, find_game
-from dpmerge.audit import playing as playing_module
+from dpmerge.audit import (
+    CanaryGame,
+    Claim,
+    FromFunctions,
+    Game,
+    Guessing,
+    about,
+    as_dict,
+    audit,
+    check,
+    dot_product,
+    find_game,
+    gaussian_log_ratio,
+    mixture_log_ratio,
+    picture,
+    playing as playing_module,
+)
 from dpmerge.audit.bounds import (
     Attack,
     Threshold,
@@ -31,25 +45,17 @@ from dpmerge.audit.bounds import (
     mu_bound,
     upper_limit,
 )
-from dpmerge.audit.catalogue import about
-from dpmerge.audit.one_run import Guessing, chance, guess, one_run_bound
-from dpmerge.audit.report import as_dict, picture
-from dpmerge.audit.scenarios.gaussian import GaussianCanaries, GaussianMean
-from dpmerge.audit.scores import (
-    dot_product,
-    gaussian_log_ratio,
-    low_logistic_loss,
-    low_softmax_loss,
-    low_squared_loss,
-    mixture_log_ratio,
-)
+from dpmerge.audit.one_run import chance, guess, one_run_bound
+from dpmerge.audit.scores import low_logistic_loss, low_softmax_loss, low_squared_loss
 from dpmerge.audit.verdict import Stated
 from dpmerge.cli import app
 from dpmerge.errors import DpmergeError, EvaluationError, TargetError
 from dpmerge.figures import render
 from dpmerge.jobs import Finished
-from dpmerge.profiles.gaussian import gaussian_delta, gaussian_epsilon
-from dpmerge.rules.guarantee import round_down
+from dpmerge.profiles import gaussian_delta, gaussian_epsilon
+from dpmerge.rules import round_down
+from dpmerge_lab.audit import SCENARIOS
+from dpmerge_lab.audit.scenarios.gaussian import GaussianCanaries, GaussianMean
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dpmerge.errors import TrainingError
-from dpmerge.training.averaging import MovingAverage, TailMean, TrainingOn
-from dpmerge.weights.averaging import Averaging
+from dpmerge.planning import Averaging
+from dpmerge.training import MovingAverage, TailMean, TrainingOn
 
 ITERATES = st.lists(st.floats(-100, 100), min_size=1, max_size=12)
 

@@ -14,11 +14,9 @@ from typer.testing import CliRunner
 import dpmerge
 from dpmerge import cache
 from dpmerge.cli import app
-from dpmerge.profiles.laws import RenyiLaw, RevealedShiftLaw
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
-from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection
-from dpmerge.rules.tempered import Tempered
-from dpmerge.rules.validation import Validated, Validation
+from dpmerge.profiles import RevealedShiftLaw, ShuffleAsPoisson, run_profile
+from dpmerge.profiles.laws import RenyiLaw
+from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection, Tempered, Validated, Validation
 from tests.builders import dp_sgd, model, weighted
 
 

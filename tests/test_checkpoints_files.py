@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load, save, save_file
 
-from dpmerge.checkpoints import open_model, read_tensors
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors import open_model, read_tensors
 from tests.checkpoint_builders import adapter, sharded, single, write_raw
 
 ONE = {"x": np.ones(4, np.float32)}

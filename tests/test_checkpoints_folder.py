@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpmerge.checkpoints import merge_models, verify_combination
-from dpmerge.checkpoints.folder import new_folder
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors import merge_models, new_folder, verify_combination
 from tests.checkpoint_builders import single
 
 WEIGHTS = {"a": 0.5, "b": 0.5}
@@ -24,7 +23,7 @@ WEIGHTS = {"a": 0.5, "b": 0.5}
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from dpmerge.checkpoints import merge_models
+from dpmerge.tensors import merge_models
 root, moment = Path(sys.argv[1]), sys.argv[2]
 def stop(*_):
     print("here", flush=True)

@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dpmerge.checkpoints.dtypes import DTYPES, Dtype, Raw, Scratch, fits, narrowed, widened
-from dpmerge.checkpoints.kernel import BLOCK, NotFinite, weighted_sum
+from dpmerge.tensors import DTYPES, Scratch, weighted_sum
+from dpmerge.tensors.dtypes import Dtype, Raw, fits, narrowed, widened
+from dpmerge.tensors.kernel import BLOCK, NotFinite
 from tests.checkpoint_builders import NUMPY
 
 FLOATING = [dtype for dtype in DTYPES.values() if dtype.floating]

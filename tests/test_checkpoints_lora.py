@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dpmerge.checkpoints import combine_tensors, copy_model, merge_models, open_model, verify_combination
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors import combine_tensors, copy_model, merge_models, open_model, verify_combination
 from tests.checkpoint_builders import Array, adapter, bits, single
 
 LAYERS = ("q", "v")

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dpmerge.checkpoints import MergeReport, combine_tensors, copy_model, merge_models, read_tensors, verify_combination
-from dpmerge.checkpoints.kernel import BLOCK
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors import MergeReport, combine_tensors, copy_model, merge_models, read_tensors, verify_combination
+from dpmerge.tensors.kernel import BLOCK
 from tests.checkpoint_builders import NUMPY, Array, adapter, bits, sharded, single, write_raw
 
 WEIGHTS = {"a": 0.2, "b": 0.5, "c": 0.3}
@@ -396,7 +396,7 @@ def test_combination_in_memory_is_the_one_on_disk(tmp_path: Path) -> None:
 def test_torch_is_not_loaded(tmp_path: Path) -> None:
     three(tmp_path)
     script = (
-        "import sys; from pathlib import Path; from dpmerge.checkpoints import merge_models, verify_combination\n"
+        "import sys; from pathlib import Path; from dpmerge.tensors import merge_models, verify_combination\n"
         "root = Path(sys.argv[1]); models = {n: root / n for n in 'abc'}; w = {'a': .5, 'b': .5}\n"
         "merge_models(models, w, root / 'out'); assert not verify_combination(models, w, root / 'out')\n"
         "assert 'torch' not in sys.modules and 'scipy' not in sys.modules\n"
@@ -412,7 +412,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, shards: int) -> Non
     for name in "ab":
         sharded(tmp_path / name, *parts) if shards > 1 else single(tmp_path / name, parts[0])
     script = (
-        "import sys; from pathlib import Path; from dpmerge.checkpoints import merge_models\n"
+        "import sys; from pathlib import Path; from dpmerge.tensors import merge_models\n"
         "def peak(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) / 1024\n"
         "root, before = Path(sys.argv[1]), peak()\n"
         "merge_models({n: root / n for n in 'ab'}, {'a': .5, 'b': .5}, root / 'out', threads=2)\n"

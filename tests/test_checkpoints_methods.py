@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.checkpoints import combine_tensors, merge_models, verify_combination
-from dpmerge.checkpoints.methods import slerp, ties
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors import combine_tensors, merge_models, verify_combination
+from dpmerge.tensors.methods import slerp, ties
 from tests.checkpoint_builders import NUMPY, bits, single
 
 WEIGHTS = {"a": 0.25, "b": 0.75}

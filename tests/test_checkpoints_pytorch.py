@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.checkpoints import combine_tensors, copy_model, merge_models, open_model, read_tensors, verify_combination
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors import combine_tensors, copy_model, merge_models, open_model, read_tensors, verify_combination
 from tests.checkpoint_builders import bits, single
 
 WEIGHTS = {"a": 0.3, "b": 0.7}

@@ -23,8 +23,8 @@ import uvicorn
 
 from dpmerge.cli.explore import explore
 from dpmerge.errors import DpmergeError, ExplorerError
-from dpmerge.explorer import serving
-from dpmerge.explorer.security import Door, Guard, Message, Receive, Send
+from dpmerge.explorer import Door, serving
+from dpmerge.explorer.security import Guard, Message, Receive, Send
 from tests import ledger_builders
 from tests.explorer_builders import DELTA, TOKEN
 from tests.release_builders import WEIGHTS, runs

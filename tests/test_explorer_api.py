@@ -22,13 +22,12 @@ from fastapi.testclient import TestClient
 
 import dpmerge
 from dpmerge.errors import AccountingError, ExplorerError, JobError, UtilityError
-from dpmerge.explorer.api import Explorer
+from dpmerge.explorer import Door, Explorer
 from dpmerge.explorer.jobs import Job, Jobs
 from dpmerge.explorer.ladder import Ladder, _beats, _coarse_to_fine
 from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
-from dpmerge.explorer.security import Door
 from dpmerge.rules import Guarantee, Rule
 from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm

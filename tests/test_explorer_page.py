@@ -17,7 +17,7 @@ import pytest
 
 import dpmerge
 from dpmerge.records import Portfolio
-from dpmerge.rules.guarantee import round_up
+from dpmerge.rules import round_up
 from tests import builders, ledger_builders
 from tests.browser import DESKTOP, PHONE, SMALL, Server, Visit, a_browser, another, serving, visiting
 from tests.explorer_builders import DELTA, TOKEN

@@ -12,7 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dpmerge.errors import DpmergeError, ExplorerError
-from dpmerge.explorer.security import BODY_LIMIT, Door, Guard, Message, Receive, Send
+from dpmerge.explorer import Door
+from dpmerge.explorer.security import BODY_LIMIT, Guard, Message, Receive, Send
 from tests.explorer_builders import BEARER, DELTA, HOME, TOKEN, explorer
 from tests.release_builders import WEIGHTS
 from tests.test_explorer_api import is_problem

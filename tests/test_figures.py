@@ -416,7 +416,3 @@ def test_targets_are_marked_and_on_the_axis() -> None:
     with pytest.raises(FigureError, match=r"field targets\.0"):
         figures.web_figure(frontier() | {"targets": [0.0]})
     assert figures.web_figure(frontier())["layout"]["shapes"] == []
-
-
-def test_public_surface() -> None:
-    assert figures.__all__ == ["draw", "finite_or_null", "render", "web_figure"]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -20,19 +19,12 @@ import dpmerge
 from dpmerge.cli import app
 from dpmerge.cli.pictures import parse_targets
 from dpmerge.errors import EvaluationError, TargetError, UtilityError
-from dpmerge.evaluation import MergedScore, find_evaluator
-from dpmerge.profiles.arrays import DIRECTIONS
-from dpmerge.profiles.precision import accuracy, grids_of_accuracy
-from dpmerge.profiles.runs import run_profile
+from dpmerge.planning import Accounting, Utilities, edge, frontier, heatmap, plan, selection_optimum, simplex_grid
+from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.rules.selection import selection_epsilons
-from dpmerge.tasks import digits
-from dpmerge.weights import Utilities, edge, plan, selection_optimum
-from dpmerge.weights.frontier import frontier
-from dpmerge.weights.heatmap import heatmap
-from dpmerge.weights.points import Accounting
-from dpmerge.weights.simplex import simplex_grid
+from dpmerge.rules import Combination, Joint, Selection, selection_epsilons
+from dpmerge.tensors import MergedScore, find_evaluator
+from dpmerge_lab.tasks import digits
 from tests import builders
 from tests.test_jobs import started_cluster
 
@@ -360,7 +352,7 @@ def test_scores_belong_to_their_models_and_function(trained: Path) -> None:
     folders = {name: trained / name for name in "abc"}
     before = MergedScore.of(folders, "digits").fingerprint
     assert MergedScore.of(folders, "digits").fingerprint == before
-    assert MergedScore.of(folders, "dpmerge.tasks.digits:accuracy").fingerprint != before
+    assert MergedScore.of(folders, "dpmerge_lab.tasks.digits:accuracy").fingerprint != before
     data = bytearray((trained / "a" / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (trained / "a" / "model.safetensors").write_bytes(data)

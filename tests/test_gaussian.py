@@ -6,10 +6,9 @@ import math
 
 import mpmath
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dpmerge.profiles.gaussian import gaussian_delta, gaussian_epsilon
+from dpmerge.profiles import gaussian_delta, gaussian_epsilon
 
 
 def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:

@@ -21,7 +21,7 @@ import pytest
 from dpmerge.cli import main
 from dpmerge.errors import DpmergeError, LedgerError, TargetError
 from dpmerge.release import Ledger, what_fits
-from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules import Exposure, Releases
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, command, drawn, new, planned, three, total, written
 from tests.ledger_workers import DELTA

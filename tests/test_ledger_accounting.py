@@ -15,9 +15,7 @@ from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.release import Settings, choose, release, release_together, what_fits
 from dpmerge.release.forms import ValidationForm
 from dpmerge.release.ledger import Planned
-from dpmerge.rules import Joint, Selection
-from dpmerge.rules.releases import Exposure, Releases
-from dpmerge.rules.tempered import Tempered
+from dpmerge.rules import Exposure, Joint, Releases, Selection, Tempered
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, drawn, joint, new, planned, total, written
 from tests.ledger_workers import DELTA

@@ -24,8 +24,7 @@ from sqlalchemy import event
 
 from dpmerge.errors import BudgetExceeded, CheckpointError, LedgerError
 from dpmerge.records import Portfolio
-from dpmerge.release import Ledger, choose, release, verify
-from dpmerge.release.chain import unfinished
+from dpmerge.release import Ledger, choose, release, unfinished, verify
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, command, drawn, joint, new, planned, three, total, written
 from tests.ledger_workers import DELTA, wait_for

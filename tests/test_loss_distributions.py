@@ -7,15 +7,11 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dpmerge.profiles.gaussian import gaussian_delta
-from dpmerge.profiles.law import Law
-from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, RevealedShiftLaw
-from dpmerge.profiles.pairs import MixtureLaw, ReplaceOnePoissonLaw
+from dpmerge.profiles import ApproxDpLaw, GaussianLaw, Law, MixtureLaw, Profile, RevealedShiftLaw, gaussian_delta
+from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from dpmerge.profiles.pmf import LossPmf
-from dpmerge.profiles.profile import Profile
 from tests import oracles
 
 RATE = 256 / 60000

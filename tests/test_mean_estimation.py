@@ -11,12 +11,10 @@ from scipy.integrate import simpson
 from scipy.special import ndtr
 from scipy.stats import chi, norm
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
-from dpmerge.rules.combination import Combination
-from dpmerge.rules.guarantee import Target
+from dpmerge.rules import Combination, Selection, Target
 from dpmerge.rules.mean_estimation import GaussianSelection
-from dpmerge.rules.selection import Selection
 from tests.builders import dp_sgd, gaussian, weighted
 
 PROBABILITIES, DEVIATIONS = (0.1, 0.9), (0.5, 3.0)

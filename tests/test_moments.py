@@ -8,12 +8,11 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dpmerge.profiles.laws import GaussianLaw, RenyiLaw, RevealedShiftLaw
-from dpmerge.profiles.pairs import MixtureLaw, ReplaceOnePoissonLaw
-from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
+from dpmerge.profiles import GaussianLaw, MixtureLaw, RevealedShiftLaw, ShiftLaw, sum_of_coins
+from dpmerge.profiles.laws import RenyiLaw
+from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from tests import oracles
 
 REFERENCE_RATE = 256 / 60000
@@ -134,7 +133,7 @@ def test_integer_orders_agree_with_dp_accounting_and_fractional_ones_are_not_loo
 
 def test_replace_one_gaussian_has_the_factor_dp_accounting_forgets() -> None:
     """σ = 1, one record replaced: μ = 2, exactly ε = 9.997 at δ = 1e-5; dp-accounting 0.6.0's RDP says 4.73."""
-    from dpmerge.profiles.profile import Profile
+    from dpmerge.profiles import Profile
 
     accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_accounting.GaussianDpEvent(1.0))

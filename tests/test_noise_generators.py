@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.records import DpSgd, Model, Portfolio, Record
-from dpmerge.records.record import NoiseGenerator
-from dpmerge.rules import Joint, Selection
-from dpmerge.rules.tuning import Base
-from dpmerge.training import linear
-from dpmerge.training.randomness import fresh_generator, together
+from dpmerge.records import DpSgd, Model, NoiseGenerator, Portfolio, Record
+from dpmerge.rules import Base, Joint, Selection
+from dpmerge.training import fresh_generator, linear
+from dpmerge.training.randomness import together
 from tests.builders import dp_sgd
 
 SAID = "training noise of a generator that is not known to be cryptographic is as good as true noise"

@@ -12,19 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpmerge.aggregate import Run, predictions
-from dpmerge.aggregate.outputs import combined, predictions_guarantee, probabilities_of
-from dpmerge.aggregate.predictor import find_predictor, load_inputs
+from dpmerge.checkpoints import Run, find_predictor, load_inputs, predictions, predictions_guarantee
+from dpmerge.checkpoints.outputs import combined, probabilities_of
 from dpmerge.errors import DataError, DpmergeError, EvaluationError, PortfolioError
 from dpmerge.rules import Joint
-from dpmerge.tasks import digits, linear
-from dpmerge.training.linear import Recipe, bounded_features, train
-from dpmerge.training.linear import accuracy as training_accuracy
-from dpmerge.training.linear import scores as training_scores
+from dpmerge.tensors import linear
+from dpmerge.training import Recipe, accuracy as training_accuracy, bounded_features, scores as training_scores, train
+from dpmerge_lab.tasks import digits
 from tests.checkpoint_builders import single
 from tests.release_builders import DELTA, dpmerge
 from tests.run_builders import run_on_disk
@@ -72,8 +69,8 @@ def test_one_checkpoint_gives_its_own_predictions(rule: Any, trained: Run) -> No
     _, test = digits.load()
     for model in trained.checkpoints:
         assert model.folder is not None
-        found = predictions(trained, rule, linear.scores, test.images, last=1, until=model.mechanism.steps)  # type: ignore[union-attr]
-        own = linear.scores(model.folder, test.images)
+        found = predictions(trained, rule, linear.linear_scores, test.images, last=1, until=model.mechanism.steps)  # type: ignore[union-attr]
+        own = linear.linear_scores(model.folder, test.images)
         assert found.checkpoints == (model.name,)
         assert (found.labels == own.argmax(axis=1)).all() and not found.ties.any()
         assert found.accuracy(test.labels) == digits.accuracy(model.folder)
@@ -81,9 +78,9 @@ def test_one_checkpoint_gives_its_own_predictions(rule: Any, trained: Run) -> No
 
 def test_means_and_votes_by_brute_force(trained: Run) -> None:
     _, test = digits.load()
-    said = [linear.scores(folder_of(trained) / model.name, test.images) for model in trained.last(4)]
-    opa = predictions(trained, "opa", linear.scores, test.images, last=4)
-    omv = predictions(trained, "omv", linear.scores, test.images, last=4)
+    said = [linear.linear_scores(folder_of(trained) / model.name, test.images) for model in trained.last(4)]
+    opa = predictions(trained, "opa", linear.linear_scores, test.images, last=4)
+    omv = predictions(trained, "omv", linear.linear_scores, test.images, last=4)
     disputed = 0
     for row in range(len(test.images)):
         powers = [[math.exp(score) for score in one[row]] for one in said]
@@ -136,7 +133,7 @@ def test_checkpoints_are_asked_one_at_a_time(trained: Run) -> None:
 
     def predictor(folder: Path, inputs: Any) -> Scores:
         assert sum(reference() is not None for reference in alive) <= 1, "scores of earlier checkpoints are kept"
-        said = linear.scores(folder, inputs)
+        said = linear.linear_scores(folder, inputs)
         asked.append(folder.name)
         alive.append(weakref.ref(said))
         return said
@@ -196,7 +193,7 @@ def test_the_linear_predictor_is_the_trainings_own(trained: Run) -> None:
     tensors: dict[str, Any] = {"weight": generator.normal(size=(10, 64)).astype(np.float32), "bias": generator.normal(size=10)}
     for bound in (math.sqrt(2), 3.0, 100.0):
         features = bounded_features(inputs, bound)
-        found = linear.scores(single(folder.parent.parent / f"m{bound}", tensors), linear.bounded(inputs, bound))
+        found = linear.linear_scores(single(folder.parent.parent / f"m{bound}", tensors), linear.bounded(inputs, bound))
         assert found == pytest.approx(training_scores(tensors, features), abs=1e-3)
         labels = found.argmax(axis=1)
         assert training_accuracy(tensors, features, labels) == 1
@@ -207,7 +204,7 @@ def test_a_model_that_is_not_linear_is_refused(tmp_path: Path) -> None:
     single(tmp_path / "b", {"weight": np.zeros((3, 4)), "bias": np.zeros(3), "more": np.zeros(1)})
     for name in "ab":
         with pytest.raises(EvaluationError, match="a linear model of 4 features"):
-            linear.scores(tmp_path / name, np.zeros((5, 4)))
+            linear.linear_scores(tmp_path / name, np.zeros((5, 4)))
     with pytest.raises(EvaluationError, match="must exceed 1"):
         linear.bounded(np.zeros((2, 4)), 1.0)
 
@@ -275,7 +272,7 @@ def test_predictions_cost_what_the_run_costs_up_to_the_latest_checkpoint(trained
 @pytest.mark.parametrize("rule", ["opa", "omv"])
 def test_the_command_writes_what_the_library_says(rule: Any, trained: Run, tmp_path: Path) -> None:
     _, test = digits.load()
-    found = predictions(trained, rule, linear.scores, test.images.astype(np.float32), last=3)
+    found = predictions(trained, rule, linear.linear_scores, test.images.astype(np.float32), last=3)
     name = {"opa": "probabilities", "omv": "votes"}[rule]
     common = ("predict", folder_of(trained), "--rule", rule, "--last", 3, "--task", "digits", "--delta", DELTA)
     shown = {}
@@ -316,7 +313,9 @@ def test_the_command_says_what_is_covered(trained: Run, tmp_path: Path) -> None:
 
 def test_a_predictor_of_the_users(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`module:function` from the working folder, on inputs from a file, labels unknown."""
-    code = "from dpmerge.tasks import linear\n\ndef predict(folder, inputs):\n    return linear.scores(folder, inputs)\n"
+    code = (
+        "from dpmerge.tensors import linear_scores\n\ndef predict(folder, inputs):\n    return linear_scores(folder, inputs)\n"
+    )
     (tmp_path / "users_predictor.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     _, test = digits.load()
@@ -326,5 +325,5 @@ def test_a_predictor_of_the_users(trained: Run, tmp_path: Path, monkeypatch: pyt
     assert own.exit_code == 0, own.output
     assert json.loads(own.stdout)["accuracy"] is None
     document = json.loads((tmp_path / "own.json").read_text())
-    assert document["labels"] == predictions(trained, "opa", linear.scores, test.images[:50]).labels.tolist()
+    assert document["labels"] == predictions(trained, "opa", linear.linear_scores, test.images[:50]).labels.tolist()
     assert "truth" not in document

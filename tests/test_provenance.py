@@ -12,18 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import TargetError, UtilityError
+from dpmerge.planning import Provenance, Utilities, plan, secure_draw, tilted_odds
 from dpmerge.records import Portfolio
-from dpmerge.rules import Joint
-from dpmerge.rules.tempered import DRAWING, Tempered, _tilt
-from dpmerge.rules.validation import Validated, Validation
-from dpmerge.weights import Provenance, Utilities, plan
-from dpmerge.weights.draw import secure_draw, tilted_odds
+from dpmerge.rules import DRAWING, Joint, Tempered, Validated, Validation
+from dpmerge.rules.tempered import _tilt
 from tests import builders
 
 

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
 from dpmerge.records import DpSgd, Model, Phase, Portfolio, Record, Sampling
 from dpmerge.release.certificate import record_digest
-from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.rules.tempered import Tempered
+from dpmerge.rules import Combination, Joint, Selection, Tempered
 from tests.builders import dp_sgd
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

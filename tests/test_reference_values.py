@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.rules.guarantee import Guarantee
+from dpmerge.rules import Combination, Guarantee, Joint, Selection
 from tests import builders
 
 RATE = 256 / 60000
@@ -90,7 +89,7 @@ def test_coupled_poisson_runs(x: float, proved: float, paper: float) -> None:
     [(0.2, "glm", None, 0.26903), (0.2, None, None, 0.40786), (None, None, None, 0.68406), (None, None, 0.0, 0.20793)],
 )
 def test_full_batch_transport(smoothness: float | None, convex: str | None, assume: float | None, expected: float) -> None:
-    from dpmerge.profiles.gaussian import gaussian_epsilon
+    from dpmerge.profiles import gaussian_epsilon
 
     runs = [
         builders.dp_sgd(name, sigma=s, steps=100, eta=0.1, batch=1000, smoothness=smoothness, convex=convex)

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from dpmerge.checkpoints import read_tensors
-from dpmerge.checkpoints.safetensors_file import SafetensorsFile
 from dpmerge.errors import (
     CertificateError,
     CheckpointError,
@@ -31,13 +29,19 @@ from dpmerge.errors import (
     UtilityError,
     WeightsError,
 )
+from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
+    Certificate,
+    Choice,
+    GuaranteeForm,
     Ledger,
     Merge,
+    RuleName,
     Settings,
     Signer,
     choose,
+    model_card,
     new_keys,
     preview,
     release,
@@ -45,15 +49,12 @@ from dpmerge.release import (
     trusted_key,
     verify,
 )
-from dpmerge.release.card import model_card
-from dpmerge.release.certificate import Certificate, GuaranteeForm
-from dpmerge.release.choice import Choice
 from dpmerge.release.commitment import Opening, Openings, commit
-from dpmerge.release.forms import RuleName
 from dpmerge.release.release import draw
 from dpmerge.release.signing import signed_by
-from dpmerge.rules.guarantee import round_up, significant
-from dpmerge.weights import Utilities
+from dpmerge.rules import round_up, significant
+from dpmerge.tensors import read_tensors
+from dpmerge.tensors.safetensors_file import SafetensorsFile
 from tests import builders
 from tests.checkpoint_builders import adapter, bits, sharded, single
 from tests.release_builders import (

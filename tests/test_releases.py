@@ -12,16 +12,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpmerge.errors import DependentRuns, PortfolioError
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles import Profile, ShuffleAsPoisson, run_profile
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Joint, Selection, releases
-from dpmerge.rules.guarantee import By
-from dpmerge.rules.releases import Exposure, Releases, coupled_outcomes, leaked
+from dpmerge.rules import By, Exposure, Joint, Releases, Selection, coupled_outcomes, releases
+from dpmerge.rules.releases import leaked
 from tests import builders
 
 EPSILONS = (0.0, 0.3, 1.0, 2.5)

@@ -15,16 +15,15 @@ import pytest
 
 import dpmerge
 from dpmerge.errors import DpmergeError, FigureError, LedgerError, PortfolioError, TargetError, UtilityError
-from dpmerge.explorer.report import Question, report
-from dpmerge.figures.report import page
+from dpmerge.explorer import Question, report
+from dpmerge.figures import page
 from dpmerge.jobs import run_all
+from dpmerge.planning import Utilities
 from dpmerge.records import Portfolio
 from dpmerge.release import Ledger
-from dpmerge.rules.guarantee import round_up
-from dpmerge.weights import Utilities
+from dpmerge.rules import round_up
 from tests import builders
-from tests.release_builders import DELTA, on_disk, runs
-from tests.release_builders import dpmerge as command
+from tests.release_builders import DELTA, dpmerge as command, on_disk, runs
 from tests.test_figures import without_plotly
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"

@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpmerge.errors import DependentRuns, RecordError, TargetError, UnsupportedMechanism
-from dpmerge.profiles.gaussian import gaussian_delta, gaussian_epsilon
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles import ShuffleAsPoisson, gaussian_delta, gaussian_epsilon, run_profile
 from dpmerge.records import Model
-from dpmerge.rules import THEOREMS, Combination, Guarantee, Joint, Selection
-from dpmerge.rules.baselines import (
+from dpmerge.rules import (
+    THEOREMS,
+    Combination,
+    Guarantee,
+    Joint,
     PairComposition,
-    advanced_composition,
+    Selection,
+    compare,
     no_free_lunch_threshold,
-    papers_no_free_lunch_threshold,
+    round_up,
+    significant,
 )
-from dpmerge.rules.compare import compare
-from dpmerge.rules.guarantee import round_up, significant
+from dpmerge.rules.baselines import advanced_composition, papers_no_free_lunch_threshold
 from tests import builders
 
 FULL = [builders.dp_sgd("a", sigma=60.0, steps=100), builders.dp_sgd("b", sigma=15.0, steps=100)]

@@ -10,13 +10,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from dpmerge.checkpoints import content_digest
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Ledger, choose, release
-from dpmerge.rules import Combination, Guarantee, Joint
-from dpmerge.rules.baselines import PairComposition
-from dpmerge.rules.releases import Exposure, Releases
+from dpmerge.rules import Combination, Exposure, Guarantee, Joint, PairComposition, Releases
+from dpmerge.tensors import content_digest
 from tests import builders
 from tests.ledger_builders import PRECISE, joint, new, planned, total
 from tests.ledger_workers import DELTA
@@ -200,7 +198,7 @@ def test_a_digest_is_of_tensors_and_not_of_files(tmp_path: Path) -> None:
 
 
 def test_models_of_one_run_are_no_independent_runs(tmp_path: Path) -> None:
-    from dpmerge.aggregate.spread import Spread
+    from dpmerge.checkpoints import Spread
 
     on_disk(tmp_path / "p", (pair("a"), 1.0), (pair("b"), 2.0))
     with pytest.raises(PortfolioError, match="'a' and 'b' are of one run, 'r', and independent runs were asked for"):

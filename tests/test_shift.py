@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dpmerge.errors import TrainingError
-from dpmerge.training.shift import PeriodicShift, first_share
+from dpmerge.training import PeriodicShift, first_share
 
 
 def shift(first: int, second: int, period: int, batch: float) -> PeriodicShift:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import binom
 
-from dpmerge.profiles.pairs import MixtureLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
+from dpmerge.profiles import MixtureLaw, Profile, ShiftLaw, sum_of_coins
 from tests import oracles
 
 

@@ -17,29 +17,32 @@ from dpmerge.errors import PortfolioError, TargetError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.figures import heatmap, summary
 from dpmerge.jobs import run_all
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.planning import Accounting, frontier, heatmap as simplex
+from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Model, Portfolio
 from dpmerge.rules import (
     THEOREMS,
     WEIGHTS,
     AskedName,
+    Base,
     Combination,
+    Exposure,
     Guarantee,
     Joint,
     Looked,
+    PairComposition,
+    Poisson,
+    Releases,
     Rule,
     Selection,
+    Tempered,
+    Validated,
+    Validation,
     about_delta,
     require_wanted,
+    tuning_cost,
 )
-from dpmerge.rules.baselines import Composition, PairComposition
-from dpmerge.rules.releases import Exposure, Releases
-from dpmerge.rules.tempered import Tempered
-from dpmerge.rules.tuning import Base, tuning_cost
-from dpmerge.rules.tuning_trials import Poisson
-from dpmerge.rules.validation import Validated, Validation
-from dpmerge.weights import Accounting, frontier
-from dpmerge.weights import heatmap as simplex
+from dpmerge.rules.baselines import Composition
 from tests import builders
 from tests.explorer_builders import explorer
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk, runs

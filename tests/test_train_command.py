@@ -19,13 +19,10 @@ from typer.testing import CliRunner
 import dpmerge
 from dpmerge.cli import app
 from dpmerge.errors import DataError, DpmergeError, TrainingError
+from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Portfolio
-from dpmerge.training import data as training_data
-from dpmerge.training import linear, run
+from dpmerge.training import PortfolioFile, data as training_data, linear, run, train_portfolio
 from dpmerge.training.data import Source, load
-from dpmerge.training.portfolio import train_portfolio
-from dpmerge.training.portfolio_file import PortfolioFile
-from dpmerge.weights import Utilities
 
 DEFAULTS = {"model": "softmax", "learning_rate": 1.2, "rate": 0.1, "steps": 20, "clip": 2.01}
 LINEAR = {

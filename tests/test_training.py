@@ -12,15 +12,13 @@ import pytest
 
 import dpmerge
 from dpmerge.errors import TrainingError
-from dpmerge.profiles.runs import run_profile
+from dpmerge.profiles import run_profile
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.rules import Combination
-from dpmerge.tasks import digits
-from dpmerge.training import linear
-from dpmerge.training.linear import Loss, Recipe, accuracy, bounded_features, train
-from dpmerge.training.portfolio import train_portfolio
-from dpmerge.training.portfolio_file import PortfolioFile
-from dpmerge.training.randomness import chained, fresh_generator, poisson_batch
+from dpmerge.training import PortfolioFile, Recipe, accuracy, bounded_features, fresh_generator, linear, train, train_portfolio
+from dpmerge.training.linear import Loss
+from dpmerge.training.randomness import chained, poisson_batch
+from dpmerge_lab.tasks import digits
 
 BOUND = math.sqrt(2)
 Floats = npt.NDArray[np.float32]

@@ -20,14 +20,10 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import logsumexp, ndtr
 
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.laws import RevealedShiftLaw
-from dpmerge.profiles.pairs import MixtureLaw, ReplaceOnePoissonLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
+from dpmerge.profiles import FloatArray, MixtureLaw, Profile, RevealedShiftLaw, ShiftLaw, sum_of_coins
+from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from dpmerge.records import Adjacency, Model
-from dpmerge.rules.combination import Combination
-from dpmerge.rules.joint import Joint
+from dpmerge.rules import Combination, Joint
 from dpmerge.rules.trajectory import trajectories
 from dpmerge.rules.transport import Candidate, candidate_sets, drifts
 from tests.builders import dp_sgd, weighted

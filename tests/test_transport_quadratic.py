@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency, Model
-from dpmerge.rules.combination import Combination, _squared_ratio
-from dpmerge.rules.guarantee import Target
+from dpmerge.rules import Combination, Target
+from dpmerge.rules.combination import _squared_ratio
 from dpmerge.rules.trajectory import Run, trajectories
 from dpmerge.rules.transport import Candidate, candidate_sets, windows
 from tests.builders import dp_sgd, weighted

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 from scipy.stats import beta, norm
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
-from dpmerge.rules.combination import Combination
-from dpmerge.rules.guarantee import Target
-from dpmerge.rules.joint import Joint
+from dpmerge.rules import Combination, Joint, Target
 from tests.builders import dp_sgd, weighted
 
 DELTA = 1e-5

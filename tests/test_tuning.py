@@ -12,21 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dpmerge.aggregate import Run, aggregate, averaging, predictions
-from dpmerge.aggregate.tuning import Grid, Score, Search, Trials, Tuned
-from dpmerge.checkpoints import read_tensors
+from dpmerge.checkpoints import Grid, Run, Score, Search, Tuned, aggregate, averaging, predictions
+from dpmerge.checkpoints.tuning import Trials
 from dpmerge.errors import DataError, DependentRuns, DpmergeError, EvaluationError, PortfolioError, TrainingError, WeightsError
 from dpmerge.jobs import Finished, run_all
-from dpmerge.profiles.gaussian import gaussian_epsilon
+from dpmerge.profiles import gaussian_epsilon
 from dpmerge.records import Record
 from dpmerge.rules import Joint
-from dpmerge.tasks import digits, linear
-from dpmerge.training.averaging import MovingAverage, TrainingOn
-from dpmerge.training.linear import Recipe, bounded_features, train
-from dpmerge.training.tuning import Trial, TunedTraining, tune_training
+from dpmerge.tensors import linear, read_tensors
+from dpmerge.training import MovingAverage, Recipe, TrainingOn, bounded_features, train
+from dpmerge_lab.tasks import digits
+from dpmerge_lab.training.tuning import Trial, TunedTraining, tune_training
 from tests import builders
 from tests.release_builders import DELTA, dpmerge
 
@@ -72,7 +70,7 @@ def test_scores_of_predictions_are_those_of_predict(rule: Any, folder: Path) -> 
     found = search(folder, Grid(rule, "last", (1, 3, 7, 12))).tuned(here)
     for score in found.scores:
         assert score.value is not None
-        own = predictions(folder, rule, linear.scores, values, last=int(score.value))
+        own = predictions(folder, rule, linear.linear_scores, values, last=int(score.value))
         assert score.validation == own.accuracy(labels) and score.rest is None
     assert found.last.value is None and found.last.validation == found.scores[0].validation
     assert len({score.validation for score in found.scores}) > 1, "aggregates that all score alike say nothing"
@@ -92,14 +90,14 @@ def test_scores_of_averages_are_those_of_what_is_released(grid: Grid, options: A
     found = search(folder, grid).tuned(here)
     for place, (score, option) in enumerate(zip(found.scores, options, strict=True)):
         released = aggregate(folder, tmp_path / str(place), rule=grid.rule, delta=DELTA, **option)  # type: ignore[arg-type]
-        said = linear.scores(released.folder, values)
+        said = linear.linear_scores(released.folder, values)
         assert score.validation == float(np.mean(said.argmax(axis=1) == labels))
 
 
 def test_a_tail_of_one_is_the_last_checkpoint_and_until_counts_back_from_there(folder: Path) -> None:
     values, labels = inputs()
     found = search(folder, Grid("uta", "last", (1, 2)), until=10).tuned(here)
-    own = linear.scores(folder / "step-10", values).argmax(axis=1)
+    own = linear.linear_scores(folder / "step-10", values).argmax(axis=1)
     assert found.scores[0].validation == found.last.validation == float(np.mean(own == labels))
     both = [read_tensors(folder / f"step-{step}") for step in (8, 10)]
     mean = {name: (both[0][name].astype(float) + both[1][name]) / 2 for name in both[0]}
@@ -112,7 +110,7 @@ def test_some_examples_choose_and_the_others_measure(folder: Path) -> None:
     found = search(folder, Grid("opa", "last", (3, 9)), validation=100).tuned(here)
     for score in found.scores:
         assert score.value is not None
-        right = predictions(folder, "opa", linear.scores, values, last=int(score.value)).labels == labels
+        right = predictions(folder, "opa", linear.linear_scores, values, last=int(score.value)).labels == labels
         assert (score.validation, score.rest) == (right[:100].mean(), right[100:].mean())
 
 
@@ -234,7 +232,7 @@ def test_the_command_that_it_proposes_makes_what_was_scored(options: Any, folder
         assert json.loads(made.stdout)["accuracy"] == told["best"]["validation"]
     else:
         made = dpmerge(*proposed[1:-1], tmp_path / "model")
-        said = linear.scores(tmp_path / "model", values)
+        said = linear.linear_scores(tmp_path / "model", values)
         assert float(np.mean(said.argmax(axis=1) == labels)) == told["best"]["validation"]
     assert made.exit_code == 0, made.output
 

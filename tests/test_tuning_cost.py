@@ -12,24 +12,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import gammaln, logsumexp, ndtr
 from typer.testing import CliRunner
 
 from dpmerge import example_portfolio
 from dpmerge.cli import app, main
 from dpmerge.errors import TargetError
-from dpmerge.experiments.results import Options, write
-from dpmerge.experiments.tuning_cost import tuning_cost_figure
-from dpmerge.profiles.laws import GaussianLaw, RenyiLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import ORDERS
-from dpmerge.rules.tuning import FIGURE_1, PROFILE, RENYI, Base, contradiction, tuning_cost
-from dpmerge.rules.tuning_bounds import _Cells, profile_epsilon, renyi_epsilon, tuned_renyi
-from dpmerge.rules.tuning_gaussian import Calibration, calibrated_mu, own_score_epsilon, worst_score_epsilon
-from dpmerge.rules.tuning_pairs import GaussianPair, ProfilePair, pairs_of
-from dpmerge.rules.tuning_trials import Poisson, Trials, TruncatedNegativeBinomial, trials
+from dpmerge.profiles import ORDERS, GaussianLaw, Profile
+from dpmerge.profiles.laws import RenyiLaw
+from dpmerge.rules import (
+    FIGURE_1,
+    PROFILE,
+    RENYI,
+    Base,
+    Calibration,
+    Poisson,
+    Trials,
+    contradiction,
+    pairs_of,
+    renyi_epsilon,
+    trials,
+    tuning_cost,
+)
+from dpmerge.rules.tuning_bounds import _Cells, profile_epsilon, tuned_renyi
+from dpmerge.rules.tuning_gaussian import calibrated_mu, own_score_epsilon, worst_score_epsilon
+from dpmerge.rules.tuning_pairs import GaussianPair, ProfilePair
+from dpmerge.rules.tuning_trials import TruncatedNegativeBinomial
+from dpmerge_lab.experiments.results import Options, write
+from dpmerge_lab.experiments.tuning_cost import tuning_cost_figure
 from tests.test_records import RECORD
 
 Floats = npt.NDArray[np.float64]

@@ -7,20 +7,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from scipy.stats import t as student
 
-from dpmerge.aggregate.abstention import abstention_curve
-from dpmerge.aggregate.uncertainty import (
-    best_number_of_checkpoints,
+from dpmerge.checkpoints import (
+    abstention_curve,
+    abstention_line,
+    abstention_picture,
     chosen_steps,
-    interval_widths,
-    mixing_time,
     uncertainty,
     variance_estimate,
 )
-from dpmerge.aggregate.uncertainty_pictures import abstention_line, abstention_picture, histogram_line, widths_picture
+from dpmerge.checkpoints.uncertainty import best_number_of_checkpoints, interval_widths, mixing_time
+from dpmerge.checkpoints.uncertainty_pictures import histogram_line, widths_picture
 from dpmerge.errors import CheckpointError, EvaluationError, WeightsError
 from dpmerge.figures import render
 

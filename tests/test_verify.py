@@ -16,17 +16,12 @@ import pytest
 
 from attacks.poisoned_cache import ask_like_a_recheck, poison
 from attacks.victim import forge
-from dpmerge.checkpoints import read_tensors
 from dpmerge.errors import DpmergeError
-from dpmerge.profiles import curves, profile
-from dpmerge.profiles.gaussian import gaussian_delta
-from dpmerge.profiles.precision import accuracy
-from dpmerge.profiles.renyi import epsilon_from_renyi
+from dpmerge.profiles import accuracy, curves, epsilon_from_renyi, gaussian_delta, profile
 from dpmerge.records import Adjacency, Model, Portfolio
-from dpmerge.release import Ledger, Merge, Released, Settings, Verdict, release, verify
-from dpmerge.release.canonical import canonical, sha256
-from dpmerge.release.forms import RuleName
+from dpmerge.release import Ledger, Merge, Released, RuleName, Settings, Verdict, canonical, release, sha256, verify
 from dpmerge.rules import round_up
+from dpmerge.tensors import read_tensors
 from tests import builders
 from tests.checkpoint_builders import sharded, single
 from tests.release_builders import DELTA, RULES, WEIGHTS, certificate, chosen, dpmerge, on_disk, runs

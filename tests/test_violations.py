@@ -10,11 +10,10 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import ndtr
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from tests import exact_densities
 from tests.exact_densities import HiddenRun, Ramp, ReleaseLaws, Step, gaussian_delta, observed_mu, selected_mean_delta
 from tests.violations import EPSILONS, Alarm, check_checkpoints, check_ledger, check_selection, check_transport, climb, examine

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from dpmerge.audit import CanaryGame, Game, audit, find_game
-from dpmerge.audit.catalogue import SCENARIOS
+from dpmerge_lab.audit import SCENARIOS
 
 FALSE_ALARMS = 5e-7
 CONFIDENCE = 1 - FALSE_ALARMS / len(SCENARIOS)

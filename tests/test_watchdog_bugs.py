@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpmerge.audit import Game, audit, find_game
-from dpmerge.audit.run import Audit
-from dpmerge.audit.scenarios.shuffled import Shuffled
+from dpmerge.audit import Audit, Game, audit, find_game
 from dpmerge.profiles import profile, runs
 from dpmerge.records import Adjacency, Model, Portfolio, Weights, portfolio
 from dpmerge.rules import combination, joint, selection, trajectory
 from dpmerge.rules.trajectory import Trajectories
+from dpmerge_lab.audit.scenarios.shuffled import Shuffled
 from tests.test_watchdog import CONFIDENCE, SEED
 from tests.violations import Alarm, Report, check_checkpoints, check_ledger, check_transport
 

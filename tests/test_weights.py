@@ -13,14 +13,10 @@ from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import TargetError, UtilityError
-from dpmerge.profiles.gaussian import gaussian_delta
-from dpmerge.profiles.profile import Profile
+from dpmerge.planning import FeasibleSet, Utilities, plan, pld_optimum, renyi_optimum, selection_optimum
+from dpmerge.profiles import Profile, gaussian_delta
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge.rules import Selection
-from dpmerge.rules.guarantee import round_up
-from dpmerge.rules.tempered import Tempered
-from dpmerge.weights import FeasibleSet, Utilities, plan, selection_optimum
-from dpmerge.weights.optimum import pld_optimum, renyi_optimum
+from dpmerge.rules import Selection, Tempered, round_up
 from tests import builders
 
 NAMES = "abcd"

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
         UnsupportedMechanism,
         WeightsError,
     )
-    from dpmerge.profiles.runs import ShuffleAsPoisson
+    from dpmerge.planning import Plan, plan
+    from dpmerge.profiles import ShuffleAsPoisson
     from dpmerge.records import Model, Portfolio, Record
-    from dpmerge.rules.baselines import no_free_lunch_threshold
-    from dpmerge.rules.compare import compare
-    from dpmerge.rules.guarantee import Guarantee
-    from dpmerge.weights.plan import Plan, plan
+    from dpmerge.rules import Guarantee, compare, no_free_lunch_threshold
 
 _HOMES = {
     "combination": "dpmerge._api",
@@ -53,8 +51,8 @@ _HOMES = {
     "no_free_lunch_threshold": "dpmerge.rules.baselines",
     "compare": "dpmerge.rules.compare",
     "Guarantee": "dpmerge.rules.guarantee",
-    "Plan": "dpmerge.weights.plan",
-    "plan": "dpmerge.weights.plan",
+    "Plan": "dpmerge.planning.plan",
+    "plan": "dpmerge.planning.plan",
 }
 
 

@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.rules.asked import Looked, looked_at
+from dpmerge.rules import Combination, Joint, Looked, Selection, looked_at
 
 if TYPE_CHECKING:
-    from dpmerge.release import Merge, Released, Settings, Verdict
-    from dpmerge.release.forms import RuleName
-    from dpmerge.weights import Provenance, Utilities
+    from dpmerge.planning import Provenance, Utilities
+    from dpmerge.release import Merge, Released, RuleName, Settings, Verdict
 
 
 def selection(
@@ -73,8 +71,8 @@ def merge(
     sign: str | Path | None = None,
 ) -> Released:
     """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ)."""
+    from dpmerge.planning import Utilities
     from dpmerge.release import Ledger, Merge, Settings, Signer, choose, release
-    from dpmerge.weights import Utilities
 
     known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
     choice = choose(
@@ -108,8 +106,7 @@ def verify(
     method: str | None = None,
 ) -> Verdict:
     """Recheck a release from its files, and from the private portfolio, the ledger and a public key if they are given."""
-    from dpmerge.release import Ledger, trusted_key
-    from dpmerge.release.verify import verify as recheck
+    from dpmerge.release import Ledger, trusted_key, verify as recheck
 
     return recheck(
         Path(folder),

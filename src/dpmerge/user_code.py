@@ -1,14 +1,21 @@
-"""Functions of the user's own, named as `module:function`."""
+"""Code that is not this package's: functions named as `module:function`, and tables of them that installed packages add.
+
+The laboratory (lab/, `dpmerge_lab`) adds its data sets, evaluators, audit scenarios and commands in this way; any other
+package may add its own.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import DpmergeError
+
+LABORATORY = "or install the laboratory, which has some: lab/ in dpmerge's repository"
 
 
 def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
@@ -23,3 +30,19 @@ def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[.
     if not callable(found):
         raise error(f"{what} {name!r} is no function")
     return found  # type: ignore[no-any-return]
+
+
+def added(group: str) -> dict[str, str]:
+    """What installed packages add to `dpmerge.GROUP`: name → `module:function`. Each of their entry points is such a table."""
+    return {name: where for point in entry_points(group=f"dpmerge.{group}") for name, where in point.load().items()}
+
+
+def find(name: str, group: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
+    """A function that installed packages add to the group, or the user's `module:function`."""
+    if ":" in name:
+        return load_function(name, what, error)
+    known = added(group)
+    if name not in known:
+        there = f"or one of {', '.join(known)}" if known else LABORATORY
+        raise error(f"no {what.removeprefix('the ')} is named {name!r}; give module:function, {there}")
+    return load_function(known[name], what, error)

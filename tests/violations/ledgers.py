@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.renyi import log_delta_from_renyi
+from dpmerge.profiles import FloatArray, log_delta_from_renyi
 from dpmerge.records import Adjacency, Model, Portfolio
+from dpmerge.release import Entry
 from dpmerge.release.account import Account
-from dpmerge.release.chain import Entry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.spending import Budget, Planned
-from dpmerge.rules import Combination
-from dpmerge.rules.filter import Filter
-from dpmerge.rules.releases import Exposure
+from dpmerge.rules import Combination, Exposure, Filter
 from tests import builders
 from tests.exact_densities import gaussian_delta, observed_mu
 from tests.ledger_builders import planned

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency
 from dpmerge.rules import Guarantee, Rule
 from tests.exact_densities import ALLOWANCE

@@ -7,10 +7,9 @@ from itertools import product
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency, Model
-from dpmerge.rules import Selection
-from dpmerge.rules.tempered import Tempered
+from dpmerge.rules import Selection, Tempered
 from tests import builders
 from tests.exact_densities import HiddenRun, Ramp, ReleaseLaws, Step, discrete_delta, selected_mean_delta
 from tests.violations.report import ADJACENCIES, Report, compare, random_odds

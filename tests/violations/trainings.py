@@ -15,9 +15,9 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency, Model
-from dpmerge.rules.combination import Combination
+from dpmerge.rules import Combination
 from tests.builders import dp_sgd, weighted
 from tests.exact_densities import HiddenRun, Ramp, ReleaseLaws, Step
 

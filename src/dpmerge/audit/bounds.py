@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv, ndtri
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 _CANDIDATES = 2_000
 _ROUNDING = 1 + 1e-9  # far above that of the inverse beta function: a limit is never rounded down

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 Standing = Literal["proved", "conditional", "refuted"]
 BoolArray = npt.NDArray[np.bool_]

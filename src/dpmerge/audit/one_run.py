@@ -15,7 +15,7 @@ from scipy.special import betainc, gammaln
 
 from dpmerge.audit.game import BoolArray
 from dpmerge.errors import EvaluationError, TargetError
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 _ROUNDING = 1 + 1e-9
 

@@ -19,8 +19,8 @@ from dpmerge.audit.game import BoolArray, CanaryGame, Game
 from dpmerge.cache import code_fingerprint
 from dpmerge.errors import DpmergeError, EvaluationError
 from dpmerge.jobs import Finished, Progress, run_all
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.training.randomness import fresh_generator
+from dpmerge.profiles import FloatArray
+from dpmerge.training import fresh_generator
 
 AnyGame = TypeVar("AnyGame", bound=Game | CanaryGame)
 

@@ -10,7 +10,7 @@ from dpmerge.audit.bounds import Attack
 from dpmerge.audit.one_run import Guessing
 from dpmerge.audit.run import Audit, measured_epsilon
 from dpmerge.audit.verdict import Comparison, Finding
-from dpmerge.rules.guarantee import round_down
+from dpmerge.rules import round_down
 
 _LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference"}
 

@@ -18,7 +18,7 @@ from dpmerge.audit.playing import Plays, Where, play, play_once
 from dpmerge.audit.verdict import Finding, Stated
 from dpmerge.errors import DpmergeError, EvaluationError, TargetError
 from dpmerge.jobs import Finished, Progress
-from dpmerge.profiles.gaussian import gaussian_epsilon
+from dpmerge.profiles import gaussian_epsilon
 
 _LIMITS = 6  # upper limits of rates: three attacks, two rates each
 

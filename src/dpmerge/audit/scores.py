@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 Law = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]  # of a Gaussian mixture: probabilities, means, standard deviations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpmerge.audit.game import Claim, Standing
 from dpmerge.errors import TargetError
-from dpmerge.rules.guarantee import round_down
+from dpmerge.rules import round_down
 
 _DELTAS = 25  # where a claim that is a curve is looked at
 _LARGEST = 0.5

@@ -1,22 +1,26 @@
-"""Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
+"""Checkpoints of one private run, already paid for: averages, predictions, and how uncertain they are (docs/theory.md §7)."""
 
-from dpmerge.checkpoints.digests import content_digest
-from dpmerge.checkpoints.merge import copy_model, merge_models
-from dpmerge.checkpoints.opening import open_model
-from dpmerge.checkpoints.tensors import Checkpoint, Tensor
-from dpmerge.checkpoints.verify import Difference, combine_tensors, read_tensors, verify_combination
-from dpmerge.checkpoints.writing import MergeReport
-
-__all__ = [
-    "Checkpoint",
-    "Difference",
-    "MergeReport",
-    "Tensor",
-    "combine_tensors",
-    "content_digest",
-    "copy_model",
-    "merge_models",
-    "open_model",
-    "read_tensors",
-    "verify_combination",
-]
+from dpmerge.checkpoints.abstention import abstention_curve as abstention_curve
+from dpmerge.checkpoints.averages import aggregate as aggregate, averaging as averaging
+from dpmerge.checkpoints.outputs import (
+    Predictions as Predictions,
+    predictions as predictions,
+    predictions_guarantee as predictions_guarantee,
+)
+from dpmerge.checkpoints.prediction_files import require_writable as require_writable, write_predictions as write_predictions
+from dpmerge.checkpoints.predictor import find_predictor as find_predictor, load_inputs as load_inputs
+from dpmerge.checkpoints.run import Run as Run, steps as steps
+from dpmerge.checkpoints.spread import PUBLIC as PUBLIC, Spread as Spread
+from dpmerge.checkpoints.tuning import Grid as Grid, Parameter as Parameter, Score as Score, Search as Search, Tuned as Tuned
+from dpmerge.checkpoints.uncertainty import (
+    CONFIDENCE as CONFIDENCE,
+    Uncertainty as Uncertainty,
+    chosen_steps as chosen_steps,
+    uncertainty as uncertainty,
+    variance_estimate as variance_estimate,
+)
+from dpmerge.checkpoints.uncertainty_files import SUFFIXES as SUFFIXES, summary as summary, write as write
+from dpmerge.checkpoints.uncertainty_pictures import (
+    abstention_line as abstention_line,
+    abstention_picture as abstention_picture,
+)

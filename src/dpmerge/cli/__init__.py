@@ -25,7 +25,6 @@ from dpmerge.cli import (
     profile,
     record,
     report,
-    reproduce,
     schema,
     train,
     tune,
@@ -33,6 +32,10 @@ from dpmerge.cli import (
     uncertainty,
     verify,
 )
+from dpmerge.cli.options import JsonOption as JsonOption
+from dpmerge.cli.output import print_json as print_json, table as table
+from dpmerge.cli.pictures import JobsOption as JobsOption
+from dpmerge.cli.progress import show_progress as show_progress
 from dpmerge.errors import DpmergeError, one_line
 
 app = typer.Typer(
@@ -62,7 +65,6 @@ app.add_typer(record.app, name="record")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(keys.app, name="keys")
 app.command("train")(train.train)
-app.command("reproduce")(reproduce.reproduce)
 app.command("audit")(audit.audit)
 app.command("cache")(cache.cache)
 app.command("schema")(schema.schema)
@@ -90,6 +92,17 @@ class _OnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(f"note: {record.getMessage()}", err=True)
+
+
+def _add_commands() -> None:
+    """Commands of installed packages: the laboratory's `reproduce`."""
+    from dpmerge.user_code import added, load_function
+
+    for name, where in added("commands").items():
+        app.command(name)(load_function(where, "the command", DpmergeError))
+
+
+_add_commands()
 
 
 def main() -> None:

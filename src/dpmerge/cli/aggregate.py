@@ -99,8 +99,7 @@ def aggregate(
     It costs what the run costs up to the latest checkpoint used: exponential (ema), the last ones alike (uta), polynomial
     decay (pda), or all alike (uniform).
     """
-    from dpmerge.aggregate import Run
-    from dpmerge.aggregate import aggregate as average
+    from dpmerge.checkpoints import Run, aggregate as average
     from dpmerge.cli.output import print_json
     from dpmerge.cli.progress import show_progress
     from dpmerge.release import Ledger, Settings, Signer

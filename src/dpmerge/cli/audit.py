@@ -13,7 +13,7 @@ from dpmerge.cli.options import JsonOption
 from dpmerge.cli.pictures import ClusterOption, JobsOption
 
 if TYPE_CHECKING:
-    from dpmerge.audit.run import Audit
+    from dpmerge.audit import Audit
 
 _PICTURES = (".png", ".svg", ".html")
 
@@ -47,9 +47,7 @@ def audit(
 
     Exit code 1: a claim that is called proved was exceeded. With --out, an audit that was killed continues there.
     """
-    from dpmerge.audit import audit as run_audit
-    from dpmerge.audit import check, find_game
-    from dpmerge.audit.report import as_dict
+    from dpmerge.audit import as_dict, audit as run_audit, check, find_game
     from dpmerge.cli.output import print_json
     from dpmerge.jobs import Finished, ProgressBar
 
@@ -87,9 +85,8 @@ def _write(result: Audit, folder: Path) -> list[Path]:
     """Numbers and pictures; everything is drawn before anything is written, and each file appears whole."""
     from json import dumps
 
-    from dpmerge.audit.report import as_dict, picture
-    from dpmerge.figures import render, write_whole
-    from dpmerge.figures.writing import finite_or_null
+    from dpmerge.audit import as_dict, picture
+    from dpmerge.figures import finite_or_null, render, write_whole
 
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
     numbers = dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -101,9 +98,9 @@ def _write(result: Audit, folder: Path) -> list[Path]:
 
 
 def _print(result: Audit) -> None:
-    from dpmerge.audit.one_run import Guessing
+    from dpmerge.audit import Guessing
     from dpmerge.cli.output import table
-    from dpmerge.rules.guarantee import round_down, round_up, significant
+    from dpmerge.rules import round_down, round_up, significant
 
     typer.echo(f"{result.game}: {result.about}")
     typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
@@ -130,10 +127,10 @@ def _print(result: Audit) -> None:
 
 
 def _list(json: bool) -> None:
-    from dpmerge.audit.catalogue import SCENARIOS, about
+    from dpmerge.audit import about, scenario_names
     from dpmerge.cli.output import print_json, table
 
-    told = {name: about(name) for name in SCENARIOS}
+    told = {name: about(name) for name in scenario_names()}
     if json:
         print_json(told)
         return

@@ -45,10 +45,7 @@ def compare(
     """Random selection, linear combination (proved, and by the papers' formula), joint release and compositions."""
     from dpmerge.cli.output import print_json, table
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import THEOREMS, Target
-    from dpmerge.rules.compare import compare as compare_rules
-    from dpmerge.rules.compare import no_free_lunch
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules import THEOREMS, Target, compare as compare_rules, no_free_lunch, round_up, significant
 
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)

@@ -21,7 +21,7 @@ from dpmerge.cli.options import (
 from dpmerge.errors import ExplorerError
 
 if TYPE_CHECKING:
-    from dpmerge.explorer.security import Door
+    from dpmerge.explorer import Door
 
 
 def explore(
@@ -62,8 +62,7 @@ def explore(
     from dataclasses import replace
 
     try:
-        from dpmerge.explorer.api import Explorer
-        from dpmerge.explorer.serving import taking
+        from dpmerge.explorer import Explorer, taking
     except ModuleNotFoundError as missing:
         raise ExplorerError(f"{missing.name} is not installed: pip install 'dpmerge[explorer]'") from None
 
@@ -84,7 +83,7 @@ def _door(host: str, port: int, token: str | None) -> Door:
     """The door with the token given; on loopback, where none is, with one made now."""
     import secrets
 
-    from dpmerge.explorer.security import Door
+    from dpmerge.explorer import Door
 
     made = Door(host, port, secrets.token_urlsafe(24))
     return made if token is None and made.is_loopback else Door(host, port, token)

@@ -63,13 +63,10 @@ def frontier(
     """
     from dpmerge.cli.output import print_json
     from dpmerge.errors import UtilityError
-    from dpmerge.figures.writing import finite_or_null
+    from dpmerge.figures import finite_or_null
+    from dpmerge.planning import Accounting, Utilities, check_frontier, frontier as make_frontier
     from dpmerge.records import Portfolio
     from dpmerge.rules import require_wanted
-    from dpmerge.weights import Utilities
-    from dpmerge.weights.frontier import check_frontier
-    from dpmerge.weights.frontier import frontier as make_frontier
-    from dpmerge.weights.points import Accounting
 
     require_wanted(delta, any_delta)
     targets = parse_targets(epsilons)
@@ -82,7 +79,7 @@ def frontier(
         raise UtilityError("--stand-ins is about models that --evaluate measures; files of utilities say it themselves")
     scorer = None
     if evaluate is not None:
-        from dpmerge.evaluation import MergedScore
+        from dpmerge.tensors import MergedScore
 
         scorer = MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
     accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)

@@ -41,12 +41,10 @@ def heatmap(
     A run that was killed continues from the finished points in the output folder.
     """
     from dpmerge.cli.output import print_json
-    from dpmerge.figures.writing import finite_or_null
+    from dpmerge.figures import finite_or_null
+    from dpmerge.planning import Accounting, heatmap as make_heatmap, heatmap_grid
     from dpmerge.records import Portfolio
     from dpmerge.rules import require_wanted
-    from dpmerge.weights.heatmap import heatmap as make_heatmap
-    from dpmerge.weights.heatmap import heatmap_grid
-    from dpmerge.weights.points import Accounting
 
     require_wanted(delta, any_delta)
     check_smoothness(assume_smoothness)

@@ -82,7 +82,7 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
     """Every entry, in order."""
     from dpmerge.cli.output import print_json, table
     from dpmerge.release import Ledger
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules import round_up, significant
 
     opened = Ledger(ledger)
     entries = opened.history()
@@ -173,8 +173,7 @@ def void(
 
 
 def _state(ledger: Ledger) -> dict[str, Any]:
-    from dpmerge.release.chain import unfinished
-    from dpmerge.release.processes import under_way
+    from dpmerge.release import under_way, unfinished
 
     entries = ledger.history()
     found = {entry.number: under_way(entry.content) for entry in unfinished(entries)}
@@ -196,7 +195,7 @@ def _show(ledger: Ledger, json: bool) -> None:
 
 
 def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules import round_up, significant
 
     budget, spent = state["budget"], state["spent"]
     typer.echo(f"{ledger.name}: dataset {state['dataset']!r}, {state['adjacency']} neighbours")

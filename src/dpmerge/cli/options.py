@@ -12,7 +12,7 @@ import typer
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
-    from dpmerge.profiles.runs import ShuffleAsPoisson
+    from dpmerge.profiles import ShuffleAsPoisson
 
 
 class RuleName(StrEnum):
@@ -154,7 +154,7 @@ def check_smoothness(value: float | None) -> float | None:
 
 def shuffle_treatment(treat: bool, rate: float | None) -> ShuffleAsPoisson | None:
     """The user's word about shuffled batches."""
-    from dpmerge.profiles.runs import ShuffleAsPoisson
+    from dpmerge.profiles import ShuffleAsPoisson
 
     if rate is not None and not treat:
         raise TargetError("--shuffle-rate only has a meaning together with --treat-shuffle-as-poisson")

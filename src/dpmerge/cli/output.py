@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from dpmerge.release.certificate import LedgerForm
+    from dpmerge.release import LedgerForm
     from dpmerge.rules import Guarantee
 
 _INFINITY = "\x00infinity"
@@ -33,8 +33,7 @@ def _without_infinity(value: Any) -> Any:
 
 def print_guarantee(guarantee: Guarantee) -> None:
     """The guarantee as a sentence, with its theorem and every assumption on lines of their own."""
-    from dpmerge.rules import THEOREMS
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules import THEOREMS, round_up, significant
 
     theorem = THEOREMS[guarantee.theorem]
     if math.isfinite(guarantee.epsilon):
@@ -60,8 +59,7 @@ def print_guarantee(guarantee: Guarantee) -> None:
 
 def print_entry(entry: LedgerForm) -> None:
     """A release's entry in the ledger, and what all releases together guarantee."""
-    from dpmerge.rules import THEOREMS
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules import THEOREMS, round_up, significant
 
     total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
     whole = "everything that is ever released" if entry.theorem == "adaptive-filter" else "all releases"

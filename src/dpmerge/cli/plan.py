@@ -61,12 +61,9 @@ def plan(
 ) -> None:
     """The best weights for a target (ε, δ) under every rule, ranked, and why the rest does not fit."""
     from dpmerge.cli.output import print_json, table
+    from dpmerge.planning import RULES, Utilities, plan as make_plan
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import THEOREMS
-    from dpmerge.rules.guarantee import round_up, significant
-    from dpmerge.weights import Utilities
-    from dpmerge.weights import plan as make_plan
-    from dpmerge.weights.plan import RULES
+    from dpmerge.rules import THEOREMS, round_up, significant
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)

@@ -87,10 +87,16 @@ def predict(
 
     It costs what the run costs up to the latest checkpoint used, for inputs that are public.
     """
-    from dpmerge.aggregate.outputs import predictions, predictions_guarantee
-    from dpmerge.aggregate.prediction_files import require_writable, write_predictions
-    from dpmerge.aggregate.predictor import find_predictor, load_inputs
-    from dpmerge.aggregate.run import Run, steps
+    from dpmerge.checkpoints import (
+        Run,
+        find_predictor,
+        load_inputs,
+        predictions,
+        predictions_guarantee,
+        require_writable,
+        steps,
+        write_predictions,
+    )
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.jobs import ProgressBar
     from dpmerge.release import Settings

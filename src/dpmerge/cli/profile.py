@@ -27,10 +27,9 @@ def profile(
     """Each model alone: ε at δ by every accountant, side by side."""
     from dpmerge.cli.output import print_json, table
     from dpmerge.errors import AccountingError
-    from dpmerge.profiles.runs import run_profile
+    from dpmerge.profiles import run_profile
     from dpmerge.records import Portfolio
-    from dpmerge.rules import THEOREMS, about_delta, require_wanted
-    from dpmerge.rules.guarantee import ProfileBound, Target, about_records, ask, round_up
+    from dpmerge.rules import THEOREMS, ProfileBound, Target, about_delta, about_records, ask, require_wanted, round_up
 
     require_wanted(delta, any_delta)
     target = Target(delta=delta)

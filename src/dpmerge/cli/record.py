@@ -86,8 +86,7 @@ def from_opacus(
 ) -> None:
     """A model and its record from Opacus' checkpoint; what the file does not say is stated, and marked so."""
     from dpmerge.cli.output import print_json
-    from dpmerge.training import Stated
-    from dpmerge.training import from_opacus as convert
+    from dpmerge.training import Stated, from_opacus as convert
 
     stated = Stated(
         dataset=dataset,

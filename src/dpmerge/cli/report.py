@@ -56,14 +56,12 @@ def report(
     from functools import partial
 
     from dpmerge.cli.output import print_json
-    from dpmerge.explorer.report import Question
-    from dpmerge.explorer.report import report as make_report
-    from dpmerge.figures import require_library, require_place, write_whole
-    from dpmerge.figures.report import page
+    from dpmerge.explorer import Question, report as make_report
+    from dpmerge.figures import page, require_library, require_place, write_whole
     from dpmerge.jobs import ProgressBar, run_all
+    from dpmerge.planning import Utilities
     from dpmerge.records import Portfolio
     from dpmerge.rules import require_wanted
-    from dpmerge.weights import Utilities
 
     require_wanted(delta, any_delta)
     require_place(out, ".html")

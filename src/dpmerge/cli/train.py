@@ -15,7 +15,7 @@ from dpmerge.cli.options import JsonOption
 from dpmerge.cli.pictures import ClusterOption
 
 if TYPE_CHECKING:
-    from dpmerge.training.portfolio import Pending
+    from dpmerge.training import Pending
 
 
 def train(
@@ -37,8 +37,7 @@ def train(
     Every run has fresh noise. What is finished is kept: the same command continues what was stopped.
     """
     from dpmerge.cli.output import print_json, table
-    from dpmerge.training.portfolio import train_portfolio
-    from dpmerge.training.portfolio_file import PortfolioFile
+    from dpmerge.training import PortfolioFile, train_portfolio
 
     file = PortfolioFile.load(portfolio)
     try:

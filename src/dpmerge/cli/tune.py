@@ -26,7 +26,7 @@ from dpmerge.cli.predict import DataOption, NormBoundOption, PredictorOption, Pr
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
-    from dpmerge.aggregate.tuning import Grid, Parameter, Score, Tuned
+    from dpmerge.checkpoints import Grid, Parameter, Score, Tuned
 
 _COST = (
     "the scores, the choice and what is released by it cost what the run costs up to its last checkpoint in the folder: all "
@@ -91,9 +91,9 @@ def tune(
 
     The choice costs what the run costs up to its last checkpoint. A search that was killed continues in the output folder.
     """
-    from dpmerge.aggregate.tuning import Search
+    from dpmerge.checkpoints import Search
     from dpmerge.cli.output import print_guarantee, print_json
-    from dpmerge.figures.writing import write_json
+    from dpmerge.figures import write_json
     from dpmerge.rules import require_wanted
 
     require_wanted(delta, any_delta)
@@ -133,7 +133,7 @@ def tune(
 
 
 def _grid(rule: TunedName, values: str | None, decays: str | None, new_weights: str | None, warm_up: bool) -> Grid:
-    from dpmerge.aggregate.tuning import Grid
+    from dpmerge.checkpoints import Grid
 
     plain: Parameter = "gamma" if rule is TunedName.pda else "last"
     given: list[tuple[Parameter, str]] = [

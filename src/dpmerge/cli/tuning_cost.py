@@ -14,8 +14,8 @@ from dpmerge.cli.options import AnyDeltaOption, JsonOption, ShuffleOption, Shuff
 from dpmerge.errors import PortfolioError, TargetError
 
 if TYPE_CHECKING:
-    from dpmerge.profiles.runs import ShuffleAsPoisson
-    from dpmerge.rules.tuning import Base, TuningCost
+    from dpmerge.profiles import ShuffleAsPoisson
+    from dpmerge.rules import Base, TuningCost
 
 
 class DistributionOption(StrEnum):
@@ -81,10 +81,7 @@ def tuning_cost(
 ) -> None:
     """ε of releasing the best of a random number of runs with random hyper-parameters: at least, and at most."""
     from dpmerge.cli.output import print_json
-    from dpmerge.rules import require_wanted
-    from dpmerge.rules.tuning import contradiction
-    from dpmerge.rules.tuning import tuning_cost as price
-    from dpmerge.rules.tuning_trials import trials as trial_law
+    from dpmerge.rules import contradiction, require_wanted, trials as trial_law, tuning_cost as price
 
     require_wanted(max(delta, delta if tuned_delta is None else tuned_delta), any_delta)
     law = trial_law(distribution.value, trials, shape)
@@ -109,7 +106,7 @@ def _base(
     shuffle: ShuffleAsPoisson | None,
 ) -> Base:
     """One run, stated in exactly one way."""
-    from dpmerge.rules.tuning import Base
+    from dpmerge.rules import Base
 
     given = [portfolio is not None, epsilon is not None, noise_multiplier is not None, mu is not None]
     if sum(given) != 1:
@@ -132,7 +129,7 @@ def _base(
 
 def _recorded(portfolio: Path, model: str | None, shuffle: ShuffleAsPoisson | None) -> Base:
     from dpmerge.records import Portfolio
-    from dpmerge.rules.tuning import Base
+    from dpmerge.rules import Base
 
     loaded = Portfolio.load(portfolio)
     if model is None and len(loaded.models) > 1:
@@ -142,8 +139,7 @@ def _recorded(portfolio: Path, model: str | None, shuffle: ShuffleAsPoisson | No
 
 
 def _print(cost: TuningCost, remark: str | None) -> None:
-    from dpmerge.rules import THEOREMS
-    from dpmerge.rules.guarantee import round_up, significant
+    from dpmerge.rules import THEOREMS, round_up, significant
 
     theorem = THEOREMS[cost.theorem]
     typer.echo(f"the best of K runs, K {cost.trials}")
@@ -172,7 +168,7 @@ def _print(cost: TuningCost, remark: str | None) -> None:
 
 def _one_run(base: Mapping[str, Any]) -> str:
     """How it was stated."""
-    from dpmerge.rules.guarantee import significant
+    from dpmerge.rules import significant
 
     if "model" in base:
         return f"{base['kind']}, the record of model {base['model']!r}, {base['adjacency']} neighbours"

@@ -24,7 +24,7 @@ from dpmerge.cli.predict import DataOption, NormBoundOption, PredictorOption, Pr
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
-    from dpmerge.aggregate.spread import Spread
+    from dpmerge.checkpoints import Spread
 
 
 class OfName(StrEnum):
@@ -74,15 +74,13 @@ def uncertainty(
     From the last checkpoints of one run it costs what the run costs; from independent runs, what all of them cost together.
     An estimate, not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/uncertainty.md).
     """
-    from dpmerge.aggregate.predictor import find_predictor, load_inputs
-    from dpmerge.aggregate.uncertainty import uncertainty as measure
-    from dpmerge.aggregate.uncertainty_files import SUFFIXES, summary, write
-    from dpmerge.checkpoints.folder import require_absent
+    from dpmerge.checkpoints import SUFFIXES, find_predictor, load_inputs, summary, uncertainty as measure, write
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.cli.progress import show_progress
     from dpmerge.figures import require_library
     from dpmerge.jobs import ProgressBar
     from dpmerge.rules import require_wanted
+    from dpmerge.tensors import require_absent
 
     require_wanted(delta, any_delta)
     require_absent(out)
@@ -116,7 +114,7 @@ def uncertainty(
 def _spread(
     run: Path | None, runs: Path | None, last: int | None, burn_in: int | None, separation: int | None, allow_gaps: bool
 ) -> Spread:
-    from dpmerge.aggregate.spread import Spread
+    from dpmerge.checkpoints import Spread
 
     if (run is None) == (runs is None):
         raise TargetError("give either RUN, a folder of checkpoints of one run, or --runs, a folder of independent runs")

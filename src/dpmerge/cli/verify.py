@@ -39,8 +39,7 @@ def verify(
     """Recompute everything a certificate says. Exit code 0: it holds, 1: it does not, 2: it could not be checked."""
     from dpmerge.cli.output import print_json
     from dpmerge.records import Portfolio
-    from dpmerge.release import Ledger, trusted_key
-    from dpmerge.release.verify import verify as recheck
+    from dpmerge.release import Ledger, trusted_key, verify as recheck
 
     verdict = recheck(
         folder,

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi import Path as InPath
+from fastapi import APIRouter, FastAPI, Path as InPath, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -25,8 +24,8 @@ from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.explorer.wording import guarantee_words, option_words
 from dpmerge.figures import finite_or_null, web_figure
+from dpmerge.planning import Accounting, Option, Plan, Utilities, frontier
 from dpmerge.rules import Guarantee, require_wanted
-from dpmerge.weights import Accounting, Option, Plan, Utilities, frontier
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts

@@ -15,9 +15,9 @@ from functools import cached_property
 
 import dpmerge
 from dpmerge.explorer.landscape import RULES, Account, GridRule, Landscape
+from dpmerge.planning import Option, Plan, Utilities, above, leaves
 from dpmerge.records import Portfolio
 from dpmerge.rules import Guarantee
-from dpmerge.weights import Option, Plan, Utilities, above, leaves
 
 RUNGS = 33
 _LANDSCAPES = 8  # choices of corners that are kept

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.explorer.wording import judged
+from dpmerge.planning import simplex_grid
 from dpmerge.records import Portfolio
 from dpmerge.rules import Guarantee
-from dpmerge.weights import simplex_grid
 
 GridRule = Literal["selection", "combination"]
 RULES: tuple[GridRule, ...] = ("selection", "combination")

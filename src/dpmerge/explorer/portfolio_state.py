@@ -14,9 +14,9 @@ from dpmerge.errors import AccountingError, UtilityError
 from dpmerge.explorer.ladder import RUNGS, Ladder
 from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.wording import judged
+from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
 from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, By, Guarantee, Looked, Target, asked
-from dpmerge.weights import Utilities
 
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpmerge.planning import Option
 from dpmerge.records import Adjacency
 from dpmerge.rules import THEOREMS, Guarantee
-from dpmerge.weights import Option
 
 NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
 

@@ -17,12 +17,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import FigureError
-from dpmerge.figures.writing import finite_or_null
+from dpmerge.figures.report import page as page
+from dpmerge.figures.writing import finite_or_null as finite_or_null, write_json as write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["draw", "finite_or_null", "render", "web_figure"]
 
 _LIBRARIES = {".png": "matplotlib", ".svg": "matplotlib", ".html": "plotly"}
 _KINDS = ("frontier", "heatmap", "lines")

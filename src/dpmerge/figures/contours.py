@@ -9,7 +9,7 @@ import numpy as np
 
 from dpmerge.errors import FigureError
 from dpmerge.figures import style
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

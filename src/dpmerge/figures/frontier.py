@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.figures import ink, style, summary, web
-from dpmerge.figures import page as pages
+from dpmerge.figures import ink, page as pages, style, summary, web
 from dpmerge.figures.documents import Frontier, read
 from dpmerge.figures.scene import Scene, Spot, Stroke, arrange
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpmerge.figures import contours, style
-from dpmerge.figures import page as pages
+from dpmerge.figures import contours, page as pages, style
 from dpmerge.figures.contours import COLOURS, PEAK
 from dpmerge.figures.documents import Heatmap, Panel, read
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.rules.theorems import RECORD
+from dpmerge.profiles import FloatArray
+from dpmerge.rules import RECORD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmerge.figures import style
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 LETTER = 9.0
 _WIDTH, _HEIGHT = 6.6, 12.0  # of one letter and of a line, with a little air

@@ -37,9 +37,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.figures import chart as charts
-from dpmerge.figures import ink, style, web
-from dpmerge.figures import page as pages
+from dpmerge.figures import chart as charts, ink, page as pages, style, web
 from dpmerge.figures.chart import MARKS, Axis
 from dpmerge.figures.documents import Chart, ChartPanel, Line, read
 

@@ -10,15 +10,10 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from dpmerge.figures import chart as charts
-from dpmerge.figures import frontier as frontiers
-from dpmerge.figures import heatmap as heatmaps
-from dpmerge.figures import lines, style, summary
-from dpmerge.figures import page as pages
+from dpmerge.figures import chart as charts, frontier as frontiers, heatmap as heatmaps, lines, page as pages, style, summary
 from dpmerge.figures.documents import Chart, Frontier, Heatmap, read
 from dpmerge.figures.report_document import Card, Ledger, Option, OverWeights, Plan, Report
-from dpmerge.rules import THEOREMS
-from dpmerge.rules.guarantee import round_up, significant
+from dpmerge.rules import THEOREMS, round_up, significant
 
 _MARKS = {"proved": "✓ proved", "conditional": "◇ conditional", "refused": "✗ refused", "none": "✗ no guarantee"}
 _RULES = {

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dpmerge.rules.guarantee import significant
+from dpmerge.rules import significant
 
 INK = "#1A1A1A"
 QUIET = "#5A5A5A"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dpmerge.figures import style
 from dpmerge.figures.documents import Curve, Frontier, Point
 from dpmerge.figures.scene import epsilons
-from dpmerge.rules.theorems import RECORD
+from dpmerge.rules import RECORD
 
 NOTHING = "no target here can be met by any merge"
 

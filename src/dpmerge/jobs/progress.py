@@ -40,12 +40,12 @@ class ProgressBar:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
+            Progress as RichProgress,
             TaskProgressColumn,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
-        from rich.progress import Progress as RichProgress
 
         self.finish()
         columns = (

@@ -1,35 +1,37 @@
 """What was run: mechanism records of models and runs, and the portfolio. No numerics."""
 
-from dpmerge.records.portfolio import Model, Portfolio, Weights, latest_checkpoints, require_independent
-from dpmerge.records.record import (
-    Adjacency,
-    ApproxDp,
-    DpFtrl,
-    DpSgd,
-    Gaussian,
-    Mechanism,
-    NonPrivate,
-    Phase,
-    Rdp,
-    Record,
-    Sampling,
+from dpmerge.records.portfolio import (
+    WEIGHT_SUM_TOLERANCE as WEIGHT_SUM_TOLERANCE,
+    Model as Model,
+    Portfolio as Portfolio,
+    Weights as Weights,
+    joined as joined,
+    latest_checkpoints as latest_checkpoints,
+    require_independent as require_independent,
 )
-
-__all__ = [
-    "Adjacency",
-    "ApproxDp",
-    "DpFtrl",
-    "DpSgd",
-    "Gaussian",
-    "Mechanism",
-    "Model",
-    "NonPrivate",
-    "Phase",
-    "Portfolio",
-    "Rdp",
-    "Record",
-    "Sampling",
-    "Weights",
-    "latest_checkpoints",
-    "require_independent",
-]
+from dpmerge.records.record import (
+    CRYPTOGRAPHIC as CRYPTOGRAPHIC,
+    Adjacency as Adjacency,
+    ApproxDp as ApproxDp,
+    DpFtrl as DpFtrl,
+    DpSgd as DpSgd,
+    Gaussian as Gaussian,
+    Mechanism as Mechanism,
+    NoiseGenerator as NoiseGenerator,
+    NonNegative as NonNegative,
+    NonPrivate as NonPrivate,
+    Phase as Phase,
+    Positive as Positive,
+    Rdp as Rdp,
+    Record as Record,
+    Sampling as Sampling,
+    Source as Source,
+)
+from dpmerge.records.strict import (
+    Extended as Extended,
+    Strict as Strict,
+    load_strict as load_strict,
+    named_numbers as named_numbers,
+    parse_strict as parse_strict,
+    refuse_duplicates as refuse_duplicates,
+)

@@ -1,44 +1,32 @@
 """Merge, certify, verify, and a ledger: the only place where guarantee and tensors meet."""
 
-from dpmerge.release.certificate import Certificate
-from dpmerge.release.choice import Choice, Settings, choose
-from dpmerge.release.ledger import Entry, Ledger
-from dpmerge.release.release import (
-    NO_LEDGER,
-    Files,
-    Merge,
-    Preview,
-    Released,
-    files_to_write,
-    preview,
-    release,
-    release_together,
+from dpmerge.release.canonical import canonical as canonical, sha256 as sha256
+from dpmerge.release.card import model_card as model_card
+from dpmerge.release.certificate import (
+    CARD as CARD,
+    NAME as NAME,
+    Certificate as Certificate,
+    GuaranteeForm as GuaranteeForm,
+    LedgerForm as LedgerForm,
+    draft as draft,
 )
-from dpmerge.release.remaining import what_fits
-from dpmerge.release.signing import Signer, new_keys, trusted_key
-from dpmerge.release.verdict import Verdict
-from dpmerge.release.verify import verify
-
-__all__ = [
-    "NO_LEDGER",
-    "Certificate",
-    "Choice",
-    "Entry",
-    "Files",
-    "Ledger",
-    "Merge",
-    "Preview",
-    "Released",
-    "Settings",
-    "Signer",
-    "Verdict",
-    "choose",
-    "files_to_write",
-    "new_keys",
-    "preview",
-    "release",
-    "release_together",
-    "trusted_key",
-    "verify",
-    "what_fits",
-]
+from dpmerge.release.chain import unfinished as unfinished
+from dpmerge.release.choice import Choice as Choice, Settings as Settings, choose as choose
+from dpmerge.release.forms import RuleName as RuleName
+from dpmerge.release.ledger import Entry as Entry, Ledger as Ledger
+from dpmerge.release.processes import under_way as under_way
+from dpmerge.release.release import (
+    NO_LEDGER as NO_LEDGER,
+    Files as Files,
+    Merge as Merge,
+    Preview as Preview,
+    Released as Released,
+    files_to_write as files_to_write,
+    preview as preview,
+    release as release,
+    release_together as release_together,
+)
+from dpmerge.release.remaining import what_fits as what_fits
+from dpmerge.release.signing import Signer as Signer, new_keys as new_keys, trusted_key as trusted_key
+from dpmerge.release.verdict import Verdict as Verdict
+from dpmerge.release.verify import verify as verify

@@ -10,17 +10,13 @@ from fractions import Fraction
 from typing import Any
 
 from dpmerge.errors import AccountingError, LedgerError
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.chain import Entry, standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels
 from dpmerge.release.spending import Budget, Planned
-from dpmerge.rules import Guarantee, Rule
-from dpmerge.rules.filter import Charge, Filter, Sum
-from dpmerge.rules.releases import Exposure, Releases
-from dpmerge.rules.tempered import DRAWING
-from dpmerge.rules.validation import Validated
+from dpmerge.rules import DRAWING, Charge, Exposure, Filter, Guarantee, Releases, Rule, Sum, Validated
 
 FILTER = "adaptive-filter"
 

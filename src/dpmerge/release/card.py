@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from dpmerge.release.certificate import Certificate
-from dpmerge.rules import THEOREMS
-from dpmerge.rules.guarantee import round_up, significant
+from dpmerge.rules import THEOREMS, round_up, significant
 
 _WORDS = {
     "selection": "one of several models, drawn at random",

@@ -11,17 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.records import Adjacency, DpSgd, Model, Portfolio, Record
-from dpmerge.records.portfolio import joined
-from dpmerge.records.strict import Extended, Strict, parse_strict
+from dpmerge.planning import Averaging
+from dpmerge.profiles import Conversion
+from dpmerge.records import Adjacency, DpSgd, Extended, Model, Portfolio, Record, Strict, joined, parse_strict
 from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Guarantee, Rule
-from dpmerge.rules.guarantee import Accountant, By, Standing
-from dpmerge.weights.averaging import Averaging
+from dpmerge.rules import Accountant, By, Guarantee, Rule, Standing
 
 NAME = "certificate.json"
 CARD = "README.md"

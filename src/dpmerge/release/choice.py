@@ -8,19 +8,22 @@ from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
-from dpmerge.profiles.precision import accuracy
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.planning import NOT_DRAWN, Utilities, draw_strength, plan
+from dpmerge.profiles import Conversion, ShuffleAsPoisson, accuracy
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
-from dpmerge.rules import Guarantee, require_wanted
-from dpmerge.rules.arithmetic import Arithmetic
-from dpmerge.rules.asked import require_covered, require_smoothness_is_used
-from dpmerge.rules.guarantee import By, Target, round_up
-from dpmerge.rules.validation import Validation
-from dpmerge.weights import Utilities, plan
-from dpmerge.weights.plan import NOT_DRAWN, draw_strength
+from dpmerge.rules import (
+    Arithmetic,
+    By,
+    Guarantee,
+    Target,
+    Validation,
+    require_covered,
+    require_smoothness_is_used,
+    require_wanted,
+    round_up,
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dpmerge.errors import CertificateError
-from dpmerge.records.strict import Strict, load_strict
+from dpmerge.records import Strict, load_strict
 from dpmerge.release.canonical import sha256
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dpmerge.checkpoints.folder import is_proof, new_folder, remove_proof
 from dpmerge.errors import BudgetExceeded, DpmergeError, LedgerError
 from dpmerge.records import Weights
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.remaining import in_words
-from dpmerge.rules.guarantee import round_up, significant
+from dpmerge.rules import round_up, significant
+from dpmerge.tensors import is_proof, new_folder, remove_proof
 
 
 @dataclass

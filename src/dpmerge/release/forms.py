@@ -7,14 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from dpmerge.errors import CertificateError
-from dpmerge.profiles.runs import ShuffleAsPoisson
-from dpmerge.records import Adjacency, Portfolio, Weights
-from dpmerge.records.strict import Extended
-from dpmerge.rules import Combination, Joint, Rule, Selection
-from dpmerge.rules.arithmetic import Arithmetic
-from dpmerge.rules.releases import Exposure
-from dpmerge.rules.tempered import Tempered
-from dpmerge.rules.validation import Validated, Validation
+from dpmerge.profiles import ShuffleAsPoisson
+from dpmerge.records import Adjacency, Extended, Portfolio, Weights
+from dpmerge.rules import Arithmetic, Combination, Exposure, Joint, Rule, Selection, Tempered, Validated, Validation
 
 RuleName = Literal["selection", "tempered", "combination", "joint"]
 DRAWS: tuple[RuleName, ...] = ("selection", "tempered")

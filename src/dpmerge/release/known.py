@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpmerge.checkpoints import content_digest
 from dpmerge.errors import DependentRuns, LedgerError
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.release.certificate import record_digest
+from dpmerge.tensors import content_digest
 
 _State = tuple[str, int]
 

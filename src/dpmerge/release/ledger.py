@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
-from dpmerge.checkpoints.folder import remove_proof
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account, Total
@@ -26,8 +25,8 @@ from dpmerge.release.chain import Entry, checked, standing, unfinished
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import how_counted, provisions, require_same_data
 from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before
-from dpmerge.rules import Guarantee
-from dpmerge.rules.guarantee import Target, round_up, significant
+from dpmerge.rules import Guarantee, Target, round_up, significant
+from dpmerge.tensors import remove_proof
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpmerge.checkpoints.folder import abandoned, is_proof
+from dpmerge.tensors import abandoned, is_proof
 
 
 def this_process() -> dict[str, Any]:

@@ -15,9 +15,7 @@ from dpmerge.release.account import Account, filter_of
 from dpmerge.release.chain import Entry
 from dpmerge.release.known import contents_of
 from dpmerge.release.spending import Budget, models_content
-from dpmerge.rules import THEOREMS, Guarantee
-from dpmerge.rules.filter import Filter
-from dpmerge.rules.guarantee import round_up, significant
+from dpmerge.rules import THEOREMS, Filter, Guarantee, round_up, significant
 
 
 def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None) -> list[Entry]:

@@ -8,13 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpmerge.checkpoints import Checkpoint, open_model, verify_combination
-from dpmerge.checkpoints.merge import open_plan
-from dpmerge.checkpoints.methods import METHODS
-from dpmerge.checkpoints.opening import ADAPTER_CONFIG, INDEX
-from dpmerge.checkpoints.plan import Plan, plan_copy
-from dpmerge.checkpoints.stream import coarsest_spacing
-from dpmerge.checkpoints.strict_files import read_object
 from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
@@ -22,8 +15,20 @@ from dpmerge.release.certificate import CARD, Certificate, published, record_dig
 from dpmerge.release.commitment import Commitment, Opening, Openings, input_names
 from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.verdict import Verdict
-from dpmerge.rules import Combination
-from dpmerge.rules.arithmetic import covers, why_joint
+from dpmerge.rules import Combination, covers, why_joint
+from dpmerge.tensors import (
+    ADAPTER_CONFIG,
+    INDEX,
+    METHODS,
+    Checkpoint,
+    Plan,
+    coarsest_spacing,
+    open_model,
+    open_plan,
+    plan_copy,
+    read_object,
+    verify_combination,
+)
 
 _BLOCK = 1 << 20
 

@@ -9,12 +9,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpmerge.checkpoints import Checkpoint, MergeReport, copy_model, merge_models, open_model
-from dpmerge.checkpoints.folder import require_absent
-from dpmerge.checkpoints.merge import open_plan
-from dpmerge.checkpoints.plan import LoraForm, holds_only_tensors, plan_copy
-from dpmerge.checkpoints.stream import coarsest_spacing
 from dpmerge.errors import CertificateError, PortfolioError
+from dpmerge.planning import Averaging, secure_draw, tilted_odds
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
 from dpmerge.release.card import model_card
@@ -37,11 +33,20 @@ from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import contents_of
 from dpmerge.release.ledger import Entry, Ledger, Planned
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Combination, Guarantee
-from dpmerge.rules.arithmetic import covers
-from dpmerge.rules.releases import Exposure, coupled_outcomes
-from dpmerge.weights.averaging import Averaging
-from dpmerge.weights.draw import secure_draw, tilted_odds
+from dpmerge.rules import Combination, Exposure, Guarantee, coupled_outcomes, covers
+from dpmerge.tensors import (
+    Checkpoint,
+    LoraForm,
+    MergeReport,
+    coarsest_spacing,
+    copy_model,
+    holds_only_tensors,
+    merge_models,
+    open_model,
+    open_plan,
+    plan_copy,
+    require_absent,
+)
 
 _DEPENDENT = "this release depends on earlier ones, so only the ledger's total covers it"
 NO_LEDGER = "no ledger: releases from this data are not being added up"

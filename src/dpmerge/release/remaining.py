@@ -7,11 +7,11 @@ from decimal import ROUND_DOWN, Context, Decimal
 from typing import Any
 
 from dpmerge.errors import AccountingError
+from dpmerge.planning import blend
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.chain import Entry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.ledger import Ledger, Planned
-from dpmerge.weights.feasible import blend
 
 _DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # what is said to fit is said in so many digits, and fits as it is said
 

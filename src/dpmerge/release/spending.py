@@ -11,8 +11,7 @@ from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.chain import Entry, standing
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import identities
-from dpmerge.rules import Guarantee, Rule
-from dpmerge.rules.releases import Exposure
+from dpmerge.rules import Exposure, Guarantee, Rule
 
 SCHEMA = 1
 

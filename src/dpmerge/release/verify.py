@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import CertificateError, DpmergeError, SignatureError
-from dpmerge.profiles.precision import grids_of_accuracy, without_closed_forms
+from dpmerge.profiles import grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
@@ -20,8 +20,7 @@ from dpmerge.release.ledger import Ledger
 from dpmerge.release.recheck import Recheck
 from dpmerge.release.signing import signed_by
 from dpmerge.release.verdict import Verdict
-from dpmerge.rules import THEOREMS, Guarantee, Rule
-from dpmerge.rules.guarantee import round_up, significant
+from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SAME = 1e-6  # what processors may differ by on the same path
 # What two grids may differ by, relatively and beside 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.

@@ -1,30 +1,55 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
-from dpmerge.rules.asked import AskedName, Looked, asked
-from dpmerge.rules.combination import Combination
-from dpmerge.rules.deltas import about_delta, require_wanted
-from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, round_down, round_up, significant
-from dpmerge.rules.joint import Joint
-from dpmerge.rules.selection import Selection
-from dpmerge.rules.theorems import THEOREMS, WEIGHTS, Theorem
-
-__all__ = [
-    "THEOREMS",
-    "WEIGHTS",
-    "AskedName",
-    "By",
-    "Combination",
-    "Guarantee",
-    "Joint",
-    "Looked",
-    "Rule",
-    "Selection",
-    "Target",
-    "Theorem",
-    "about_delta",
-    "asked",
-    "require_wanted",
-    "round_down",
-    "round_up",
-    "significant",
-]
+from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, why_joint as why_joint
+from dpmerge.rules.asked import (
+    AskedName as AskedName,
+    Looked as Looked,
+    asked as asked,
+    looked_at as looked_at,
+    require_covered as require_covered,
+    require_smoothness_is_used as require_smoothness_is_used,
+)
+from dpmerge.rules.baselines import PairComposition as PairComposition, no_free_lunch_threshold as no_free_lunch_threshold
+from dpmerge.rules.combination import Combination as Combination
+from dpmerge.rules.compare import compare as compare, no_free_lunch as no_free_lunch
+from dpmerge.rules.deltas import about_delta as about_delta, require_wanted as require_wanted
+from dpmerge.rules.filter import Charge as Charge, Filter as Filter, Sum as Sum
+from dpmerge.rules.guarantee import (
+    Accountant as Accountant,
+    By as By,
+    Guarantee as Guarantee,
+    ProfileBound as ProfileBound,
+    Rule as Rule,
+    Standing as Standing,
+    Target as Target,
+    about_records as about_records,
+    ask as ask,
+    round_down as round_down,
+    round_up as round_up,
+    significant as significant,
+)
+from dpmerge.rules.joint import Joint as Joint
+from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
+from dpmerge.rules.selection import Selection as Selection, selection_epsilons as selection_epsilons
+from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
+from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem
+from dpmerge.rules.tuning import (
+    DELTA_OF_FIGURE_1 as DELTA_OF_FIGURE_1,
+    FIGURE_1 as FIGURE_1,
+    PROFILE as PROFILE,
+    RENYI as RENYI,
+    Base as Base,
+    TuningCost as TuningCost,
+    contradiction as contradiction,
+    tuning_cost as tuning_cost,
+)
+from dpmerge.rules.tuning_bounds import renyi_epsilon as renyi_epsilon
+from dpmerge.rules.tuning_gaussian import Calibration as Calibration
+from dpmerge.rules.tuning_pairs import pairs_of as pairs_of
+from dpmerge.rules.tuning_trials import (
+    DistributionName as DistributionName,
+    Poisson as Poisson,
+    Trials as Trials,
+    trials as trials,
+)
+from dpmerge.rules.validation import Validated as Validated, Validation as Validation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dpmerge.errors import TargetError, UtilityError
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Weights
 from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import Rule

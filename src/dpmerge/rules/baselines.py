@@ -6,10 +6,7 @@ import math
 from typing import Literal
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.laws import ApproxDpLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.profiles import ApproxDpLaw, Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import Accountant, By, Guarantee, ProfileBound, Rule, Target, answer, ask
 from dpmerge.rules.theorems import WEIGHTS

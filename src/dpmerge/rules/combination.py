@@ -13,14 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.law import Law
-from dpmerge.profiles.laws import GaussianLaw, NonPrivateLaw, RevealedShiftLaw
-from dpmerge.profiles.pairs import MixtureLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, dp_sgd_steps, gathered, run_profile
-from dpmerge.profiles.shifts import ShiftLaw, sum_of_coins
+from dpmerge.profiles import (
+    Conversion,
+    FloatArray,
+    GaussianLaw,
+    Law,
+    MixtureLaw,
+    NonPrivateLaw,
+    Profile,
+    RevealedShiftLaw,
+    ShiftLaw,
+    ShuffleAsPoisson,
+    dp_sgd_steps,
+    gathered,
+    run_profile,
+    sum_of_coins,
+)
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dpmerge.errors import AccountingError, UtilityError
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, run_profile
+from dpmerge.profiles import Conversion, ShuffleAsPoisson, run_profile
 from dpmerge.records import Weights
 from dpmerge.rules.asked import Looked, asked, looked_at
 from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.runs import ShuffleAsPoisson
+from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import DpSgd, Model
 
 LARGEST = 0.01

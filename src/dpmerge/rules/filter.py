@@ -14,11 +14,17 @@ from typing import Self
 import numpy as np
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.arrays import DIRECTIONS, FloatArray
-from dpmerge.profiles.laws import ApproxDpLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import ORDERS, epsilon_from_renyi
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.profiles import (
+    DIRECTIONS,
+    ORDERS,
+    ApproxDpLaw,
+    FloatArray,
+    Profile,
+    ShuffleAsPoisson,
+    epsilon_from_renyi,
+    gathered,
+    run_profile,
+)
 from dpmerge.records import Adjacency, DpSgd, Model, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import Guarantee
 from dpmerge.rules.releases import Exposure

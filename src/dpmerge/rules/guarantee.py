@@ -11,12 +11,8 @@ from typing import Any, Literal, Self
 
 from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
-from dpmerge.profiles.precision import accuracy
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson
-from dpmerge.records import Adjacency, Model, Weights
-from dpmerge.records.record import CRYPTOGRAPHIC
+from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
+from dpmerge.records import CRYPTOGRAPHIC, Adjacency, Model, Weights
 from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.theorems import THEOREMS
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.theorems import WEIGHTS

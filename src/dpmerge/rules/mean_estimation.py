@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit, gammainc, gammaincc, ndtr
 
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.solve import smallest_epsilon
+from dpmerge.profiles import FloatArray, smallest_epsilon
 from dpmerge.records import Gaussian
 
 _REACH = 14.0  # standard deviations kept; what lies beyond (1e-44) is added

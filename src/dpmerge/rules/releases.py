@@ -15,9 +15,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from dpmerge.errors import PortfolioError
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Model, Portfolio, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, ask
 from dpmerge.rules.selection import SelectionBound

@@ -11,10 +11,20 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from dpmerge.profiles.arrays import DIRECTIONS, FloatArray
-from dpmerge.profiles.profile import Profile, mixture_epsilon
-from dpmerge.profiles.renyi import ORDERS, Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
+from dpmerge.profiles import (
+    DIRECTIONS,
+    ORDERS,
+    Conversion,
+    FloatArray,
+    Profile,
+    ShuffleAsPoisson,
+    best_order,
+    epsilon_from_renyi,
+    gathered,
+    log_delta_from_renyi,
+    mixture_epsilon,
+    run_profile,
+)
 from dpmerge.records import Gaussian, Weights
 from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, Rule, Target, answer, ask
 from dpmerge.rules.mean_estimation import GaussianSelection

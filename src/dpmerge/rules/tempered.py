@@ -13,11 +13,7 @@ import math
 from dataclasses import replace
 
 from dpmerge.errors import AccountingError, TargetError
-from dpmerge.profiles.arrays import DIRECTIONS
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import Conversion
-from dpmerge.profiles.runs import ShuffleAsPoisson, gathered, run_profile
-from dpmerge.profiles.solve import smallest_epsilon
+from dpmerge.profiles import DIRECTIONS, Conversion, Profile, ShuffleAsPoisson, gathered, run_profile, smallest_epsilon
 from dpmerge.records import Weights
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, answer
 from dpmerge.rules.joint import Joint

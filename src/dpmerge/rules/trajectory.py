@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.runs import ShuffleAsPoisson, record_effect, sampling_rate
-from dpmerge.profiles.shifts import binomial_quantile
+from dpmerge.profiles import FloatArray, ShuffleAsPoisson, binomial_quantile, record_effect, sampling_rate
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model
 
 

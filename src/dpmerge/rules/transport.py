@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 from dpmerge.rules.trajectory import Trajectories
 
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.laws import GaussianLaw
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.runs import RunProfile, ShuffleAsPoisson, run_profile
+from dpmerge.profiles import GaussianLaw, Profile, RunProfile, ShuffleAsPoisson, run_profile
 from dpmerge.records import Model
 from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.guarantee import ProfileBound, Standing, Target, about_records, ask, significant

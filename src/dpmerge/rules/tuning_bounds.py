@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.profile import Profile
-from dpmerge.profiles.renyi import ORDERS, best_order, epsilon_from_renyi
-from dpmerge.profiles.solve import smallest_epsilon
+from dpmerge.profiles import ORDERS, FloatArray, Profile, best_order, epsilon_from_renyi, smallest_epsilon
 from dpmerge.rules.tuning_pairs import Pair
 from dpmerge.rules.tuning_trials import Poisson, Trials, TruncatedNegativeBinomial
 

@@ -15,10 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.arrays import FloatArray
-from dpmerge.profiles.gaussian import gaussian_delta
-from dpmerge.profiles.laws import GaussianLaw
-from dpmerge.profiles.profile import Profile
+from dpmerge.profiles import FloatArray, GaussianLaw, Profile, gaussian_delta
 from dpmerge.rules.tuning_trials import Trials
 
 Calibration = Literal["exact", "rdp"]

@@ -13,10 +13,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
-from dpmerge.profiles.gaussian import gaussian_delta
-from dpmerge.profiles.laws import ApproxDpLaw
-from dpmerge.profiles.profile import Profile
+from dpmerge.profiles import DIRECTIONS, ApproxDpLaw, Direction, FloatArray, Profile, gaussian_delta
 
 _TAIL = 1e-12  # curves are tabulated up to an ε where δ is this small (or as small as it becomes)
 _KNOTS = 2000

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.arrays import FloatArray
+from dpmerge.profiles import FloatArray
 
 DistributionName = Literal["poisson", "geometric", "logarithmic", "tnb"]
 _SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0}

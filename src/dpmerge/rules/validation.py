@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles.renyi import Conversion
+from dpmerge.profiles import Conversion
 from dpmerge.records import Adjacency
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target
 from dpmerge.rules.tempered import DRAWING

@@ -6,10 +6,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import TrainingError
+from dpmerge.training.averaging import MovingAverage as MovingAverage, TailMean as TailMean, TrainingOn as TrainingOn
+from dpmerge.training.linear import (
+    Recipe as Recipe,
+    Tensors as Tensors,
+    accuracy as accuracy,
+    bounded_features as bounded_features,
+    scores as scores,
+    train as train,
+)
+from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
+from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
+from dpmerge.training.randomness import fresh_generator as fresh_generator
+from dpmerge.training.recipe import CLIP_MARGIN as CLIP_MARGIN
+from dpmerge.training.saving import save_model as save_model
+from dpmerge.training.shift import PeriodicShift as PeriodicShift, first_share as first_share
 
 if TYPE_CHECKING:
-    from dpmerge.training.opacus_accounting import Stated, from_opacus, opacus_history
-    from dpmerge.training.recorder import Recorder, record
+    from dpmerge.training.opacus_accounting import (
+        Stated as Stated,
+        from_opacus as from_opacus,
+        opacus_history as opacus_history,
+    )
+    from dpmerge.training.recorder import Recorder as Recorder, record as record
 
 _HOMES = {
     "Recorder": "recorder",
@@ -18,7 +37,6 @@ _HOMES = {
     "opacus_history": "opacus_accounting",
     "record": "recorder",
 }
-__all__ = ["Recorder", "Stated", "from_opacus", "opacus_history", "record"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.datasets import load_dataset
 from dpmerge.errors import DataError
-from dpmerge.tasks.images import Images, digits_as_images, load_images
 from dpmerge.training.linear import bounded_features
 from dpmerge.user_code import load_function
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
-_FILES = ("mnist", "cifar10")
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,12 @@ class Data:
 @lru_cache(maxsize=1)
 def load(source: Source) -> Data:
     """Read, check and prepare; once for all runs of a process."""
-    if source.folder is not None and source.name not in _FILES:
-        raise DataError(f"--data names the folder of {' or '.join(f'{name}.npz' for name in _FILES)}; {source.name} needs none")
     if ":" in source.name:
+        if source.folder is not None:
+            raise DataError(f"{source.name} is a function of yours and reads no folder")
         found = _from_function(source.name, source.classes)
-    elif source.name == "digits":
-        found = _from_images(digits_as_images(), "sklearn-digits")
-    elif source.name in _FILES:
-        found = _from_images(load_images(source.folder, source.name), source.name)
     else:
-        raise DataError(f"no data set is called {source.name!r}; use digits, {', '.join(_FILES)} or module:function")
+        found = _from_dataset(source.name, source.folder)
     if ":" not in source.name and source.classes not in (None, found.classes):
         raise DataError(f"classes is {source.classes}, but {source.name} has {found.classes}; leave it out")
     if source.positive is not None:
@@ -84,9 +79,10 @@ def features(source: Source, norm_bound: float) -> tuple[Floats, Floats]:
     return bounded_features(data.train, norm_bound), bounded_features(data.test, norm_bound)
 
 
-def _from_images(images: Images, name: str) -> Data:
-    train, test = (part.reshape(-1, *images.shape) for part in (images.train, images.test))
-    return Data(train, images.train_labels, test, images.test_labels, images.classes, f"{name}-train-{len(train)}")
+def _from_dataset(name: str, folder: Path | None) -> Data:
+    held = load_dataset(name, folder)
+    train, test = (part.reshape(-1, *held.shape) for part in (held.train, held.test))
+    return Data(train, held.train_labels, test, held.test_labels, held.classes, held.identity)
 
 
 def _from_function(name: str, classes: int | None) -> Data:

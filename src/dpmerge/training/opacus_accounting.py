@@ -14,10 +14,9 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from dpmerge.checkpoints import pytorch
-from dpmerge.checkpoints.folder import require_absent
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
 from dpmerge.records import DpSgd, Phase, Record, Sampling
+from dpmerge.tensors import pytorch, require_absent
 from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
 
 History = list[tuple[float, float, int]]

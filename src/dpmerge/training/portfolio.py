@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.figures.writing import write_json
+from dpmerge.figures import write_json
 from dpmerge.jobs import run_all
 from dpmerge.training.data import Data, Source, load
 from dpmerge.training.portfolio_file import LinearRun, NetworkRun, PortfolioFile

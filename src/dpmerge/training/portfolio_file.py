@@ -14,8 +14,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
-from dpmerge.records.record import NonNegative, Positive
-from dpmerge.records.strict import Strict, parse_strict
+from dpmerge.records import NonNegative, Positive, Strict, parse_strict
 from dpmerge.training.averaging import MovingAverage, TailMean, TrainingOn
 from dpmerge.training.shift import PeriodicShift
 from dpmerge.training.yaml_file import read_yaml

@@ -18,8 +18,7 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import Record
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import NoiseGenerator, Record
 from dpmerge.training.averaging import AggregatedRun, TrainingOn
 from dpmerge.training.averaging_torch import flat, load
 from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from randomgen import ChaCha
 
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import NoiseGenerator
 
 GENERATOR: NoiseGenerator = "chacha20"  # what `fresh_generator` gives, as a record says it
 

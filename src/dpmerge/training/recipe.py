@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import Record
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import NoiseGenerator, Record
 from dpmerge.training.averaging import TrainingOn
 from dpmerge.training.randomness import poisson_batch
 from dpmerge.training.shift import PeriodicShift

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import DpSgd, Phase, Record, Sampling
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import DpSgd, NoiseGenerator, Phase, Record, Sampling
 from dpmerge.training.randomness import together
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_folder import dp_sgd_record, save_folder

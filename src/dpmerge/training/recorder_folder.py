@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpmerge.checkpoints import open_model
 from dpmerge.errors import CheckpointError
-from dpmerge.records import Phase, Record
-from dpmerge.records.record import Source
+from dpmerge.records import Phase, Record, Source
+from dpmerge.tensors import open_model
 from dpmerge.training.saving import recorded_folder
 
 _INHERITED = ("noise_multiplier", "clip", "sampling", "expected_batch")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dpmerge.errors import TrainingError
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import NoiseGenerator
 from dpmerge.training.randomness import together
 
 _SALT = b"dpmerge: the state of a generator"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import NoiseGenerator
 from dpmerge.training import linear
 from dpmerge.training.data import Data, Source, features, load
 from dpmerge.training.portfolio_file import LinearRun, NetworkRun

@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.checkpoints.folder import new_folder, require_absent
 from dpmerge.errors import TrainingError
-from dpmerge.records import Record
-from dpmerge.records.record import NoiseGenerator
+from dpmerge.records import NoiseGenerator, Record
+from dpmerge.tensors import new_folder, require_absent
 from dpmerge.training.saving import save_model
 
 Tensors = Mapping[str, npt.NDArray[Any]]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.checkpoints.folder import new_folder
 from dpmerge.errors import CheckpointError
 from dpmerge.records import Record
+from dpmerge.tensors import new_folder
 
 
 def save_model(folder: Path, tensors: Mapping[str, npt.NDArray[Any]], record: Record) -> None:

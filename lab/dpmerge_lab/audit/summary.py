@@ -1,0 +1,115 @@
+"""All scenarios on one page: claim, proved bound and measured lower bound side by side, as a table and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpmerge.audit import Audit, Finding
+from dpmerge.rules import round_down, round_up
+
+_PANELS = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scenario: ε at its δ as the refuted (or conditional) claim has it, as is proved at least, and as was measured."""
+
+    scenario: str
+    about: str
+    delta: float
+    trials: int
+    claim: str | None
+    claimed: float | None
+    proved_by: str | None
+    proved: float | None
+    measured: float
+    reached: float | None  # measured/proved, at the δ where that is largest, or of a proved μ
+    exceeded: bool | None  # the claim; whether a proved bound is, the alarm says
+    alarm: bool
+
+    @classmethod
+    def of(cls, audit: Audit) -> Row:
+        """The smallest proved bound, and the largest of the other claims."""
+        proved = [finding for finding in audit.findings if finding.standing == "proved"]
+        others = [finding for finding in audit.findings if finding.standing != "proved"]
+        best = min(proved, key=lambda finding: finding.at.claimed, default=None)
+        other = max(others, key=lambda finding: finding.at.claimed, default=None)
+        return cls(
+            scenario=audit.game,
+            about=audit.about,
+            delta=audit.delta,
+            trials=audit.trials,
+            claim=None if other is None else other.claim,
+            claimed=None if other is None else other.at.claimed,
+            proved_by=None if best is None else best.claim,
+            proved=None if best is None else best.at.claimed,
+            measured=audit.epsilon,
+            reached=None if best is None else _reached(best),
+            exceeded=None if other is None else other.exceeded,
+            alarm=audit.alarm,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def _reached(finding: Finding) -> float:
+    return max(finding.nearest.share, finding.mu_share or 0.0)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """In Markdown: claims and proved bounds are rounded up, what was measured and how near it came is rounded down."""
+    head = ["", "scenario", "δ", "claim", "ε claimed", "ε measured, at least", "ε proved, at most", "by", "reached"]
+    lines = [head, ["---"] * len(head)]
+    for number, row in enumerate(rows, start=1):
+        claimed = "" if row.claimed is None else round_up(row.claimed, 3) + (" ✗" if row.exceeded else "")
+        proved = "" if row.proved is None else round_up(row.proved, 3)
+        reached = "" if row.reached is None else f"{math.floor(100 * row.reached)} %" if row.reached <= 1 else "exceeded"
+        measured = f"{round_down(row.measured):g}"
+        told = [f"`{row.scenario}`", f"{row.delta:g}", row.claim or "", claimed, measured, proved, row.proved_by or "", reached]
+        lines.append([str(number), *told])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def picture(rows: Sequence[Row], confidence: float) -> Mapping[str, Any]:
+    """A document of kind "lines": a column for each scenario, by its number in the table."""
+    size = math.ceil(len(rows) / _PANELS)
+    parts = [range(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
+    return {
+        "kind": "lines",
+        "title": "Claimed, proved and measured: ε of every scenario",
+        "subtitle": f"at each scenario's own δ; what was measured holds, all of it together, with confidence {confidence:g}",
+        "caption": " · ".join(f"{number} {row.scenario}" for number, row in enumerate(rows, start=1)),
+        "warning": "A proved bound was exceeded." if any(row.alarm for row in rows) else None,
+        "panels": [_panel(rows, part) for part in parts],
+    }
+
+
+def _panel(rows: Sequence[Row], part: range) -> dict[str, Any]:
+    places, shown = [index + 1.0 for index in part], [rows[index] for index in part]
+    measured = [round_down(row.measured) or None for row in shown]  # a logarithmic axis has no 0
+    series: dict[str, list[float | None]] = {
+        "proved, at most": [row.proved for row in shown],
+        "measured, at least": measured,
+        "claim that is refuted": [row.claimed for row in shown],
+    }
+    lines: list[dict[str, Any]] = [
+        {"label": label, **_apart(places, values), "standing": "proved" if "proved" in label else "measured", "markers": True}
+        for label, values in series.items()
+        if any(value is not None for value in values)
+    ]
+    ends = [(place, low, row.proved) for place, low, row in zip(places, measured, shown, strict=True)]
+    known = [(place, low, high) for place, low, high in ends if low is not None and high is not None]
+    if known:
+        between = {"x": [place for place, *_ in known for _ in "abc"], "y": [y for _, *two in known for y in (*two, None)]}
+        lines.append({"label": "the truth lies here", **between, "standing": "reference"})
+    return {"x_label": "scenario", "y_label": "ε", "y_scale": "log", "lines": lines}
+
+
+def _apart(x: Sequence[float], y: Sequence[float | None]) -> dict[str, list[Any]]:
+    """Points that no line joins: a gap after each."""
+    return {"x": [value for value in x for _ in "ab"], "y": [value for point in y for value in (point, None)]}

@@ -1,0 +1,3 @@
+"""The papers' tables and figures, one file each."""
+
+COMMANDS = {"reproduce": "dpmerge_lab.reproduce:reproduce"}

@@ -1,0 +1,81 @@
+"""Aggregates of the iterates of one run, measured: what Tables 1, 3 and 7 of Recycling Scraps compare.
+
+A watcher sees every iterate of a run as it is made and keeps what the aggregations need: a moving average for each decay, and
+the last iterates. Parameters are tuned as in Alg. 4, on one half of the public test images, and scored on the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.training import MovingAverage
+
+DECAYS = (0.85, 0.9, 0.95, 0.99, 0.999, 0.9999)
+TAILS = (3, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+BASELINE_DECAY = 0.9999  # what De et al. 2022 took over from training without privacy
+Probabilities = npt.NDArray[np.floating[Any]]
+Accuracies = dict[str, float]
+
+
+class Watcher:
+    """Of one run, whose iterates are vectors (of numpy, or of torch wherever they lie)."""
+
+    def __init__(self) -> None:
+        self._averages = {decay: MovingAverage(decay=decay, warm_up=True).begin() for decay in DECAYS}
+        self._aggregates: dict[float, Any] = {}
+        self._last: deque[Any] = deque(maxlen=max(TAILS))
+
+    def see(self, iterate: Any) -> None:
+        """The next iterate."""
+        self._aggregates = {decay: update(iterate) for decay, update in self._averages.items()}
+        self._last.append(iterate)
+
+    def measure(self, predict: Callable[[Any], Probabilities], labels: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Every aggregation with every parameter, and the one that its validation half chooses.
+
+        `predict` gives the probabilities of every class for every image, one row each.
+        """
+        tails = [tail for tail in TAILS if tail <= len(self._last)] or [len(self._last)]
+        found = {
+            "last": {"": accuracies(predict(self._last[-1]), labels)},
+            "ema": {f"{decay:g}": accuracies(predict(mean), labels) for decay, mean in self._aggregates.items()},
+            "uta": {},
+            "opa": {},
+            "omv": {},
+        }
+        mean: Any = 0
+        summed, votes = np.zeros(0), np.zeros(0)
+        for count, iterate in enumerate(reversed(self._last), start=1):
+            mean = mean + (iterate - mean) / count
+            said = predict(iterate)
+            chosen = np.eye(said.shape[1])[said.argmax(axis=1)]
+            summed, votes = (said.astype(np.float64), chosen) if count == 1 else (summed + said, votes + chosen)
+            if count in tails:
+                found["uta"][str(count)] = accuracies(predict(mean), labels)
+                found["opa"][str(count)] = accuracies(summed, labels)
+                found["omv"][str(count)] = accuracies(votes, labels)  # ties go to the smallest label
+        return {
+            "No Agg": found["last"][""],
+            "EMA baseline": found["ema"][f"{BASELINE_DECAY:g}"],
+            **{f"{name} inf": tuned(found[key]) for name, key in (("EMA", "ema"), ("UTA", "uta"))},
+            **{name: tuned(found[key]) for name, key in (("OPA", "opa"), ("OMV", "omv"))},
+            "every parameter": found,
+        }
+
+
+def accuracies(scores: Probabilities, labels: npt.NDArray[np.int64]) -> Accuracies:
+    """On the first half of the images, which chooses parameters, and on the second, which is reported."""
+    right = scores.argmax(axis=1) == labels
+    half = len(right) // 2
+    return {"validation": float(right[:half].mean()), "test": float(right[half:].mean())}
+
+
+def tuned(found: Mapping[str, Accuracies]) -> dict[str, Any]:
+    """Alg. 4: the first parameter with the best accuracy on the validation half."""
+    best = max(found, key=lambda parameter: found[parameter]["validation"])
+    return {"parameter": float(best), **found[best]}

@@ -1,0 +1,32 @@
+"""How much noise a recipe needs to meet a target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dpmerge.profiles import run_profile
+from dpmerge.records import Model
+from dpmerge.training import Recipe
+
+_UNITS = 1000  # noise multipliers are calibrated in thousandths
+
+
+def least_noise(recipe: Recipe, examples: int, epsilon: float, delta: float) -> float:
+    """The least noise multiplier, in thousandths, with which a run has no more than this ε by loss distributions."""
+    low, high = 0, _UNITS
+    while _epsilon(recipe, examples, high / _UNITS, delta) > epsilon:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _epsilon(recipe, examples, middle / _UNITS, delta) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high / _UNITS
+
+
+def _epsilon(recipe: Recipe, examples: int, noise: float, delta: float) -> float:
+    """Of a run by this recipe with other noise."""
+    noisy = replace(recipe, noise_multiplier=noise)
+    record = noisy.record(recipe.steps, recipe.expected_batch(examples), "planned", "planned", "noise", "sampler")
+    return run_profile(Model("planned", record)).profile.epsilon(delta)

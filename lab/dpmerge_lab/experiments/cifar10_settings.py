@@ -1,0 +1,85 @@
+"""What the experiments on CIFAR-10 train and merge: sizes, settings, groups, and the grid of weights. No torch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from dpmerge.errors import TrainingError
+from dpmerge.planning import simplex_grid
+
+# The least σ in thousandths whose Rényi ε at δ = 1e-5, by the papers' conversion, is below the bound: 3920 steps at 256/50000.
+NOISE_FOR_EPSILON = {10: 0.584, 9: 0.604}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiments are: the papers', or quick on the digits."""
+
+    data: str = "cifar10"
+    network: str = "resnet18"
+    examples: int = 50_000
+    tested: int = 10_000
+    batch: int = 256
+    epochs: int = 20
+    keep: tuple[int, ...] = (12, 16, 20)
+    pretraining_epochs: int = 100
+    pretraining_batch: int = 128
+    fine_tuning_epochs: int = 3
+    grid: float = 0.1
+
+
+QUICK = Size("digits", "small-cnn", 400, 100, 40, 4, (2, 3, 4), 2, 20, 1, 0.5)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What differs between private runs."""
+
+    learning_rate: float
+    clip: float
+    noise_multiplier: float
+    pretrained: bool = False
+
+
+RUNS = {
+    f"eps{bound}-lr{rate}-c{clip}": Setting(rate, float(clip), sigma)
+    for bound, sigma in NOISE_FOR_EPSILON.items()
+    for rate in (0.01, 0.02, 0.04)
+    for clip in (1, 2, 4)
+} | {
+    f"pretrained-lr{rate}-s{sigma}": Setting(rate, 1.0, sigma, pretrained=True)
+    for rate in (0.005, 0.01)
+    for sigma in (0.4, 0.5)
+}
+# One model, one with another learning rate or clip (equally private), one with more noise: as the papers choose their three.
+MERGES = {
+    "scratch-a": ("eps10-lr0.04-c1", "eps10-lr0.02-c1", "eps9-lr0.04-c1"),
+    "scratch-b": ("eps10-lr0.02-c2", "eps10-lr0.01-c4", "eps9-lr0.02-c2"),
+    "checkpoints": ("eps10-lr0.04-c1@12", "eps10-lr0.04-c1@16", "eps10-lr0.04-c1@20"),
+    "pretrained": tuple(name for name, setting in RUNS.items() if setting.pretrained),
+}
+PRETRAINING = "pretraining"
+
+
+def wanted(only: str | None) -> list[str]:
+    """Names in the order in which they can be made: pretraining, runs, merges. A merge brings its runs along."""
+    known = [PRETRAINING, *RUNS, *MERGES]
+    asked = list(MERGES) if only is None else only.split(",")
+    unknown = sorted(set(asked) - set(known))
+    if unknown:
+        raise TrainingError(f"--only: no run or merge is called {unknown[0]!r}; there are {', '.join(known)}")
+    every = set(asked) | {model.partition("@")[0] for name in asked for model in MERGES.get(name, ())}
+    if any(name in RUNS and RUNS[name].pretrained for name in every):
+        every.add(PRETRAINING)
+    return [name for name in known if name in every]
+
+
+def grid(models: int, step: float) -> list[list[float]]:
+    """Weights on the simplex: the whole grid for three models; for more, the edges at this step and a coarse interior."""
+    if models <= 3:
+        return [[float(w) for w in row] for row in simplex_grid(models, step)]
+    rows = {tuple(map(float, row)) for row in simplex_grid(models, 0.25)} | {(1 / models,) * models}
+    for (i, j), (a, b) in itertools.product(itertools.combinations(range(models), 2), simplex_grid(2, step)):
+        rows.add(tuple(float(a) if k == i else float(b) if k == j else 0.0 for k in range(models)))
+    return [list(row) for row in sorted(rows)]

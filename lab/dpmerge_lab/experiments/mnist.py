@@ -1,0 +1,157 @@
+"""M1 App. H.1 (Fig. 2 and 3), M2's full-batch setting, and its Poisson twins: linear models on MNIST, merged and measured.
+
+`mnist` is the papers' own: clipping binds and steps are long, so the proved bound on averages is near joint release.
+`mnist-full-batch` bounds the features, so that smoothness is known and clipping provably never binds: there the transport
+theorem pays. How much depends on the schedule: with a learning rate that decays to nothing, on Σηβ, the length of training;
+with a constant one, on nothing but ηβ ≤ 2 and the number of steps (docs/theory.md §3.3).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dpmerge.jobs import run_all
+from dpmerge.planning import Accounting, Point, heatmap
+from dpmerge.records import Model, Portfolio, Record
+from dpmerge.rules import Combination
+from dpmerge.training import Recipe
+from dpmerge_lab.experiments.portfolio_pictures import (
+    AVERAGE,
+    DRAW,
+    MERELY_SMOOTH,
+    against_length,
+    against_weights,
+    frontier_numbers,
+    frontier_panel,
+    frontier_picture,
+)
+from dpmerge_lab.experiments.portfolios import (
+    DELTA,
+    Measured,
+    Setting,
+    alone,
+    data_name,
+    grid,
+    grid_step,
+    guarantees,
+    measure,
+)
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+
+EPOCH, RATE = 235, 256 / 60000
+_NORM = math.sqrt(10)  # of centred images stretched to norm 3, and the bias
+_CLIP = 4.48  # above √2 times that: gradients of softmax regression are shorter
+_SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5, 0.7, 0.9)
+_LONGEST = 78.0  # Σηβ of forty steps with ηβ just below 2
+
+
+def papers() -> Setting:
+    """M1 App. H.1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2), learning rate 0.1, batches of 256, three epochs."""
+    named = {"C=1 σ=0.5": (1.0, 0.5), "C=2 σ=0.5": (2.0, 0.5), "C=1 σ=2": (1.0, 2.0)}
+    recipes = {name: Recipe(3 * EPOCH, 0.1, clip, sigma, RATE) for name, (clip, sigma) in named.items()}
+    return Setting(recipes, norm_bound=50.0, as_the_papers=True)
+
+
+def full_batch(total: float, decay: bool) -> Setting:
+    """Forty full batches with Σηβ = `total`; with decay, the rate climbs for four steps and falls for 36."""
+    shape = Recipe(40, 1.0, _CLIP, 1.0, warmup=4 if decay else 0, decay=decay)
+    peak = total / (sum(shape.learning_rates()) * _NORM**2 / 2)
+    return _with_noise(replace(shape, learning_rate=peak), 50.0, 1000.0)
+
+
+def poisson_twin() -> Setting:
+    """Batches, epochs and noise of M1's portfolio: ηβ = 1.2, so no batch up to 1.6 times the expected makes a step expand."""
+    return _with_noise(Recipe(3 * EPOCH, 0.24, _CLIP, 1.0, RATE), 0.5, 2.0)
+
+
+def logistic_twin() -> Setting:
+    """The same for even against odd: one slope to clip, so clipping may bind and steps still do not expand."""
+    return _with_noise(Recipe(3 * EPOCH, 0.48, 1.5, 1.0, RATE, loss="logistic"), 0.5, 2.0)
+
+
+def _with_noise(recipe: Recipe, *sigmas: float) -> Setting:
+    return Setting({f"σ={sigma:g}": replace(recipe, noise_multiplier=sigma) for sigma in sigmas}, _NORM)
+
+
+def mnist(options: Options) -> Result:
+    """Heatmaps and frontiers of M1's three softmax regressions."""
+    setting = papers().sized(options)
+    with timed(Result("mnist", setting.configuration(options))) as result:
+        measured = measure(setting, grid(options), options, "training")
+        panel = frontier_panel(measured, options)
+        title = f"{data_name(options)}: three softmax regressions, merged"
+        result.pictures["frontier"] = frontier_picture(title, [panel], options)
+        averages = _averages(measured, grid(options), options)
+        result.numbers = {"alone": alone(measured), "averages": averages, "frontier": frontier_numbers(panel)}
+        for label, assumed in (("proved", None), ("formula", 0.0)):
+            step = grid_step(options) / 2
+            run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {label}"))
+            accounting = Accounting(DELTA, assumed)
+            result.pictures[f"heatmap-{label}"] = heatmap(measured.portfolio, accounting=accounting, step=step, run=run)
+    return result
+
+
+def mnist_full_batch(options: Options) -> Result:
+    """M2's setting where the transport theorem pays, what that depends on, and its Poisson twins: two models each."""
+    settings = {
+        "warm-up and decay": full_batch(1.0, decay=True),
+        "constant rate": full_batch(_LONGEST, decay=False),
+        "Poisson twin": poisson_twin(),
+        "logistic twin": logistic_twin(),
+    }
+    settings = {name: setting.sized(options) for name, setting in settings.items()}
+    configuration = {name: setting.configuration(options) for name, setting in settings.items()}
+    with timed(Result("mnist-full-batch", configuration)) as result:
+        for name, setting in settings.items():
+            points = [(share, 1 - share) for share in ((0.02, 0.1, 0.5) if options.quick else _SHARES)]
+            measured = measure(setting, points, options, f"{name}: training")
+            rows, models = _averages(measured, points, options), alone(measured)
+            result.numbers[name] = {"alone": models, "averages": rows}
+            title = f"{data_name(options)}, {name}: averages of {' and '.join(setting.names)}"
+            result.pictures[name.lower().replace(" ", "-")] = against_weights(title, setting, models, rows)
+        lengths = {"warm-up and decay": _lengths(True, options), "constant rate": _lengths(False, options)}
+        result.numbers["length of training"] = lengths
+        result.pictures["length-of-training"] = against_length(f"{data_name(options)}, full batches", lengths)
+    return result
+
+
+def _averages(measured: Measured, points: Iterable[Point], options: Options) -> list[dict[str, Any]]:
+    """Every average with what it scores, beside a draw with the same weights, and all guarantees."""
+    points = [point for point in points if max(point) < 1]
+    account = partial(guarantees, measured.portfolio)
+    found = run_all(account, points, jobs=options.jobs, progress=options.bar("averages"))
+    return [
+        {
+            "weights": dict(zip(measured.portfolio.names, point, strict=True)),
+            AVERAGE: mean_and_deviation(measured.of(point)),
+            DRAW: mean_and_deviation(measured.drawn(point)),
+            **known,
+        }
+        for point, known in zip(points, found, strict=True)
+    ]
+
+
+def _lengths(decay: bool, options: Options) -> list[dict[str, Any]]:
+    """What longer training brings and costs: averages with weight 0.1 on the less private model."""
+    rows = []
+    for total in (1.0, 40.0) if options.quick else (0.25, 1.0, 4.0, 16.0, 40.0 if decay else _LONGEST):
+        measured = measure(full_batch(total, decay), [(0.1, 0.9)], options, f"Σηβ = {total:g}: training")
+        row = _averages(measured, [(0.1, 0.9)], options)[0]
+        smooth = Combination(_merely_smooth(measured.portfolio).weights_in_order((0.1, 0.9))).guarantee(delta=DELTA)
+        rows.append({"Σηβ": total, **row, MERELY_SMOOTH: smooth.epsilon, "alone": alone(measured)})
+    return rows
+
+
+def _merely_smooth(portfolio: Portfolio) -> Portfolio:
+    """The same runs, if it were not known that clipping never binds."""
+    models = []
+    for model in portfolio.models:
+        content = json.loads(model.record.model_dump_json(by_alias=True))
+        content["mechanism"]["convex"] = None
+        models.append(Model(model.name, Record.parse(json.dumps(content), source=model.name)))
+    return Portfolio(tuple(models))

@@ -1,0 +1,187 @@
+"""What the experiments on portfolios of linear models show: frontiers with their spread, ε along weights, ε along training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpmerge.jobs import run_all
+from dpmerge.planning import Accounting, frontier
+from dpmerge.records import Portfolio
+from dpmerge.rules import Joint
+from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, Setting, grid_step
+from dpmerge_lab.experiments.results import Options, mean_and_deviation
+
+PROVED, FORMULA = "linear combination, proved", "linear combination, papers' formula"
+MERELY_SMOOTH = "linear combination, proved from smoothness alone"
+SELECTION, JOINT = "random selection", "joint release"
+AVERAGE, DRAW = "test accuracy of the average", "expected test accuracy of a draw"
+_CURVES: dict[str, dict[str, Any]] = {
+    PROVED: {"rule": "combination", "by": "pld"},
+    FORMULA: {"rule": "combination", "by": "pld", "standing": "conditional"},
+    SELECTION: {"rule": "selection", "by": "pld"},
+    JOINT: {"rule": "joint", "by": "pld"},
+}
+_SCORES = {PROVED: AVERAGE, SELECTION: DRAW}
+_EPSILON = {"y_label": f"ε at δ = {DELTA:g}", "y_scale": "log"}
+Row = Mapping[str, Any]
+
+
+def frontier_panel(measured: Measured, options: Options, title: str = "") -> dict[str, Any]:
+    """Test accuracy against ε, with bands.
+
+    Random selection is optimal at every target, and what is drawn is its expected accuracy; combinations are those of a grid
+    that no other beats. Both by the mean accuracies, so their weights are chosen by looking at the models.
+    """
+    portfolio = measured.portfolio
+    drawn = frontier(
+        portfolio,
+        accounting=Accounting(DELTA),
+        epsilons=targets(portfolio, 12 if options.quick else 60),
+        scorer=measured,
+        step=grid_step(options),
+        run=partial(run_all, jobs=options.jobs, progress=options.bar("frontier")),
+    )
+    lines = []
+    for curve in drawn["curves"]:
+        kept = [point for point in curve["points"] if point["utility"] is not None and point.get("on_frontier", True)]
+        weights = [tuple(point["weights"][name] for name in portfolio.names) for point in kept]
+        score = measured.of if curve["rule"] == "combination" else measured.drawn
+        line = _band([point["epsilon"] for point in kept], [mean_and_deviation(score(point)) for point in weights])
+        look = {key: curve[key] for key in ("rule", "by", "standing")}
+        lines.append({"label": f"{curve['title']}, {curve['by'].upper()}", **look, **line, "weights": weights})
+    marks = [
+        {"name": model["name"], "x": model["epsilon"]["pld"], "y": model["utility"], "mark": "model"}
+        for model in drawn["models"]
+    ]
+    marks.append({"name": JOINT, "x": drawn["joint"]["epsilon"], "y": drawn["joint"]["utility"], "mark": "joint"})
+    across, up = {"x_label": f"ε at δ = {DELTA:g}", "x_scale": "log"}, {"y_label": "test accuracy (of a draw: expected)"}
+    return {"title": title, **across, **up, "lines": lines, "points": marks}
+
+
+def frontier_picture(title: str, panels: Sequence[Row], options: Options) -> dict[str, Any]:
+    """Frontiers side by side, those of combinations as staircases."""
+    drawn = [
+        {**panel, "lines": [_steps(line) if line["rule"] == "combination" else line for line in panel["lines"]]}
+        for panel in panels
+    ]
+    return {
+        "kind": "lines",
+        "title": title,
+        "subtitle": f"mean ± deviation over {options.seeds} repetitions with fresh noise and batches",
+        "warning": CHOSEN_BY_TEST,
+        "panels": drawn,
+    }
+
+
+def frontier_numbers(panel: Row) -> dict[str, Any]:
+    """What a panel of frontiers shows, for the results."""
+    fields = ("label", "standing", "x", "y", "low", "high", "weights")
+    return {
+        "x": "epsilon",
+        "y": "mean test accuracy, low and high: mean ± deviation; of random selection: expected over the draw",
+        "how the weights were chosen": CHOSEN_BY_TEST,
+        "curves": [{key: line[key] for key in fields} for line in panel["lines"]],
+    }
+
+
+def against_weights(title: str, setting: Setting, models: Mapping[str, Row], rows: Sequence[Row]) -> dict[str, Any]:
+    """ε and test accuracy against the weight of the first, less private model beside the other, and against each other."""
+    first, last = setting.names
+    shares = [row["weights"][first] for row in rows]
+    guaranteed = [{**_through(shares, rows, label), **look} for label, look in _CURVES.items()]
+    scored = [{**_measured(shares, _column(rows, key)), **_CURVES[label], "label": label} for label, key in _SCORES.items()]
+    for model in (first, last):
+        level = {"label": f"{model} alone", "standing": "reference", "x": shares}
+        guaranteed.append({**level, "y": [models[model]["epsilon by PLD"]] * len(shares)})
+        scored.append({**level, "y": [models[model]["test accuracy"]["mean"]] * len(shares)})
+    traded = [
+        {**_measured(_column(rows, label), _column(rows, _SCORES.get(label, AVERAGE))), **_CURVES[label], "label": label}
+        for label in (PROVED, FORMULA, SELECTION)
+    ]
+    marks = [
+        {"name": name, "x": known["epsilon by PLD"], "y": known["test accuracy"]["mean"]} for name, known in models.items()
+    ]
+    across, up = {"x_label": f"weight of {first}, beside {last}", "x_scale": "log"}, {"y_label": "test accuracy"}
+    privacy = {"x_label": _EPSILON["y_label"], "x_scale": "log"}
+    return {
+        "kind": "lines",
+        "title": title,
+        "subtitle": _in_words(setting),
+        "caption": "The weights are a grid: none was chosen by looking at the models. Random selection: expected accuracy. "
+        f"Bands: mean ± deviation over {rows[0][AVERAGE]['runs']} repetitions.",
+        "panels": [
+            {"title": "guarantee", **_EPSILON, **across, "lines": guaranteed},
+            {"title": "test accuracy", **up, **across, "lines": scored},
+            {"title": "both, along the weights", **up, **privacy, "lines": traded, "points": marks},
+        ],
+    }
+
+
+def against_length(title: str, schedules: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """ε, and test accuracy, against Σηβ: a column of panels for each schedule."""
+    looks = {label: look for label, look in _CURVES.items() if label != SELECTION} | {MERELY_SMOOTH: {}}
+    guaranteed, scored = [], []
+    for schedule, rows in schedules.items():
+        totals, across = _column(rows, "Σηβ"), {"x_label": "Σηβ", "x_scale": "log"}
+        lines = [{**_through(totals, rows, label), **look} for label, look in looks.items()]
+        guaranteed.append({"title": f"{schedule}: weights (0.1, 0.9)", **_EPSILON, **across, "lines": lines})
+        found = {"average": _column(rows, AVERAGE)}
+        for name in rows[0]["alone"]:
+            found[f"{name} alone"] = [row["alone"][name]["test accuracy"] for row in rows]
+        lines = [{"label": label, **_measured(totals, scores)} for label, scores in found.items()]
+        scored.append({"title": f"{schedule}: test accuracy", "y_label": "accuracy", **across, "lines": lines})
+    return {
+        "kind": "lines",
+        "title": f"{title}: what longer training costs",
+        "subtitle": "T = 40, β = 5, σ = 50 and 1000; clipping never binds, or that is not known (smoothness alone)",
+        "caption": "Features scaled by c with η scaled by 1/c² change nothing but the bias: Σηβ is the length of training.",
+        "panels": [*guaranteed, *scored],
+    }
+
+
+def targets(portfolio: Portfolio, count: int) -> list[float]:
+    """Target ε from a little below the most private model's own to a little above joint release."""
+    own = [Joint(portfolio.weights({name: 1.0})).guarantee(delta=DELTA).epsilon for name in portfolio.names]
+    everyone = portfolio.weights_in_order((1 / len(own),) * len(own))
+    together = Joint(everyone).guarantee(delta=DELTA, by="rdp", conversion="paper").epsilon
+    return [float(value) for value in np.geomspace(0.9 * min(own), 1.1 * together, count)]
+
+
+def _column(rows: Sequence[Row], key: str) -> list[Any]:
+    return [row[key] for row in rows]
+
+
+def _through(x: Sequence[float], rows: Sequence[Row], label: str) -> dict[str, Any]:
+    return {"label": label, "x": list(x), "y": _column(rows, label), "markers": True}
+
+
+def _measured(x: Sequence[float], scores: Sequence[Row]) -> dict[str, Any]:
+    return {"standing": "measured", "markers": True, **_band(x, scores)}
+
+
+def _band(x: Sequence[float], scores: Sequence[Row]) -> dict[str, Any]:
+    """A line through means, with the deviations to both sides."""
+    low, high = ([one["mean"] + sign * one["std"] for one in scores] for sign in (-1, 1))
+    return {"x": list(x), "y": _column(scores, "mean"), "low": low, "high": high}
+
+
+def _steps(line: Row) -> dict[str, Any]:
+    """The same as a staircase: between two combinations of a grid there is the cheaper one, nothing in the middle."""
+    x = [value for value in line["x"] for _ in range(2)][1:]
+    return {**line, "x": x} | {key: [value for value in line[key] for _ in range(2)][:-1] for key in ("y", "low", "high")}
+
+
+def _in_words(setting: Setting) -> str:
+    """T, η, β, σ and the rest of what the numbers depend on."""
+    recipe = next(iter(setting.recipes.values()))
+    sigmas = ", ".join(f"{one.noise_multiplier:g}" for one in setting.recipes.values())
+    batch = "full batch" if recipe.rate is None else f"Poisson, q = {recipe.rate:.5f}"
+    rate = f"η ≤ {recipe.learning_rate:.4g}, warm-up and decay" if recipe.decay else f"η = {recipe.learning_rate:.4g}"
+    total = sum(recipe.learning_rates()) * setting.smoothness
+    return (
+        f"{batch}, T = {recipe.steps}, {rate}, β = {setting.smoothness:g}, Σηβ = {total:.3g}, C = {recipe.clip:g}, σ = {sigmas}"
+    )

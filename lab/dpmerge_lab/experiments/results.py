@@ -1,0 +1,119 @@
+"""What an experiment leaves: numbers with the configuration that made them, and pictures of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.errors import TrainingError
+from dpmerge.jobs import Progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says about a run of an experiment.
+
+    `folder` is where finished pieces may be kept, so that a killed run continues; `progress` makes a bar for pieces of work
+    with a title. Without them nothing is kept, and nothing is shown.
+    """
+
+    data: Path | None = None
+    seeds: int = 5
+    quick: bool = False
+    jobs: int = -1
+    device: str = "cpu"
+    folder: Path | None = None
+    progress: Callable[[str], Progress] | None = None
+
+    def bar(self, title: str) -> Progress | None:
+        """A progress bar, as `run_all` takes it."""
+        return None if self.progress is None else self.progress(title)
+
+
+@dataclass
+class Result:
+    """Numbers and configuration as plain data, and the documents to draw, by name.
+
+    A document is what dpmerge.figures draws: of kind "frontier", "heatmap" or "lines".
+    """
+
+    name: str
+    configuration: dict[str, Any]
+    numbers: dict[str, Any] = field(default_factory=dict)
+    pictures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the pictures, with what it was computed with."""
+        return {
+            "experiment": self.name,
+            "configuration": self.configuration,
+            "numbers": self.numbers,
+            "wall_seconds": round(self.seconds, 1),
+            "software": _software(),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        }
+
+
+@contextmanager
+def timed(result: Result) -> Iterator[Result]:
+    """Measure the wall time of the block."""
+    start = time.perf_counter()
+    yield result
+    result.seconds = time.perf_counter() - start
+
+
+def mean_and_deviation(values: npt.ArrayLike) -> dict[str, Any]:
+    """Over the first axis; the deviation is that of single runs, not of the mean."""
+    array = np.asarray(values, dtype=np.float64)
+    spread = array.std(axis=0, ddof=1) if len(array) > 1 else np.zeros(array.shape[1:])
+    return {"mean": array.mean(axis=0).tolist(), "std": spread.tolist(), "runs": len(array)}
+
+
+def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:
+    """The numbers as NAME.json, and every picture as NAME-PICTURE in each format.
+
+    Everything is drawn before anything is written, and each file appears whole.
+    """
+    from dpmerge.figures import finite_or_null, render, write_whole
+
+    text = json.dumps(finite_or_null(result.as_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    contents = {folder / f"{result.name}.json": text.encode()}
+    for name, document in result.pictures.items():
+        for suffix in suffixes:
+            contents[folder / f"{result.name}-{name}{suffix}"] = render(finite_or_null(document), suffix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise TrainingError(f"{folder}: no folder for results can be made there: {fault.strerror or fault}") from None
+    for path, content in contents.items():
+        write_whole(content, path)
+    return list(contents)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that could not be made or written into, before there is anything to write."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise TrainingError(f"{folder}: no folder for results can be made there; {existing} is no folder that can be written")
+
+
+def _software() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("dpmerge", "numpy", "scipy", "dp-accounting", "torch", "opacus"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,247 @@
+"""RSc §5.1.3 (Fig. 6) in small: widths of confidence intervals from checkpoints of one run against independent runs.
+
+The paper trains an LSTM and a wide ResNet; here it is softmax regression on MNIST. As there, the independent runs are drawn
+from a pool of 101, each at the full budget, and the checkpoints are those of the last N steps. A third way keeps to what the
+theorem asks for: N checkpoints as far apart as the second half of the run allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import softmax
+
+from dpmerge.checkpoints import (
+    CONFIDENCE,
+    Uncertainty,
+    abstention_curve,
+    abstention_line,
+    abstention_picture,
+    chosen_steps,
+    uncertainty,
+)
+from dpmerge.datasets import Images
+from dpmerge.jobs import run_all
+from dpmerge.records import Model, Portfolio, Record
+from dpmerge.rules import Joint
+from dpmerge.training import Recipe, Tensors, accuracy, fresh_generator, scores, train
+from dpmerge_lab.experiments.portfolios import DELTA, Setting
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.tasks.images import digits_as_images, load_images
+
+EPSILONS = (0.5, 1.0, 2.0, 8.0)
+RUNS, LAST, APART, TOP = "independent runs", "last N checkpoints", "N checkpoints over the second half", "top score"
+_NORM = 50.0
+_SETTING = Setting({}, _NORM, as_the_papers=True)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Sizes: of the pool of runs, of the samples N, and the N for which abstention is shown."""
+
+    recipe: Recipe
+    pool: int
+    counts: tuple[int, ...]
+    shown: int
+
+    @classmethod
+    def of(cls, quick: bool) -> Design:
+        """The paper's pool on MNIST, or a few runs on the digits."""
+        if quick:
+            return cls(Recipe(30, 0.5, 1.0, 1.0, 0.1), 6, (3, 5), 5)
+        return cls(Recipe(705, 0.5, 1.0, 1.0, 256 / 60000), 101, (5, 10, 20, 50, 100), 20)
+
+    def steps(self, way: str, count: int) -> list[int]:
+        """Of the checkpoints to use."""
+        total, half = self.recipe.steps, self.recipe.steps // 2
+        every = range(half, total + 1)
+        return chosen_steps(every, last=count, separation=1 if way == LAST else (total - half) // (count - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A run: its last model, and what its own checkpoints say of its uncertainty, by way and N, if that was asked for."""
+
+    tensors: Tensors
+    record: Record
+    accuracy: float
+    found: Mapping[tuple[str, int], Uncertainty]
+
+
+def uncertainty_mnist(options: Options) -> Result:
+    """Mean widths and their ratios, for several N and ε."""
+    design = Design.of(options.quick)
+    data = None if options.quick else options.data
+    images = _images(data, options.quick)[0]
+    seen = _SETTING.features(images.test)
+    repeats = min(options.seeds, design.pool)
+    configuration = {
+        "data": "digits" if options.quick else "mnist",
+        "delta": DELTA,
+        "adjacency": "add-remove",
+        "recipe, but for its noise": asdict(design.recipe),
+        "runs in the pool": design.pool,
+        "repeats": repeats,
+        "N": list(design.counts),
+        "confidence": CONFIDENCE,
+        "interval": "2·t·s/√N of the label with the highest mean softmax score, Student's quantile",
+        "checkpoints over the second half": {n: design.steps(APART, n)[-1] - design.steps(APART, n)[-2] for n in design.counts},
+    }
+    with timed(Result("uncertainty-mnist", configuration)) as result:
+        curves = []
+        for epsilon in EPSILONS:
+            recipe = replace(design.recipe, noise_multiplier=_noise_for(epsilon, design.recipe, len(images.train)))
+            work = partial(_run, replace(design, recipe=recipe), data, options.quick, repeats)
+            runs = run_all(work, range(design.pool), jobs=options.jobs, progress=options.bar(f"ε = {epsilon:g}: training"))
+            pool = [_probabilities(run.tensors, seen) for run in runs]
+            drawn = {n: [uncertainty(_some(pool, n)) for _ in range(repeats)] for n in design.counts}
+            watched = [run.found for run in runs if run.found]
+            result.numbers[f"ε = {epsilon:g}"] = {
+                "noise multiplier": recipe.noise_multiplier,
+                "test accuracy": mean_and_deviation([run.accuracy for run in runs]),
+                "rows": [_row(n, drawn[n], watched, [run.record for run in runs]) for n in design.counts],
+            }
+            ways = {RUNS: drawn[design.shown][0], **{way: watched[0][way, design.shown] for way in (LAST, APART)}}
+            curves.append(_abstention(f"ε = {epsilon:g}", ways, images.test_labels))
+            result.numbers[f"ε = {epsilon:g}"][f"accuracy where answered, N = {design.shown}"] = {
+                line["label"]: _at(line) for line in curves[-1]["lines"]
+            }
+        subtitle = f"softmax regression on {'digits' if options.quick else 'MNIST'}, δ = {DELTA:g}"
+        result.pictures = _pictures(result.numbers, curves, subtitle, repeats, design)
+    return result
+
+
+@lru_cache(maxsize=1)
+def _images(data: Path | None, quick: bool) -> tuple[Images, npt.NDArray[np.float32]]:
+    """With the features to train on; once for each process."""
+    images = digits_as_images() if quick else load_images(data, "mnist")
+    return images, _SETTING.features(images.train)
+
+
+def _run(design: Design, data: Path | None, quick: bool, watched: int, index: int) -> Trained:
+    """Train once; the first runs of the pool, as good as any others, also keep their checkpoints and look at them."""
+    images, shown = _images(data, quick)
+    seen = _SETTING.features(images.test)
+    half = design.recipe.steps // 2
+    kept = range(half, design.recipe.steps) if index < watched else ()
+    dataset = f"{'sklearn-digits' if quick else 'mnist'}-train-{len(images.train)}"
+    models = train(shown, images.train_labels, 10, design.recipe, norm_bound=_NORM, dataset=dataset, checkpoints=kept)
+    by_step = {model.step: model.tensors for model in models}
+    found = {}
+    if index < watched:
+        for way in (LAST, APART):
+            for count in design.counts:
+                used = [by_step[step] for step in design.steps(way, count)]
+                found[way, count] = uncertainty(_probabilities(tensors, seen) for tensors in used)
+    last = models[-1]
+    return Trained(last.tensors, last.record, accuracy(last.tensors, seen, images.test_labels), found)
+
+
+def _probabilities(tensors: Tensors, seen: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.asarray(softmax(scores(tensors, seen), axis=1))
+
+
+def _some(pool: Sequence[npt.NDArray[np.float32]], count: int) -> Iterable[npt.NDArray[np.float32]]:
+    return (pool[index] for index in fresh_generator().choice(len(pool), count, replace=False))
+
+
+def _epsilon(records: Sequence[Record]) -> float:
+    """Of these runs together."""
+    portfolio = Portfolio(tuple(Model(f"run-{index}", record) for index, record in enumerate(records)))
+    weights = portfolio.weights_in_order([1 / len(records)] * len(records))
+    return Joint(weights).guarantee(delta=DELTA, by="pld").epsilon
+
+
+def _noise_for(epsilon: float, recipe: Recipe, examples: int) -> float:
+    """The noise multiplier with which one run has this ε, rounded up to four digits."""
+
+    def excess(noise: float) -> float:
+        noisy, batch = replace(recipe, noise_multiplier=noise), recipe.expected_batch(examples)
+        return _epsilon([noisy.record(recipe.steps, batch, "images", "planned", "noise", "sampler")]) - epsilon
+
+    return math.ceil(1e4 * float(brentq(excess, 0.3, 100, rtol=1e-6))) / 1e4
+
+
+def _row(
+    count: int,
+    drawn: Sequence[Uncertainty],
+    watched: Sequence[Mapping[tuple[str, int], Uncertainty]],
+    records: Sequence[Record],
+) -> dict[str, Any]:
+    widths = {RUNS: [one.mean_width for one in drawn]}
+    widths |= {way: [found[way, count].mean_width for found in watched] for way in (LAST, APART)}
+    reference = float(np.mean(widths[RUNS]))
+    return {
+        "N": count,
+        "mean width": {way: mean_and_deviation(values) for way, values in widths.items()},
+        "independent runs' width / checkpoints'": {way: reference / float(np.mean(widths[way])) for way in (LAST, APART)},
+        "epsilon of one run": _epsilon(records[:1]),
+        "epsilon of N runs together": _epsilon(records[:count]),
+    }
+
+
+def _abstention(title: str, ways: Mapping[str, Uncertainty], answers: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Accuracy against coverage by each way's widths, and by the score of the last N checkpoints' mean alone."""
+    lines = [abstention_line(abstention_curve(one.widths, one.labels == answers), way) for way, one in ways.items()]
+    last = ways[LAST]
+    lines.append(abstention_line(abstention_curve(-last.scores, last.labels == answers), TOP))
+    return {**abstention_picture(lines, ""), "title": title}
+
+
+def _at(line: Mapping[str, Any]) -> dict[str, float]:
+    """The accuracy at a few shares of a curve in hundredths."""
+    return {f"{share:g}": line["y"][int(np.searchsorted(line["x"], share - 1e-12))] for share in (0.5, 0.8, 0.9, 1.0)}
+
+
+def _pictures(
+    numbers: Mapping[str, Any], curves: Sequence[dict[str, Any]], subtitle: str, repeats: int, design: Design
+) -> dict[str, Mapping[str, Any]]:
+    """Widths, ratios and abstention; one panel for each ε, or for each way."""
+    common = {"kind": "lines", "subtitle": f"{subtitle}, mean over {repeats} repeats"}
+    x = {"x_label": "N", "x_scale": "log"}
+    counts = list(design.counts)
+
+    def mean(name: str, way: str) -> list[float]:
+        return [row["mean width"][way]["mean"] for row in numbers[name]["rows"]]
+
+    def ratio(name: str, way: str) -> list[float]:
+        return [row["independent runs' width / checkpoints'"][way] for row in numbers[name]["rows"]]
+
+    def line(label: str, y: list[float]) -> dict[str, Any]:
+        return {"label": label, "x": counts, "y": y, "standing": "measured", "markers": True}
+
+    def reference(value: float) -> dict[str, Any]:
+        return {**line(f"factor {value:g}", [value] * len(counts)), "standing": "reference"}
+
+    widths = [
+        {
+            "title": name,
+            **x,
+            "y_label": "mean width",
+            "y_scale": "log",
+            "lines": [line(w, mean(name, w)) for w in (RUNS, LAST, APART)],
+        }
+        for name in numbers
+    ]
+    ratios = [
+        {"title": way, **x, "y_label": "independent runs' width / checkpoints'", "y_scale": "log"}
+        | {"lines": [*(line(name, ratio(name, way)) for name in numbers), *map(reference, (1.0, 2.0, 4.0))]}
+        for way in (LAST, APART)
+    ]
+    caption = (
+        f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (RSc Fig. 6). "
+        "Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than their run."
+    )
+    return {
+        "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
+        "ratios": {**common, "title": "How much too small checkpoints' widths are", "caption": caption, "panels": ratios},
+        "abstention": {**abstention_picture([], f"{subtitle}, N = {design.shown}, the first repeat"), "panels": list(curves)},
+    }

@@ -1,0 +1,1 @@
+"""Trainers that the papers' experiments need: DP-FTRL, its network and its noise."""

@@ -1,0 +1,227 @@
+"""DP-FTRL for torch networks, user by user: the server follows noisy prefix sums of clipped updates (Kairouz et al. 2021).
+
+In a round each of its users starts from the server's parameters, takes SGD steps over its own examples, and contributes the
+difference, clipped to norm C over all parameters together. What the server learns of them is their prefix sums with tree noise.
+Its update is written with the differences of those sums, which say the same:
+
+    g_t = (Σ clipped updates of round t + z_t − z_{t−1}) / users_per_round      z: the noise of the prefix sums
+    v_t = γ v_{t−1} + g_t,   θ_{t+1} = θ_t − η v_t
+
+Without momentum that is θ_{t+1} = θ_1 − η S_t with the noisy prefix sum S_t, and with it the paper's θ_1 − η Σ_s γ^{t−s} S_s.
+Where a tree is restarted, the noise of its last sum stays in θ, and momentum goes on: without noise, restarts change nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from dpmerge.errors import TrainingError
+from dpmerge.jobs import Progress
+from dpmerge.tensors import require_absent
+from dpmerge.training import CLIP_MARGIN, TrainingOn, first_share, fresh_generator, save_model
+from dpmerge.training.averaging_torch import flat, load
+from dpmerge.training.private_sgd import Randomness, Trained, require_no_buffers, snapshot
+from dpmerge_lab.training.ftrl_recipe import FtrlRecipe, Users
+from dpmerge_lab.training.tree_noise import TreeNoise
+
+Examples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class Clients(Protocol):
+    """Users with examples of their own, numbered from 0; `tasks.user_text.UserText`, or any other."""
+
+    def __len__(self) -> int:
+        """How many users there are."""
+
+    def examples(self, user: int, step: int) -> Examples:
+        """What a user trains on if its turn is in this round, counted from 0: inputs and targets, one a row, maybe none."""
+
+
+@dataclass(frozen=True)
+class ShiftingClients:
+    """Periodic distribution shift (Recycling Scraps §4.1.2): in round t a user shows its first examples with probability p(t).
+
+    Otherwise its second ones: in the paper a user's questions, and its answers. Either way it takes part once.
+    """
+
+    first: Clients
+    second: Clients
+    period: int
+    _coins: np.random.Generator = field(default_factory=fresh_generator, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.first) != len(self.second):
+            raise TrainingError(f"the two parts must be of the same users; they have {len(self.first)} and {len(self.second)}")
+        if self.period < 2:
+            raise TrainingError(f"a period of {self.period} rounds is no shift; give at least 2")
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def examples(self, user: int, step: int) -> Examples:
+        """One of its two parts."""
+        shown = self.first if self._coins.random() < first_share(step, self.period) else self.second
+        return shown.examples(user, step)
+
+
+def train_ftrl(
+    network: nn.Module,
+    clients: Clients,
+    recipe: FtrlRecipe,
+    loss: Loss,
+    *,
+    dataset: str,
+    out: Path,
+    name: str = "ftrl",
+    keep: Sequence[int] = (),
+    order: Sequence[Sequence[int] | Users] | None = None,
+    training_on: TrainingOn | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Train, and write the model after the rounds in `keep` and after the last one to folders OUT/NAME@ROUND, as they come.
+
+    They are checkpoints of one run: one run id, records that continue each other. `dataset` names the users it protects.
+    """
+    folders = {rounds: out / f"{name}@{rounds}" for rounds in recipe.kept(keep)}
+    made = checkpoints(
+        network,
+        clients,
+        recipe,
+        loss,
+        dataset=dataset,
+        run=f"{name}-{secrets.token_hex(8)}",
+        keep=keep,
+        order=order,
+        training_on=training_on,
+        progress=progress,
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise TrainingError(f"{out}: no folder can be made there: {fault.strerror or fault}") from None
+    for folder in folders.values():
+        require_absent(folder)
+    for trained in made:
+        tensors = {key: tensor.numpy() for key, tensor in trained.state.items()}
+        save_model(folders[trained.steps], tensors, trained.record)
+    return list(folders.values())
+
+
+def checkpoints(
+    network: nn.Module,
+    clients: Clients,
+    recipe: FtrlRecipe,
+    loss: Loss,
+    *,
+    dataset: str,
+    run: str,
+    keep: Sequence[int] = (),
+    order: Sequence[Sequence[int] | Users] | None = None,
+    training_on: TrainingOn | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Trained]:
+    """Train where the network is, and give it after the rounds in `keep` and after the last one.
+
+    `loss(network, inputs, targets)` is the mean loss of one batch of one user. Who takes part is drawn afresh for every run, or
+    stated in `order` by number, and then must not depend on anyone's data. Everything is checked before the first round.
+    """
+    kept, parameters = recipe.kept(keep), _trained(network)
+    randomness = Randomness(parameters[0].device)
+    users = len(clients)
+    rounds = recipe.draw_users(randomness.sampler, users) if order is None else recipe.check_users(order, users)
+    noise_print, order_print = randomness.fingerprints[0], randomness.fingerprints[1] if order is None else None
+    facts = (dataset, run, noise_print, order_print, randomness.noise.generator)
+    recipe.record(recipe.rounds, *facts)
+
+    def made() -> Iterator[Trained]:
+        for step in _rounds(parameters, network, clients, rounds, recipe, loss, randomness, training_on, progress):
+            if step in kept:
+                yield Trained(step, snapshot(network, run), recipe.record(step, *facts))
+
+    return made()
+
+
+def _rounds(
+    parameters: list[Tensor],
+    network: nn.Module,
+    clients: Clients,
+    rounds: list[Users],
+    recipe: FtrlRecipe,
+    loss: Loss,
+    randomness: Randomness,
+    training_on: TrainingOn | None,
+    progress: Progress | None,
+) -> Iterator[int]:
+    """Take the rounds; each is answered by its number once it is taken, with the server's parameters in the network."""
+    current = flat(parameters)
+    tree = TreeNoise(lambda: randomness.noise.like([current])[0], recipe.variance_reduced)
+    velocity, scale = torch.zeros_like(current), recipe.noise_multiplier * recipe.clip
+    start, aggregated = current, None if training_on is None else training_on.begin(current)
+    if progress is not None:
+        progress.start(recipe.rounds, "rounds of DP-FTRL")
+    try:
+        for step, users in enumerate(rounds):
+            if recipe.begins_tree(step):
+                tree.restart()
+            network.train()
+            total = torch.zeros_like(current)
+            for user in users.tolist():
+                total += clipped(_update(parameters, network, start, clients.examples(user, step), recipe, loss), recipe.clip)
+            if scale > 0:
+                total += scale * tree.increment()
+            velocity = recipe.momentum * velocity + total / recipe.users_per_round
+            current = torch.add(start, velocity, alpha=-recipe.server_learning_rate)
+            load(parameters, current)
+            yield step + 1
+            start = current if aggregated is None else aggregated.next_start(current)
+            if progress is not None:
+                progress.advance()
+    finally:
+        if progress is not None:
+            progress.finish()
+
+
+def _update(
+    parameters: list[Tensor], network: nn.Module, start: Tensor, examples: Examples, recipe: FtrlRecipe, loss: Loss
+) -> Tensor:
+    """A user's update: by how much its own SGD steps lower the parameters."""
+    inputs, targets = (torch.from_numpy(part).to(start.device) for part in examples)
+    load(parameters, start)
+    for _ in range(recipe.local_epochs):
+        for x, y in zip(inputs.split(recipe.batch), targets.split(recipe.batch), strict=True):
+            if len(x):  # a user without examples has one empty batch
+                gradients = torch.autograd.grad(loss(network, x, y), parameters, materialize_grads=True)
+                with torch.no_grad():
+                    torch._foreach_add_(parameters, gradients, alpha=-recipe.client_learning_rate)
+    return start - flat(parameters)
+
+
+def clipped(update: Tensor, clip: float) -> Tensor:
+    """An update, shortened to norm `clip` if it is longer; one that is not finite counts as zero: that is within every norm."""
+    # In double precision: over millions of numbers torch's norm of floats on a CPU comes out too small by 4e-5.
+    norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    if not norm < torch.inf:
+        return torch.zeros_like(update)
+    return update * min(1.0, clip * CLIP_MARGIN / max(norm, 1e-30))
+
+
+def _trained(network: nn.Module) -> list[Tensor]:
+    """The parameters that are trained; refused where something beside them would learn from the users without noise."""
+    found: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if not found:
+        raise TrainingError("the network has no parameters to train")
+    kinds = {parameter.dtype for parameter in found}
+    if kinds != {torch.float32}:
+        raise TrainingError(f"the parameters must be float32 numbers; they are {', '.join(sorted(map(str, kinds)))}")
+    require_no_buffers(network)
+    return found

@@ -1,0 +1,158 @@
+"""Aggregates of softmax regressions measured (RSc Table 3 in small): the calibration, the runs, the numbers, the pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpmerge.figures import render
+from dpmerge.profiles import gaussian_epsilon, run_profile
+from dpmerge.records import Model
+from dpmerge.training import PeriodicShift, Recipe, accuracy, bounded_features, train
+from dpmerge_lab.experiments import aggregation_mnist as experiment
+from dpmerge_lab.experiments.aggregation_cifar10 import METHODS, PAPER
+from dpmerge_lab.experiments.aggregation_mnist import CASES, DELTA, QUICK, Case, Work, aggregation_mnist
+from dpmerge_lab.experiments.calibration import least_noise
+from dpmerge_lab.experiments.results import Options, Result, write
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return aggregation_mnist(Options(quick=True, seeds=3, jobs=1))
+
+
+# --- noise for a target -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "epsilon"), [(1, 0.3), (100, 1.0), (7, 20.0)])
+def test_the_least_noise_for_full_batches_is_that_of_the_closed_form(steps: int, epsilon: float) -> None:
+    found = least_noise(Recipe(steps, 1.0, 1.0, 1.0), 1000, epsilon, DELTA)
+    assert gaussian_epsilon(math.sqrt(steps) / found, DELTA) <= epsilon * (1 + 1e-6)
+    assert gaussian_epsilon(math.sqrt(steps) / (found - 0.001), DELTA) > epsilon
+    assert found * 1000 == pytest.approx(round(found * 1000), abs=1e-9)
+
+
+@pytest.mark.parametrize("shifting", [False, True])
+def test_the_least_noise_for_sampled_batches(shifting: bool) -> None:
+    shift = PeriodicShift.even_and_odd(np.arange(1000) % 10, 8, 50.0) if shifting else None
+    recipe = Recipe(40, 1.0, 1.0, 1.0, None if shifting else 0.05, shift=shift)
+    found = least_noise(recipe, 1000, 1.0, DELTA)
+    epsilons = []
+    for noise in (found, found - 0.001):
+        record = replace(recipe, noise_multiplier=noise).record(40, 50.0, "data", "run", "n", "s")
+        epsilons.append(run_profile(Model("run", record)).profile.epsilon(DELTA))
+    assert epsilons[0] <= 1.0 < epsilons[1]
+
+
+# --- one run ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_measures_what_its_own_iterates_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last iterate, a tail and the accuracy on the way there by hand, on the images with odd numbers."""
+    held: list[Any] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        held.append(train(*arguments, **options))
+        return held[-1]
+
+    monkeypatch.setattr(experiment, "train", watched)
+    found = experiment._plain(Work(QUICK, None, Case(8, True), 0.7), QUICK.learning_rate, True, 0)
+    made = held[0]
+    assert [model.step for model in made] == list(range(1, QUICK.steps + 1))
+    images = experiment._loaded("digits", None).images
+    odd, labels = bounded_features(images.test[1::2], experiment.NORM), images.test_labels[1::2]
+    measured = found["measured"]
+    assert measured["No Agg"]["test"] == accuracy(made[-1].tensors, odd, labels)
+    tail = int(measured["UTA inf"]["parameter"])
+    used = [model.tensors for model in made[-tail:]]
+    mean: Any = {name: np.mean([tensors[name] for tensors in used], axis=0) for name in used[0]}
+    assert measured["UTA inf"]["test"] == pytest.approx(accuracy(mean, odd, labels), abs=1 / len(labels))
+    looks = list(experiment._looks(QUICK))
+    assert looks[-1] == QUICK.steps
+    assert found["history"]["No Agg"] == [accuracy(made[step - 1].tensors, odd, labels) for step in looks]
+    assert found["record"] == made[-1].record.as_dict()
+    assert "shift" in found["record"]["mechanism"]["optimizer"]
+
+
+def test_a_run_on_aggregates_returns_the_aggregate() -> None:
+    found = experiment._trained(Work(QUICK, None, Case(8, False), 0.7), ("UTA tr", 3, 15))
+    assert len(found["history"]) == len(experiment._looks(QUICK)) and found["measured"]["test"] == found["history"][-1]
+    assert found["record"]["mechanism"]["optimizer"] == "sgd from the mean of the last 3 iterates after step 15"
+    score, record = experiment._validated(Work(QUICK, None, Case(8, False), 0.7), "EMA tr", 0.8, 20)
+    assert 0 < score < 1
+    assert record.as_dict()["mechanism"]["optimizer"] == "sgd from a moving average with decay 0.8 after step 20"
+
+
+# --- gains --------------------------------------------------------------------------------------------------------------------
+
+
+def test_gains_are_paired() -> None:
+    gain = experiment._gain([0.9, 0.8, 0.95], [0.85, 0.77, 0.89])
+    differences = [0.05, 0.03, 0.06]
+    mean = sum(differences) / 3
+    error = math.sqrt(sum((one - mean) ** 2 for one in differences) / 2 / 3)
+    assert gain == {"mean": pytest.approx(mean), "standard error": pytest.approx(error), "ratio": pytest.approx(mean / error)}
+    assert experiment._clear(gain)
+    assert not experiment._clear(experiment._gain([0.9, 0.8], [0.8, 0.9]))
+    assert not experiment._clear(experiment._gain([0.9], [0.8])), "one run has no standard error"
+    assert not experiment._clear(experiment._gain([0.5, 0.5], [0.5, 0.5]))
+
+
+# --- the experiment -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_aggregation_of_every_case(result: Result) -> None:
+    assert set(CASES) == set(PAPER) <= set(result.numbers)
+    for name, case in CASES.items():
+        numbers = result.numbers[name]
+        assert tuple(numbers["test accuracy"]) == METHODS and tuple(numbers["gain over no aggregation"]) == METHODS[1:]
+        assert all(found["runs"] == 3 and 0 < found["mean"] < 1 for found in numbers["test accuracy"].values())
+        assert 0.98 * case.epsilon < numbers["epsilon"]["pld"] <= case.epsilon < numbers["epsilon"]["rdp"]
+        for method, gain in numbers["gain over no aggregation"].items():
+            difference = numbers["test accuracy"][method]["mean"] - numbers["test accuracy"]["No Agg"]["mean"]
+            assert gain["mean"] == pytest.approx(difference, abs=1e-12)
+            assert experiment._clear(gain) == (method in result.numbers["outside two standard errors"][name])
+        assert all(len(chosen) == 3 for chosen in numbers["chosen on the validation half"].values())
+        rates = numbers["learning rates"]
+        assert list(map(float, rates)) == list(QUICK.learning_rates)
+        assert numbers["best learning rate for the last iterate"] in rates
+        own = rates[f"{QUICK.learning_rate:g}"]["test accuracy"]
+        assert own["No Agg"] == numbers["test accuracy"]["No Agg"], "the table's own runs are shown at their rate"
+
+
+def test_the_price_of_tuning_is_told(result: Result) -> None:
+    for name in CASES:
+        for method, values in (("EMA tr", QUICK.decays), ("UTA tr", QUICK.tails)):
+            tuning = result.numbers[name]["tuning of training on aggregates"][method]
+            grid = [(one["parameter"], one["start"]) for one in tuning["trials"]]
+            assert grid == [(value, start) for value in values for start in QUICK.starts]
+            price = tuning["price"]
+            alone = price["epsilon of the best run alone, had it been the only one"]
+            assert price["trials"] == len(grid) and price["epsilon of all trials together"] > alone
+            assert alone == pytest.approx(result.numbers[name]["epsilon"]["pld"])
+    assert result.configuration["runs to tune training on aggregates"] == {"EMA tr": 8, "UTA tr": 8}
+
+
+def test_pictures_can_be_drawn_and_everything_is_strict_json(result: Result, tmp_path: Path) -> None:
+    assert set(result.pictures) == {"steps", "table", "learning-rates"}
+    for document in result.pictures.values():
+        assert len(document["panels"]) == 4
+    assert render(result.pictures["steps"], ".svg").startswith(b"<?xml")
+    write(result, tmp_path, suffixes=())
+    held = json.loads((tmp_path / "aggregation-mnist.json").read_text())
+    assert held["configuration"]["steps"] == QUICK.steps and set(held["numbers"]) == set(result.numbers)
+
+
+def test_one_repetition_has_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "CASES", {"eps1": Case(1, False)})
+    monkeypatch.setattr(experiment, "QUICK", replace(QUICK, learning_rates=(16.0,), starts=(15,)))
+    found = aggregation_mnist(Options(quick=True, seeds=1, jobs=1))
+    assert all(gain["ratio"] is None for gain in found.numbers["eps1"]["gain over no aggregation"].values())
+    assert found.numbers["outside two standard errors"] == {"eps1": []}
+    assert render(found.pictures["table"], ".svg").startswith(b"<?xml")

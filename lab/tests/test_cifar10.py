@@ -1,0 +1,86 @@
+"""The experiments with networks, quickly on the digits: settings, runs, merges, and what is accounted for."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dpmerge.errors import DataError, TrainingError
+from dpmerge.profiles import run_profile
+from dpmerge.records import Record
+from dpmerge_lab.experiments import cifar10, cifar10_settings
+from dpmerge_lab.experiments.results import Options
+from tests.builders import dp_sgd
+
+KEPT = Path(__file__).parent.parent / "experiments" / "results" / "cifar10"
+
+
+def test_the_noise_is_the_least_below_the_bounds() -> None:
+    steps = cifar10_settings.Size().epochs * math.ceil(50_000 / 256)
+
+    def epsilon(sigma: float) -> float:
+        model = dp_sgd("m", steps=steps, sampling=256 / 50_000, sigma=sigma)
+        return run_profile(model).profile.epsilon_by_renyi(1e-5, "paper")
+
+    for bound, sigma in cifar10_settings.NOISE_FOR_EPSILON.items():
+        assert epsilon(sigma) < bound < epsilon(sigma - 0.001)
+
+
+def test_grids_hold_the_models_alone() -> None:
+    assert len(cifar10_settings.grid(3, 0.1)) == 66
+    for models in (3, 4):
+        rows = cifar10_settings.grid(models, 0.1)
+        assert all(sum(row) == pytest.approx(1, abs=1e-12) for row in rows)
+        assert all([float(k == i) for k in range(models)] in rows for i in range(models))
+
+
+def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
+    for name, setting in cifar10_settings.RUNS.items():
+        path = KEPT / f"{name}.json"
+        if not path.exists():
+            assert not any(name == model.partition("@")[0] for group in cifar10_settings.MERGES.values() for model in group)
+            continue
+        held = json.loads(path.read_text())
+        record = Record.parse(json.dumps(held["checkpoints"][-1]["record"]))
+        assert record.mechanism.kind == "dp-sgd"
+        assert record.mechanism.noise_multiplier == setting.noise_multiplier
+        assert record.mechanism.clip == setting.clip
+        assert record.mechanism.phases[0].learning_rate == setting.learning_rate
+        assert held["software"]["device"].startswith("NVIDIA")
+
+
+def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    options = Options(quick=True, jobs=1, folder=tmp_path)
+    result = cifar10.cifar10_checkpoints(options)
+    run = json.loads((tmp_path / "eps10-lr0.04-c1.json").read_text())
+    records = [Record.parse(json.dumps(point["record"])) for point in run["checkpoints"]]
+    assert [record.mechanism.steps for record in records] == [20, 30, 40]  # type: ignore[union-attr]
+    found = result.numbers["checkpoints"]
+    assert found["alone"]["eps10-lr0.04-c1 after 16"]["test accuracy"]["mean"] == run["checkpoints"][1]["accuracy"]
+    for row in found["averages"]:
+        assert row["random selection"] <= row["joint release"] * (1 + 1e-6)
+        assert row["linear combination, proved"] <= row["joint release"] * (1 + 1e-6)
+    again = cifar10.cifar10_checkpoints(options)  # nothing left to train
+    assert again.numbers == result.numbers
+    tuned = cifar10.cifar10_pretrained(options)
+    assert len(tuned.numbers["pretrained"]["alone"]) == 4
+    assert tuned.pictures["pretrained"]["warning"].startswith("weights in this picture are chosen by test accuracy")
+
+
+def test_refusals_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no run or merge is called"):
+        cifar10_settings.wanted("everything")
+    (tmp_path / "pretraining.json").write_text("{")
+    for name in cifar10_settings.wanted("pretrained")[1:]:
+        (tmp_path / f"{name}.json").write_text("{}")
+    with pytest.raises(TrainingError, match="remove it to make it again"):
+        cifar10.cifar10_pretrained(Options(folder=tmp_path))
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    with pytest.raises(DataError, match="no such file"):
+        cifar10.cifar10(Options(folder=tmp_path, data=tmp_path))

@@ -1,0 +1,217 @@
+"""The papers' experiments on linear models, quickly, on the digits: they run, and their numbers keep the order theory says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpmerge.errors import DataError
+from dpmerge.records import DpSgd
+from dpmerge_lab.experiments.checkpoints import checkpoints
+from dpmerge_lab.experiments.mnist import full_batch, logistic_twin, mnist, mnist_full_batch, papers, poisson_twin
+from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, average, guarantees, measure
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, write
+
+QUICK = Options(seeds=2, quick=True, jobs=1)
+PROVED, FORMULA = "linear combination, proved", "linear combination, papers' formula"
+UP = 1 + 1e-6
+
+
+@pytest.fixture(scope="module")
+def papers_result() -> Result:
+    return mnist(QUICK)
+
+
+@pytest.fixture(scope="module")
+def full_batch_result() -> Result:
+    return mnist_full_batch(QUICK)
+
+
+@pytest.fixture(scope="module")
+def checkpoints_result() -> Result:
+    return checkpoints(QUICK)
+
+
+def in_order(row: dict[str, Any], alone: dict[str, Any]) -> None:
+    used = [name for name, weight in row["weights"].items() if weight > 0]
+    assert row[FORMULA] <= row[PROVED] * UP
+    assert row[PROVED] <= row["joint release"] * UP
+    assert row["random selection"] <= max(alone[name]["epsilon by PLD"] for name in used) * UP
+    assert row["joint release"] >= max(alone[name]["epsilon by PLD"] for name in used) / UP
+
+
+def test_the_papers_portfolio(papers_result: Result) -> None:
+    numbers = papers_result.numbers
+    assert len(numbers["averages"]) == 3  # of a grid of 6, the corners are the models
+    for row in numbers["averages"]:
+        in_order(row, numbers["alone"])
+        assert row["test accuracy of the average"]["runs"] == 2
+        draw = sum(weight * numbers["alone"][name]["test accuracy"]["mean"] for name, weight in row["weights"].items())
+        assert row["expected test accuracy of a draw"]["mean"] == pytest.approx(draw)
+    for known in numbers["alone"].values():
+        assert known["epsilon by PLD"] <= known["epsilon by RDP"] <= known["epsilon by RDP, papers' conversion"]
+        assert 0.3 < known["test accuracy"]["mean"] < 1
+    assert papers_result.configuration["data"] == "digits"
+
+
+def test_frontiers_say_that_their_weights_were_chosen_by_looking(
+    papers_result: Result, full_batch_result: Result, checkpoints_result: Result
+) -> None:
+    for result in (papers_result, full_batch_result, checkpoints_result):
+        for name, picture in result.pictures.items():
+            if "frontier" in name or name == "mnist":
+                assert picture["warning"] == CHOSEN_BY_TEST
+            elif picture["kind"] == "lines":
+                assert "warning" not in picture  # those weights are a grid
+    assert papers_result.numbers["frontier"]["how the weights were chosen"] == CHOSEN_BY_TEST
+
+
+def test_frontiers_show_the_spread(papers_result: Result) -> None:
+    curves = {curve["label"]: curve for curve in papers_result.numbers["frontier"]["curves"]}
+    assert len(curves) == 6
+    assert {curve["standing"] for label, curve in curves.items() if "formula" in label} == {"conditional"}
+    for curve in curves.values():
+        assert all(low <= y <= high for low, y, high in zip(curve["low"], curve["y"], curve["high"], strict=True))
+        assert curve["x"] == sorted(curve["x"])
+        assert np.sum(curve["weights"], axis=1) == pytest.approx(1)
+    drawn = {line["label"]: line for line in papers_result.pictures["frontier"]["panels"][0]["lines"]}
+    stairs, raw = drawn["linear combination, PLD"], curves["linear combination, PLD"]
+    assert len(stairs["x"]) == len(stairs["y"]) == len(stairs["low"]) == 2 * len(raw["x"]) - 1
+    for low, high in zip(stairs["x"], stairs["x"][1:], strict=False):
+        assert low <= high
+    assert all(low <= high for low, high in zip(stairs["y"], stairs["y"][1:], strict=False))
+
+
+def test_heatmaps_are_those_of_the_paper_for_both_accounts(papers_result: Result) -> None:
+    proved, formula = papers_result.pictures["heatmap-proved"], papers_result.pictures["heatmap-formula"]
+    for document in (proved, formula):
+        assert [(panel["rule"], panel["by"]) for panel in document["panels"]] == [
+            ("selection", "rdp"),
+            ("selection", "pld"),
+            ("combination", "rdp"),
+            ("combination", "pld"),
+        ]
+    for index in (2, 3):
+        below, above = formula["panels"][index]["epsilons"], proved["panels"][index]["epsilons"]
+        assert all(low <= high * UP for low, high in zip(below, above, strict=True))
+
+
+@pytest.mark.parametrize("name", ["warm-up and decay", "constant rate", "Poisson twin", "logistic twin"])
+def test_bounded_features_make_averages_cheap(full_batch_result: Result, name: str) -> None:
+    numbers = full_batch_result.numbers[name]
+    rows = {round(next(iter(row["weights"].values())), 3): row for row in numbers["averages"]}
+    assert list(rows) == [0.02, 0.1, 0.5]
+    for row in rows.values():
+        in_order(row, numbers["alone"])
+    small = rows[0.02]
+    assert small[PROVED] < 0.3 * small["random selection"]  # where RS pays nearly the whole of the less private model
+    assert small[PROVED] < 0.3 * small["joint release"]
+    assert small[PROVED] < 1.5 * small[FORMULA]
+    assert small["theorem"] == ("coupled-coins" if "twin" in name else "transport")
+
+
+def test_longer_training_with_decay_costs_and_convexity_helps(full_batch_result: Result) -> None:
+    lengths = full_batch_result.numbers["length of training"]
+    for rows in lengths.values():
+        for row in rows:
+            assert row[PROVED] <= row["linear combination, proved from smoothness alone"] * UP
+    short, long = lengths["warm-up and decay"]
+    assert short[PROVED] < 1.3 * short[FORMULA]
+    assert long[PROVED] > 3 * long[FORMULA]
+    for row in lengths["constant rate"]:
+        assert row[PROVED] < 1.3 * row[FORMULA]
+
+
+def test_what_the_bound_depends_on_is_stated(full_batch_result: Result) -> None:
+    stated = full_batch_result.configuration["warm-up and decay"]
+    recipe = stated["recipes"]["σ=1000"]
+    assert (recipe["steps"], recipe["noise_multiplier"], recipe["warmup"], recipe["decay"]) == (40, 1000.0, 4, True)
+    assert stated["smoothness β"] == pytest.approx(5.0)
+    assert stated["Σηβ"]["σ=50"] == pytest.approx(1.0)
+    said = full_batch_result.pictures["warm-up-and-decay"]["subtitle"]
+    assert all(part in said for part in ("T = 40", "η ≤ 0.009524", "β = 5", "σ = 50, 1000"))
+
+
+def test_checkpoints_of_one_run(checkpoints_result: Result) -> None:
+    for numbers in checkpoints_result.numbers["mnist"].values():
+        own = [known["epsilon by PLD"] for known in numbers["alone"].values()]
+        assert list(numbers["alone"]) == ["epoch 1", "epoch 2", "epoch 3"]
+        assert own == sorted(own)
+        drawn = [row["epsilon by PLD"] for row in numbers["random selection"]]
+        assert own[0] < drawn[0] < drawn[1] < drawn[2] < own[2]
+        curves = {curve["label"]: curve for curve in numbers["frontier"]["curves"]}
+        assert not any("formula" in label for label in curves)  # the runs are not independent
+        for epsilon, weights in zip(*(curves["linear combination, PLD"][key] for key in ("x", "weights")), strict=True):
+            latest = max(index for index, weight in enumerate(weights) if weight > 0)
+            assert epsilon == pytest.approx(own[latest], rel=1e-3)
+    assert [panel["title"] for panel in checkpoints_result.pictures["mnist"]["panels"]] == list(papers().recipes)
+
+
+def test_results_are_written_without_paths(full_batch_result: Result, tmp_path: Path) -> None:
+    paths = write(full_batch_result, tmp_path / "results", (".png",))
+    text = paths[0].read_text()
+    held = json.loads(text)
+    assert held["software"]["numpy"] == np.__version__
+    assert "/home" not in text
+    assert str(tmp_path) not in text
+    assert [path.suffix for path in paths[1:]] == [".png"] * 5
+    assert all(path.stat().st_size > 1000 for path in paths[1:])
+
+
+def test_randomness_is_never_shared() -> None:
+    """Not between the runs of a repetition; that repetitions differ shows in their scores."""
+    measured = measure(poisson_twin().sized(QUICK), [], replace(QUICK, seeds=3), "training")
+    mechanisms = [model.mechanism for model in measured.portfolio.models]
+    for field in ("run", "noise_fingerprint", "sampler_fingerprint"):
+        assert len({getattr(mechanism, field) for mechanism in mechanisms}) == 2
+    assert len({tuple(row) for row in measured.scores.tolist()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "convex"),
+    [(papers(), None), (full_batch(1.0, True), "unclipped"), (poisson_twin(), "unclipped"), (logistic_twin(), "glm")],
+)
+def test_records_state_what_holds(setting: Any, convex: str | None) -> None:
+    measured = measure(setting.sized(QUICK), [], replace(QUICK, seeds=1), "training")
+    for model in measured.portfolio.models:
+        assert isinstance(model.mechanism, DpSgd)
+        assert model.mechanism.convex == convex
+        assert model.mechanism.smoothness == pytest.approx(setting.smoothness)
+
+
+def test_an_even_average_of_tensors() -> None:
+    models = [{"weight": np.full((2, 3), value, np.float32), "bias": np.full(2, value, np.float32)} for value in (1.0, 2.0)]
+    merged = average(models, (0.25, 0.75))
+    assert merged["weight"].dtype == np.float32
+    assert merged["weight"].tolist() == [[1.75] * 3] * 2
+    assert merged["bias"].tolist() == [1.75] * 2
+
+
+def test_the_papers_reference_values() -> None:
+    """docs/theory.md §8, from records of the real setting (nothing is trained)."""
+    from dpmerge.records import Model, Portfolio
+
+    marks = [f"{index:064x}" for index in range(6)]
+    records = [
+        recipe.record(705, 256.0, "d", f"run{i}", marks[2 * i], marks[2 * i + 1])
+        for i, recipe in enumerate(papers().recipes.values())
+    ]
+    portfolio = Portfolio(tuple(Model(f"m{i}", record) for i, record in enumerate(records)))
+    found = guarantees(portfolio, (1 / 3, 1 / 3, 1 / 3))
+    assert found["random selection"] == pytest.approx(6.214, rel=2e-3)
+    assert found["joint release"] == pytest.approx(7.927, rel=2e-3)
+    assert found[FORMULA] == pytest.approx(0.871, rel=2e-3)
+
+
+def test_deviations_are_those_of_single_runs() -> None:
+    assert mean_and_deviation([[1.0, 2.0], [3.0, 2.0]]) == {"mean": [2.0, 2.0], "std": [pytest.approx(2**0.5), 0.0], "runs": 2}
+
+
+def test_data_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"mnist\.npz: no such file; --data names a folder"):
+        mnist(Options(data=tmp_path, seeds=1, jobs=1))

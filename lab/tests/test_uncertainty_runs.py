@@ -1,0 +1,254 @@
+"""Uncertainty end to end: folders of checkpoints and runs, the command, and the experiments in small."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpmerge.checkpoints import PUBLIC, Spread
+from dpmerge.checkpoints.spread import departures
+from dpmerge.cli import app
+from dpmerge.errors import CheckpointError, DependentRuns, DpmergeError, EvaluationError, PortfolioError, TargetError
+from dpmerge.figures import render
+from dpmerge.records import Portfolio
+from dpmerge.rules import Joint
+from dpmerge.training import Recipe, Tensors, bounded_features, train
+from dpmerge_lab.experiments import quadratic as experiment
+from dpmerge_lab.experiments.quadratic import checkpoints, covariance, exact_error, iterates, simulated_error
+from dpmerge_lab.experiments.results import Options
+from dpmerge_lab.experiments.uncertainty_mnist import APART, LAST, RUNS, Design, uncertainty_mnist
+
+EXAMPLES, CLASSES, NORM = 40, 3, 2.0
+GENERATOR = np.random.default_rng(11)
+INPUTS = GENERATOR.random((EXAMPLES, 4)).astype(np.float32)
+TRUTH = INPUTS[:, :CLASSES].argmax(axis=1)
+
+
+def trained(folder: Path, name: str, noise: float = 1.0, kept: tuple[int, ...] = ()) -> dict[int, Tensors]:
+    """A run of 20 steps on the examples, its checkpoints saved as NAME-STEP."""
+    features = bounded_features(INPUTS, NORM)
+    found = train(features, TRUTH, CLASSES, Recipe(20, 0.5, 3.0, noise), norm_bound=NORM, dataset="rows", checkpoints=kept)
+    for model in found:
+        model.save(folder / f"{name}-{model.step:02d}")
+    return {model.step: model.tensors for model in found}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("uncertainty")
+    for name in ("run", "runs", "different"):
+        (home / name).mkdir()
+    tensors = trained(home / "run", "step", kept=(4, 8, 12, 16, 20))
+    for name in "abc":
+        trained(home / "runs", name)
+    trained(home / "different", "a")
+    trained(home / "different", "b", noise=2.0)
+    np.savez(home / "inputs.npz", inputs=INPUTS, labels=TRUTH)
+    np.savez(home / "unlabelled.npz", inputs=INPUTS)
+    return {"home": home, "tensors": tensors}
+
+
+def softmax(tensors: Tensors) -> np.ndarray:
+    scores = bounded_features(INPUTS, NORM)[:, :-1].astype(float) @ tensors["weight"].T.astype(float) + tensors["bias"]
+    powers = np.exp(scores)
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def ask(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["uncertainty", *arguments, "--delta", "1e-5", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+class TestSpread:
+    def test_checkpoints_cost_the_run_and_runs_cost_all_of_them(self, folders: dict[str, Any]) -> None:
+        one = Spread.over_checkpoints(folders["home"] / "run", last=3).guarantee(1e-5)
+        latest = Portfolio.load(folders["home"] / "run").weights({"step-20": 1.0})
+        assert one.epsilon == Joint(latest).guarantee(delta=1e-5).epsilon
+        assert one.theorem == "single-run"
+        several = Spread.over_runs(folders["home"] / "runs").guarantee(1e-5)
+        assert several.theorem == "joint-release"
+        assert several.epsilon > 1.5 * one.epsilon
+        assert PUBLIC in one.assumptions
+        assert PUBLIC in several.assumptions
+
+    def test_checkpoints_are_never_more_than_a_heuristic(self, folders: dict[str, Any]) -> None:
+        found = Spread.over_checkpoints(folders["home"] / "run")
+        assert found.standing == "heuristic"
+        assert any("strongly convex and smooth" in note for note in found.notes)
+        assert "no record states that its loss is strongly convex" in found.notes[-1]
+        assert Spread.over_runs(folders["home"] / "runs").standing == "estimate"
+
+    def test_departures_name_what_the_record_says(self, folders: dict[str, Any]) -> None:
+        model = Spread.over_checkpoints(folders["home"] / "run").models[-1]
+        assert departures(model) == ("of this run: no record states that its loss is strongly convex",)
+        sampled = Portfolio.load(_changed(folders, sampling={"scheme": "poisson", "rate": 0.1}, optimizer="adam", convex=None))
+        (text,) = departures(sampled.models[0])
+        for words in ("sampled batches", "the optimizer is adam", "clipping may bind"):
+            assert words in text
+
+    def test_checkpoints_chosen(self, folders: dict[str, Any]) -> None:
+        found = Spread.over_checkpoints(folders["home"] / "run", burn_in=5, separation=8)
+        assert [model.name for model in found.models] == ["step-12", "step-20"]
+
+    def test_refusals(self, folders: dict[str, Any], tmp_path: Path) -> None:
+        home = folders["home"]
+        with pytest.raises(PortfolioError, match=r"'a-20' and 'b-20' were not made by one recipe"):
+            Spread.over_runs(home / "different")
+        with pytest.raises(PortfolioError, match="at least two are needed"):
+            Spread.over_runs(home / "run")
+        with pytest.raises(PortfolioError, match="is a checkpoint of run"):
+            Spread.over_checkpoints(home / "runs")
+        trained(tmp_path, "step", kept=(4, 8, 16, 20))
+        with pytest.raises(PortfolioError, match="step 12 is missing"):
+            Spread.over_checkpoints(tmp_path, last=3)
+        assert len(Spread.over_checkpoints(tmp_path, last=2).models) == 2
+        assert len(Spread.over_checkpoints(tmp_path, last=3, allow_gaps=True).models) == 3
+        assert len(Spread.over_checkpoints(tmp_path, separation=12).models) == 2  # of steps 8 and 20, which are there
+
+    def test_runs_that_share_their_noise_are_refused(self, folders: dict[str, Any]) -> None:
+        same = {"noise_fingerprint": "one for both"}
+        home = _changed(folders, **same)
+        with pytest.raises(DependentRuns, match="same noise_fingerprint"):
+            Spread.over_runs(home).guarantee(1e-5)
+
+
+def _changed(folders: dict[str, Any], **fields: Any) -> Path:
+    """The independent runs with other records."""
+    home: Path = folders["home"] / f"changed-{'-'.join(fields)}"
+    for model in sorted((folders["home"] / "runs").iterdir()):
+        record = json.loads((model / "record.json").read_text())
+        record["mechanism"] |= fields
+        (home / model.name).mkdir(parents=True)
+        (home / model.name / "record.json").write_text(json.dumps(record))
+    return home
+
+
+class TestCommand:
+    def test_numbers_are_those_of_the_checkpoints(self, folders: dict[str, Any], tmp_path: Path) -> None:
+        home, out = folders["home"], tmp_path / "out"
+        found = ask(
+            str(home / "run"), "--last", "3", "--data", str(home / "inputs.npz"), "--norm-bound", "2", "--out", str(out)
+        )
+        said = np.stack([softmax(folders["tensors"][step]) for step in (12, 16, 20)])
+        mean = said.mean(axis=0)
+        labels = mean.argmax(axis=1)
+        spread = said[:, np.arange(EXAMPLES), labels].std(axis=0, ddof=1)
+        widths = 2 * 4.302652729911275 * spread / math.sqrt(3)  # Student's 97.5 % quantile, two degrees of freedom
+        with (out / "table.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [int(row["label"]) for row in rows] == labels.tolist()
+        assert [float(row["width"]) for row in rows] == pytest.approx(widths.tolist(), rel=1e-4, abs=1e-6)
+        assert [int(row["correct"]) for row in rows] == (labels == TRUTH).astype(int).tolist()
+        assert found["mean_width"] == pytest.approx(widths.mean(), rel=1e-4)
+        assert found["accuracy"] == pytest.approx(np.mean(labels == TRUTH))
+        assert found["models"] == ["step-12", "step-16", "step-20"]
+        assert json.loads((out / "summary.json").read_text())["mean_width"] == found["mean_width"]
+        kinds = {f"{name}{suffix}" for name in ("widths", "abstention") for suffix in (".png", ".svg", ".html")}
+        assert {path.name for path in out.iterdir()} == kinds | {"table.csv", "summary.json"}
+
+    def test_unlabelled_inputs_and_people(self, folders: dict[str, Any], tmp_path: Path) -> None:
+        home, out = folders["home"], tmp_path / "out"
+        asked = ["--runs", str(home / "runs"), "--data", str(home / "unlabelled.npz"), "--of", "last", "--out", str(out)]
+        result = CliRunner().invoke(app, ["uncertainty", *asked, "--delta", "1e-5"], catch_exceptions=False)
+        assert "estimate, not a guarantee: 3 independent runs" in result.output
+        assert "joint release" in result.output
+        assert not (out / "abstention.png").exists()
+        assert (out / "table.csv").read_text().splitlines()[0] == "example,label,score,width"
+
+    def test_people_see_what_it_is(self, folders: dict[str, Any], tmp_path: Path) -> None:
+        home = folders["home"]
+        asked = [str(home / "run"), "--data", str(home / "inputs.npz"), "--out", str(tmp_path / "out"), "--delta", "1e-5"]
+        result = CliRunner().invoke(app, ["uncertainty", *asked], catch_exceptions=False)
+        assert "heuristic, not a guarantee: 5 checkpoints of one run, steps 4 to 20" in result.output
+        assert "accuracy where answered" in result.output
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "words"),
+        [
+            ([], TargetError, "either RUN"),
+            (["run", "--runs", "runs"], TargetError, "either RUN"),
+            (["--runs", "runs", "--last", "2"], TargetError, "--last is about checkpoints"),
+            (["run", "--last", "1"], CheckpointError, "at least 2"),
+            (["run", "--burn-in", "21"], CheckpointError, "longer than the run"),
+            (["run", "--separation", "3"], CheckpointError, "step 17, which was not kept"),
+            (["run", "--confidence", "0"], EvaluationError, "confidence is 0"),
+            (["run", "--predict", "nothing"], EvaluationError, "no predictor named"),
+        ],
+    )
+    def test_refusals_leave_nothing(
+        self, folders: dict[str, Any], tmp_path: Path, arguments: list[str], error: type[DpmergeError], words: str
+    ) -> None:
+        home = folders["home"]
+        named = [str(home / part) if part in ("run", "runs") else part for part in arguments]
+        with pytest.raises(error, match=words):
+            ask(*named, "--data", str(home / "inputs.npz"), "--out", str(tmp_path / "out"))
+        assert not list(tmp_path.iterdir())
+
+    def test_an_existing_folder_is_kept(self, folders: dict[str, Any], tmp_path: Path) -> None:
+        home = folders["home"]
+        with pytest.raises(CheckpointError, match="exists already"):
+            ask(str(home / "run"), "--data", str(home / "inputs.npz"), "--out", str(tmp_path))
+
+
+class TestQuadratic:
+    def test_last_iterate_has_variance_one_and_the_process_is_autoregressive(self) -> None:
+        assert covariance([128])[0, 0] == pytest.approx(1, rel=1e-12)
+        found = covariance([10, 11, 40])
+        assert found[0, 1] == pytest.approx(0.93 * found[0, 0])
+        assert found[1, 2] == found[2, 1] == pytest.approx(0.93**29 * found[1, 1])
+        assert covariance([0])[0, 0] == pytest.approx(100**2)
+
+    @pytest.mark.parametrize(("burn_in", "separation"), [(32, 8), (64, 2), (96, 16)])
+    def test_exact_errors_against_simulation(self, burn_in: int, separation: int) -> None:
+        steps = checkpoints(burn_in, separation)
+        found = iterates(20_000, np.random.default_rng(3))
+        assert simulated_error(found, steps) == pytest.approx(exact_error(steps)["rmse"], rel=0.05)
+
+    def test_two_independent_runs(self) -> None:
+        """(x − y)²/2 for unit normal x, y is χ²₁: variance 2, so its root mean squared error is √2, not the paper's 2."""
+        x, y = np.random.default_rng(4).standard_normal((2, 200_000))
+        measured = math.sqrt(np.mean(((x - y) ** 2 / 2 - 1) ** 2))
+        assert experiment._two_runs()["rmse, ignoring the bias of stopping at 64"] == pytest.approx(measured, rel=0.03)
+
+    def test_quick(self) -> None:
+        result = experiment.quadratic(Options(seeds=2, quick=True))
+        best = result.numbers["best, exact"]
+        assert best["burn-in"] == pytest.approx(64, abs=4)
+        assert best["separation"] in (1, 2)
+        assert best["rmse"] < 0.6
+        assert len(result.numbers["best, simulated"]) == 2
+        assert render(result.pictures["rmse"], ".svg").startswith(b"<?xml")
+
+
+class TestMnistInSmall:
+    def test_quick(self) -> None:
+        result = uncertainty_mnist(Options(seeds=2, quick=True, jobs=1))
+        total = dict.fromkeys((RUNS, LAST, APART), 0.0)
+        for found in result.numbers.values():
+            for row in found["rows"]:
+                widths = {way: row["mean width"][way]["mean"] for way in total}
+                total = {way: total[way] + widths[way] for way in total}
+                assert row["independent runs' width / checkpoints'"][LAST] == pytest.approx(widths[RUNS] / widths[LAST])
+                assert row["epsilon of N runs together"] > row["epsilon of one run"]
+        assert 0 < total[LAST] < total[APART]  # neighbours are alike
+        assert total[LAST] < total[RUNS]
+        assert set(result.pictures) == {"widths", "ratios", "abstention"}
+        for document in result.pictures.values():
+            assert render(document, ".svg").startswith(b"<?xml")
+
+    def test_steps_of_the_full_experiment(self) -> None:
+        design = Design.of(quick=False)
+        assert design.steps(LAST, 5) == [701, 702, 703, 704, 705]
+        for count in design.counts:
+            apart = design.steps(APART, count)
+            assert len(apart) == count
+            assert apart[0] >= 352
+            assert apart[-1] == 705

@@ -1,0 +1,135 @@
+"""Predictions of several checkpoints together (docs/theory.md §7): the mean of their probabilities, or a vote.
+
+One checkpoint is asked at a time, and only sums are kept. A label is that of the largest entry; of equal ones, the smallest
+label. A checkpoint votes for the largest of its probabilities by the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.checkpoints.predictor import Array, Predictor
+from dpmerge.checkpoints.run import Run
+from dpmerge.errors import DpmergeError, EvaluationError
+from dpmerge.records import Model
+from dpmerge.release import Settings
+from dpmerge.rules import Guarantee, Looked
+
+OutputRule = Literal["opa", "omv"]
+_PUBLIC_INPUTS = (
+    "the inputs do not depend on the private data; what a prediction tells of its input, or of who asks, is not covered"
+)
+_FIXED = "which checkpoints are used was fixed without looking at them"
+_SIMPLEX = 1e-5  # what probabilities may sum to, besides 1: a float32 softmax over many classes
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One row for each input: the label, whether others had as much, and by what: mean probabilities, or numbers of votes."""
+
+    rule: OutputRule
+    checkpoints: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    ties: npt.NDArray[np.bool_]
+    scores: npt.NDArray[np.float64] | npt.NDArray[np.int64]
+
+    def accuracy(self, labels: npt.NDArray[np.int64]) -> float:
+        """The share of inputs labelled rightly."""
+        return float(np.mean(self.labels == labels))
+
+
+def predictions(
+    run: Run | str | Path,
+    rule: OutputRule,
+    predictor: Predictor,
+    inputs: Array,
+    *,
+    last: int | None = None,
+    until: int | None = None,
+    allow_gaps: bool = False,
+    probabilities: bool = False,
+    on_checkpoint: Callable[[], None] | None = None,
+) -> Predictions:
+    """What the last checkpoints up to step `until` say of the inputs together; all of them if `last` is not given.
+
+    `predictor(folder, inputs)` gives one row of scores for each input, from which probabilities are taken by softmax (one
+    column stands for the log-odds of class 1); with `probabilities` its rows are probabilities already.
+    """
+    loaded = run if isinstance(run, Run) else Run.load(run)
+    used = loaded.last(last, until=until, allow_gaps=allow_gaps)
+    said = (asked(predictor, model, inputs, probabilities) for model in used)
+    return combined(rule, said, tuple(model.name for model in used), on_checkpoint)
+
+
+def predictions_guarantee(
+    run: Run, used: Sequence[Model], *, delta: float, provenance: Looked = "after-looking", settings: Settings | None = None
+) -> Guarantee:
+    """What predictions with these checkpoints cost: the run up to the latest of them, for inputs that are public."""
+    weights = {model.name: 1 / len(used) for model in used}
+    found = run.choose(weights, delta=delta, provenance=provenance, settings=settings).guarantee
+    fixed = (_FIXED,) if provenance == "a-priori" else ()
+    return replace(found, weights=weights, assumptions=(*found.assumptions, *fixed, _PUBLIC_INPUTS))
+
+
+def combined(
+    rule: OutputRule,
+    said: Iterable[npt.NDArray[np.float64]],
+    names: tuple[str, ...],
+    on_checkpoint: Callable[[], None] | None = None,
+) -> Predictions:
+    """From each checkpoint's probabilities (inputs × classes), one at a time."""
+    total: Any = None
+    for name, one in zip(names, said, strict=True):
+        vote = one if rule == "opa" else np.eye(one.shape[1], dtype=np.int64)[one.argmax(axis=1)]
+        if total is not None and vote.shape != total.shape:
+            raise EvaluationError(
+                f"checkpoint {name!r} gives {one.shape[1]} classes, {names[0]!r} gives {total.shape[1]}; one run has one number"
+            )
+        total = vote.copy() if total is None else np.add(total, vote, out=total)
+        if on_checkpoint is not None:
+            on_checkpoint()
+    ties = (total == total.max(axis=1, keepdims=True)).sum(axis=1) > 1
+    scores = total / len(names) if rule == "opa" else total
+    return Predictions(rule, names, total.argmax(axis=1).astype(np.int64), ties, scores)
+
+
+def probabilities_of(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Softmax of each row; one column stands for the log-odds of class 1."""
+    rows = np.hstack([np.zeros_like(scores), scores]) if scores.shape[1] == 1 else scores
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool) -> npt.NDArray[np.float64]:
+    """One checkpoint's probabilities; a predictor is someone else's code, and nothing it gives is taken for right."""
+    if model.folder is None:
+        raise EvaluationError(f"checkpoint {model.name!r} has no folder: load the run from disk")
+    try:
+        said = np.asarray(predictor(model.folder, inputs), dtype=np.float64)
+    except DpmergeError:
+        raise
+    except Exception as fault:
+        raise EvaluationError(f"the predictor failed on checkpoint {model.name!r}: {fault!r}") from fault
+    if said.ndim != 2 or len(said) != len(inputs) or not said.shape[1]:
+        raise EvaluationError(
+            f"checkpoint {model.name!r}: the predictor gave shape {list(said.shape)} for {len(inputs)} inputs; it must give "
+            "one row of scores for each"
+        )
+    bad = np.flatnonzero(~np.isfinite(said).all(axis=1))
+    if bad.size:
+        raise EvaluationError(f"checkpoint {model.name!r}: the predictor's scores of input {bad[0]} are not finite")
+    if not probabilities:
+        return probabilities_of(said)
+    bad = np.flatnonzero((said < 0).any(axis=1) | (np.abs(said.sum(axis=1) - 1) > _SIMPLEX))
+    if bad.size:
+        raise EvaluationError(
+            f"checkpoint {model.name!r}: what the predictor gave for input {bad[0]} are no probabilities: they are negative, "
+            "or do not sum to 1"
+        )
+    return said

@@ -1,0 +1,132 @@
+"""Whose scores an estimate of uncertainty compares: checkpoints of one run, or independent runs; and what may be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+from dpmerge.checkpoints.outputs import asked
+from dpmerge.checkpoints.predictor import Inputs, Predictor
+from dpmerge.checkpoints.run import Run, steps
+from dpmerge.checkpoints.uncertainty import Floats, chosen_steps
+from dpmerge.errors import PortfolioError
+from dpmerge.profiles import Conversion, ShuffleAsPoisson
+from dpmerge.records import DpSgd, Model, Portfolio, latest_checkpoints
+from dpmerge.rules import By, Guarantee, Joint
+
+Standing = Literal["heuristic", "estimate"]
+PUBLIC = "the inputs, and the labels that predictions are compared with, are public"
+_THEOREM = (
+    "RSc Thm A.1 bounds the bias of this estimator if the loss is strongly convex and smooth, the run is Langevin dynamics on "
+    "it, the first checkpoint comes after the burn-in κ₁ and neighbours are κ₂ apart; both contain a constant that the paper "
+    "does not state, so it is never known whether they are",
+    "close checkpoints are alike, which makes widths too small; checkpoints of a run that still improves differ for that "
+    "reason too, which makes them too large",
+)
+_RUNS = (
+    "over independent runs of one recipe the sample variance is unbiased, whatever the loss",
+    "the interval holds the mean score over all such runs with its confidence if scores are normally distributed",
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The models to compare, in order, from the folder's portfolio."""
+
+    portfolio: Portfolio
+    models: tuple[Model, ...]
+    standing: Standing
+    what: str
+    notes: tuple[str, ...]
+
+    @classmethod
+    def over_checkpoints(
+        cls,
+        folder: str | Path,
+        *,
+        last: int | None = None,
+        burn_in: int | None = None,
+        separation: int | None = None,
+        allow_gaps: bool = False,
+    ) -> Spread:
+        """Checkpoints of one run: all, or those that `chosen_steps` names. Without a separation none may be missing."""
+        run = Run.load(folder)
+        by_step = {steps(model): model for model in run.checkpoints}
+        chosen = chosen_steps(list(by_step), last=last, burn_in=burn_in, separation=separation)
+        if separation is None:
+            run.last(len(chosen), allow_gaps=allow_gaps)
+        models = tuple(by_step[step] for step in chosen)
+        what = f"{len(models)} checkpoints of one run, steps {chosen[0]} to {chosen[-1]}"
+        return cls(run.portfolio, models, "heuristic", what, (*_THEOREM, *departures(models[-1])))
+
+    @classmethod
+    def over_runs(cls, folder: str | Path) -> Spread:
+        """The last models of several independent runs of one recipe."""
+        portfolio = Portfolio.load(folder)
+        models = latest_checkpoints(portfolio.models)
+        _require_one_recipe(models)
+        return cls(portfolio, models, "estimate", f"{len(models)} independent runs", _RUNS)
+
+    def guarantee(
+        self,
+        delta: float,
+        by: By = "best",
+        conversion: Conversion = "tight",
+        shuffle: ShuffleAsPoisson | None = None,
+    ) -> Guarantee:
+        """Of all that is made of these models: one run at its latest checkpoint, or all runs together (docs/theory.md §7)."""
+        runs = latest_checkpoints(self.models)
+        weights = self.portfolio.weights({model.name: 1 / len(runs) for model in runs})
+        found = Joint(weights, shuffle).guarantee(delta=delta, by=by, conversion=conversion)
+        return replace(found, assumptions=(*found.assumptions, PUBLIC))
+
+    def scores(
+        self, predictor: Predictor, inputs: Inputs, probabilities: bool = False, on_model: Callable[[], None] | None = None
+    ) -> Iterator[Floats]:
+        """Each model's probabilities, one model at a time; as in `predictions`, a predictor may give them or scores."""
+        for model in self.models:
+            yield asked(predictor, model, inputs.values, probabilities)
+            if on_model is not None:
+                on_model()
+
+
+def departures(model: Model) -> tuple[str, ...]:
+    """What the record says that the theorem's assumptions do not allow, or leaves unsaid."""
+    mechanism = model.mechanism
+    if not isinstance(mechanism, DpSgd):
+        return (f"of this run: {mechanism.kind} is no Langevin dynamics",)
+    phases = mechanism.settings()
+    found = [
+        (True, "no record states that its loss is strongly convex"),
+        (mechanism.convex is None, "the loss may not be convex, or clipping may bind"),
+        (mechanism.smoothness is None, "it is not known to be smooth"),
+        (any(p.sampling and p.sampling.scheme != "full-batch" for p in phases), "gradients are those of sampled batches"),
+        (len({p.learning_rate for p in phases}) > 1, "the learning rate changes"),
+        (len({(p.noise_multiplier, p.clip) for p in phases}) > 1, "the noise changes"),
+        (mechanism.optimizer != "sgd", f"the optimizer is {mechanism.optimizer}"),
+    ]
+    return (f"of this run: {'; '.join(text for applies, text in found if applies)}",)
+
+
+def _require_one_recipe(models: Sequence[Model]) -> None:
+    """Runs made differently differ for more reasons than their noise."""
+    if len(models) < 2:
+        raise PortfolioError(
+            f"all models are checkpoints of run {models[0].run!r}, and independent runs were asked for; at least two are needed"
+        )
+    first, own = models[0], {"run", "noise_fingerprint", "sampler_fingerprint", "noise_generator"}
+    for one, other in combinations(models, 2):
+        if one.run == other.run:
+            raise PortfolioError(
+                f"models {one.name!r} and {other.name!r} are of one run, {one.run!r}, and independent runs were asked for: "
+                "keep one of them"
+            )
+    for other in models[1:]:
+        if other.mechanism.model_dump(exclude=own) != first.mechanism.model_dump(exclude=own):
+            raise PortfolioError(
+                f"models {first.name!r} and {other.name!r} were not made by one recipe: their records differ in more than the "
+                "run and its randomness, so the spread of their scores is not that of one training"
+            )

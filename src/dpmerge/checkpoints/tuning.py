@@ -1,0 +1,255 @@
+"""Tuning of aggregates of one run (Recycling Scraps Alg. 4): a rule's parameter, by accuracy on a public validation set.
+
+Every aggregate is a function of the run's checkpoints, and on public examples so is the best of them: choosing costs nothing
+beyond the run up to its latest checkpoint (docs/theory.md §7). A private validation set pays for the choice as well (§4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.cache import code_fingerprint
+from dpmerge.checkpoints.averages import averaging
+from dpmerge.checkpoints.outputs import asked, predictions
+from dpmerge.checkpoints.predictor import Inputs, find_predictor, load_inputs
+from dpmerge.checkpoints.run import Run
+from dpmerge.checkpoints.spread import PUBLIC
+from dpmerge.errors import DataError, EvaluationError, WeightsError
+from dpmerge.jobs import run_all
+from dpmerge.planning import Averaging, Mapper
+from dpmerge.profiles import Conversion, ShuffleAsPoisson
+from dpmerge.records import Model
+from dpmerge.rules import By, Guarantee, Joint
+from dpmerge.tensors import merge_models
+
+TunedRule = Literal["ema", "uta", "pda", "opa", "omv"]
+Parameter = Literal["last", "decay", "new_weight", "gamma"]
+_PARAMETERS: dict[str, tuple[Parameter, ...]] = {
+    "ema": ("decay", "new_weight"),
+    "uta": ("last",),
+    "pda": ("gamma",),
+    "opa": ("last",),
+    "omv": ("last",),
+}
+_NOT_PUBLIC = (
+    "tuning on a public validation set costs nothing beyond the run: say that yours is public (--validation-is-public). A "
+    "private one pays for the choice, which must then be noisy: report-noisy-max, as in dpmerge plan --validation-epsilon"
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is tried: values of one parameter of one rule, in order; of equally good ones the first is the best."""
+
+    rule: TunedRule
+    parameter: Parameter
+    values: tuple[float, ...]
+    warm_up: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rule not in _PARAMETERS:
+            raise WeightsError(f"no rule to tune is called {self.rule!r}; there are {', '.join(_PARAMETERS)}")
+        if self.parameter not in _PARAMETERS[self.rule]:
+            wanted = " or ".join(_PARAMETERS[self.rule])
+            raise WeightsError(f"{self.rule} has no parameter {self.parameter}; what is tuned is its {wanted}")
+        if self.warm_up and self.rule != "ema":
+            raise WeightsError(f"the warm-up belongs to ema, not to {self.rule}")
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise WeightsError(f"the grid of {self.rule} needs values, each of them once; it has {list(self.values)}")
+        odd = [
+            value for value in self.values if self.parameter == "last" and not (math.isfinite(value) and value == int(value))
+        ]
+        if odd:
+            raise WeightsError(f"{self.rule} takes the last k checkpoints for a whole number k, not {odd[0]:g}")
+
+    def average(self, value: float, checkpoints: int) -> Averaging:
+        """The average that a value stands for."""
+        stated = {} if self.parameter == "last" else {self.parameter: value}
+        return averaging(self.rule, checkpoints, warm_up=self.warm_up, **stated)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well one aggregate does: on the examples that choose, and on the rest, if there are any."""
+
+    value: float | None  # none: the last checkpoint alone
+    validation: float
+    rest: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """As plain data."""
+        return {"value": self.value, "validation": self.validation, "rest": self.rest}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The scores of a grid, and of the last checkpoint to compare with."""
+
+    grid: Grid
+    scores: tuple[Score, ...]
+    last: Score
+
+    @property
+    def best(self) -> Score:
+        """Alg. 4 replaces the best one only by a better one: of equal ones the first."""
+        return max(self.scores, key=lambda score: score.validation)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "rule": self.grid.rule,
+            "parameter": self.grid.parameter,
+            "warm_up": self.grid.warm_up,
+            "scores": [score.as_dict() for score in self.scores],
+            "last_checkpoint": self.last.as_dict(),
+            "best": self.best.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """A grid over aggregates of one run, ready to be searched: whatever can be refused has been."""
+
+    run: Run
+    inputs: Inputs
+    trials: Trials
+
+    @classmethod
+    def of(
+        cls,
+        run: str | Path,
+        grid: Grid,
+        *,
+        validation_is_public: bool,
+        task: str | None = None,
+        data: Path | None = None,
+        norm_bound: float | None = None,
+        validation: int | None = None,
+        predictor: str | None = None,
+        probabilities: bool = False,
+        until: int | None = None,
+        allow_gaps: bool = False,
+    ) -> Search:
+        """Examples and predictor are named as in `dpmerge predict`; only checkpoints up to step `until` are used.
+
+        The first `validation` examples choose, and the others measure what was chosen; without it all choose.
+        """
+        if not validation_is_public:
+            raise EvaluationError(_NOT_PUBLIC)
+        find_predictor(predictor)
+        folder, where = Path(run).resolve(), None if data is None else data.resolve()
+        loaded = Run.load(folder)
+        used = loaded.last(until=until, allow_gaps=allow_gaps)
+        for value in grid.values:
+            if grid.parameter == "last":
+                loaded.last(int(value), until=until, allow_gaps=allow_gaps)
+            else:
+                grid.average(value, len(used))
+        inputs = load_inputs(task, where, norm_bound)
+        if inputs.labels is None:
+            raise DataError(f"{inputs.source}: tuning compares predictions with labels, and there are none")
+        choosing = len(inputs.values) if validation is None else validation
+        if not 1 <= choosing <= len(inputs.values):
+            raise DataError(f"{inputs.source}: {choosing} of them cannot choose; --validation is at least 1, and at most all")
+        asked_for = (grid.rule, grid.parameter, grid.warm_up, choosing, predictor, probabilities, until)
+        fingerprint = _fingerprint(used, inputs, asked_for)
+        examples = (task, where, norm_bound)
+        trials = Trials(folder, grid, examples, predictor, probabilities, choosing, until, fingerprint)
+        return cls(loaded, inputs, trials)
+
+    def guarantee(
+        self,
+        delta: float,
+        by: By = "best",
+        conversion: Conversion = "tight",
+        shuffle: ShuffleAsPoisson | None = None,
+    ) -> Guarantee:
+        """Of all scores, of the choice, and of what is made by it: the run up to its last checkpoint in the folder."""
+        weights = self.run.portfolio.weights({self.run.checkpoints[-1].name: 1.0})
+        found = Joint(weights, shuffle).guarantee(delta=delta, by=by, conversion=conversion)
+        return replace(found, assumptions=(*found.assumptions, PUBLIC))
+
+    def tuned(self, mapper: Mapper = run_all) -> Tuned:
+        """Score every aggregate of the grid, each a piece of work for `mapper`: `jobs.run_all` with where to run and keep."""
+        items = [None, *self.trials.grid.values]
+        found = mapper(self.trials, items, keys=[f"{self.trials.fingerprint}:{value!r}" for value in items])
+        choosing = self.trials.validation
+        others = len(self.inputs.values) - choosing
+        scores = [
+            Score(value, right / choosing, right_others / others if others else None)
+            for value, (right, right_others) in zip(items, found, strict=True)
+        ]
+        return Tuned(self.trials.grid, tuple(scores[1:]), scores[0])
+
+
+@dataclass(frozen=True)
+class Trials:
+    """From a value to right answers on the examples that choose, and on the rest; small enough to be sent to other machines."""
+
+    folder: Path
+    grid: Grid
+    examples: tuple[str | None, Path | None, float | None]
+    predictor: str | None
+    probabilities: bool
+    validation: int
+    until: int | None
+    fingerprint: str
+
+    def __call__(self, value: float | None) -> tuple[int, int]:
+        """Of one aggregate, or without a value of the last checkpoint alone."""
+        run, inputs = _loaded(self.folder, self.examples, self.fingerprint)
+        right = self._labels(run, inputs, value) == inputs.labels
+        return int(right[: self.validation].sum()), int(right[self.validation :].sum())
+
+    def _labels(self, run: Run, inputs: Inputs, value: float | None) -> npt.NDArray[np.int64]:
+        predictor, rule = find_predictor(self.predictor), self.grid.rule
+        # That gaps are allowed, if there are any, was found out before.
+        if value is None or rule in ("opa", "omv"):
+            return predictions(
+                run,
+                "omv" if rule == "omv" else "opa",
+                predictor,
+                inputs.values,
+                last=1 if value is None else int(value),
+                until=self.until,
+                allow_gaps=True,
+                probabilities=self.probabilities,
+            ).labels
+        used = run.last(int(value) if rule == "uta" else None, until=self.until, allow_gaps=True)
+        weights = dict(zip((model.name for model in used), self.grid.average(value, len(used)).weights(), strict=True))
+        folders = {model.name: self.folder / model.name for model in used}
+        with tempfile.TemporaryDirectory(prefix="dpmerge-") as scratch:
+            merged = Path(scratch) / "average"
+            merge_models(folders, weights, merged, take_from=used[-1].name, digests=False, threads=1)
+            average = replace(used[-1], name=f"the {rule} average", folder=merged)
+            return np.asarray(asked(predictor, average, inputs.values, self.probabilities).argmax(axis=1))
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path, examples: tuple[str | None, Path | None, float | None], fingerprint: str) -> tuple[Run, Inputs]:
+    """Once for each process; the fingerprint tells apart what a folder held at different times."""
+    return Run.load(folder), load_inputs(*examples)
+
+
+def _fingerprint(used: tuple[Model, ...], inputs: Inputs, asking: tuple[Any, ...]) -> str:
+    """Of the checkpoints' files, the examples and the questions: scores of others are not mistaken for these."""
+    digest = hashlib.sha256(repr((asking, code_fingerprint("aggregate", "checkpoints", "tasks", "weights"))).encode())
+    for array in (inputs.values, inputs.labels):
+        assert array is not None
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    for model in used:
+        assert model.folder is not None
+        for path in sorted(path for path in model.folder.iterdir() if path.is_file()):
+            with path.open("rb") as file:
+                digest.update(f"{model.name}/{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()[:32]

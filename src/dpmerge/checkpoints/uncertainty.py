@@ -1,0 +1,208 @@
+"""How uncertain a private model's predictions are: the spread of scores over checkpoints of one run, or over runs.
+
+An estimator, not a guarantee: what its theorem assumes, and what of it is never known here, is in docs/theory.md §7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtrit
+
+from dpmerge.errors import CheckpointError, EvaluationError, WeightsError
+from dpmerge.records import WEIGHT_SUM_TOLERANCE
+
+Floats = npt.NDArray[np.float64]
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """One row for each example: the label with the largest mean score, that score, and the width of its interval."""
+
+    labels: npt.NDArray[np.int64]
+    scores: Floats
+    widths: Floats
+    models: int
+    confidence: float
+
+    @property
+    def mean_width(self) -> float:
+        """Over all examples: what RSc Fig. 6 shows."""
+        return float(self.widths.mean())
+
+
+def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = None) -> Any:
+    """S of RSc Thm A.1, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
+
+    Equal weights p estimate the variance of the mean; all weight on the last, that of the last value alone (RSc Thm 5.1).
+    """
+    array = np.asarray(values, dtype=np.float64)
+    _require_two(len(array))
+    deviations = array - array.mean(axis=0)
+    return _squares(weights, len(array)) * np.sum(deviations**2, axis=0) / (len(array) - 1)
+
+
+def interval_widths(variance: npt.ArrayLike, models: int, confidence: float = CONFIDENCE) -> Any:
+    """2·t·√S with Student's quantile for `models` − 1 degrees of freedom.
+
+    RSc §5.1.3 names no distribution. Student's is the exact one for equal weights if the scores are independent and normal.
+    """
+    _require_confidence(confidence)
+    _require_two(models)
+    return 2 * stdtrit(models - 1, (1 + confidence) / 2) * np.sqrt(np.asarray(variance, dtype=np.float64))
+
+
+def uncertainty(
+    scores: Iterable[npt.ArrayLike], weights: Sequence[float] | None = None, confidence: float = CONFIDENCE
+) -> Uncertainty:
+    """From each model's scores (examples × classes), in order; one model's scores are held at a time.
+
+    The label is that of the largest Σ p_i score_i, the smallest such label if there are several; the width is that of the
+    interval around that score (RSc §5.1.3). Without weights, all models count equally.
+    """
+    _require_confidence(confidence)
+    count = 0
+    for given in scores:
+        said = _checked(given, count + 1)
+        if count == 0:
+            mean, squares, combined = np.zeros_like(said), np.zeros_like(said), np.zeros_like(said)
+        elif said.shape != mean.shape:
+            raise EvaluationError(
+                f"model {count + 1} has scores of shape {said.shape}, the first of shape {mean.shape}; "
+                "all must be about the same examples and classes"
+            )
+        count += 1
+        if weights is not None:
+            if count > len(weights):
+                raise WeightsError(f"more models than the {len(weights)} weights given")
+            combined += weights[count - 1] * said
+        change = said - mean
+        mean += change / count
+        squares += change * (said - mean)  # Welford: no difference of large numbers
+    _require_two(count)
+    factor = _squares(weights, count)
+    aggregate = mean if weights is None else combined
+    labels = aggregate.argmax(axis=1)
+    rows = np.arange(len(labels))
+    widths = interval_widths(factor * squares[rows, labels] / (count - 1), count, confidence)
+    return Uncertainty(labels.astype(np.int64), aggregate[rows, labels], widths, count, confidence)
+
+
+def chosen_steps(
+    steps: Sequence[int], *, last: int | None = None, burn_in: int | None = None, separation: int | None = None
+) -> list[int]:
+    """Which checkpoints of a run to use, in order: none before step `burn_in`, `separation` steps apart, the `last` of them.
+
+    Counted back from the run's last checkpoint, which is always one of them. A checkpoint that is asked for and was not
+    kept is refused, never replaced by a neighbour.
+    """
+    _require_positive(("last", last, 2), ("burn_in", burn_in, 0), ("separation", separation, 1))
+    kept = sorted(set(steps))
+    if not kept:
+        raise CheckpointError("the run has no checkpoints")
+    final, first = kept[-1], 0 if burn_in is None else burn_in
+    if first > final:
+        raise CheckpointError(f"the burn-in of {first} steps is longer than the run, which ends at step {final}")
+    wanted = [step for step in kept if step >= first]
+    if separation is not None:
+        earliest = max(first, kept[0])
+        wanted = list(range(final, earliest - 1, -separation))[::-1]
+        if last is not None:
+            wanted = wanted[-last:]
+        missing = [step for step in wanted if step not in set(kept)]
+        if missing:
+            raise CheckpointError(
+                f"a separation of {separation} steps needs the checkpoint of step {missing[-1]}, which was not kept; "
+                f"choose a multiple of the distance at which checkpoints were kept"
+            )
+    where = f"from step {first} to {final}" + (f", {separation} steps apart" if separation is not None else "")
+    if last is not None and len(wanted) < last:
+        raise CheckpointError(f"{last} checkpoints asked for, but {where} there are only {len(wanted)}")
+    if len(wanted) < 2:
+        raise CheckpointError(f"a spread needs at least two checkpoints; {where} there is only one")
+    return wanted if last is None else wanted[-last:]
+
+
+@dataclass(frozen=True)
+class BestCount:
+    """How many checkpoints minimise RSc's bound on the mean squared error of S, and that bound."""
+
+    exact: float
+    checkpoints: int
+    bound: float
+
+
+def best_number_of_checkpoints(time: float, c1: float, c2: float) -> BestCount:
+    """RSc App. A.2: k* = T/(c₁ + c₂ ln(3T/c₂)), and the better of the whole numbers around it.
+
+    `time` is T, the sum of the learning rates times the loss' strong convexity, not the number of steps; c₁ is from
+    `mixing_time`, and c₂ is a constant that the paper does not state. For checkpoints at T/k, 2T/k, …, T, k* minimises
+    1/k + 3·exp(−(T/k − c₁)/c₂), which is a bound for k ≥ 2 and T/k > c₁ only: elsewhere nothing is known, and it is refused.
+    """
+    for name, value in (("time", time), ("c1", c1), ("c2", c2)):
+        if not 0 < value < math.inf:
+            raise EvaluationError(f"{name} is {value}; it must be positive and finite")
+    if time <= 2 * c1 or 3 * time <= c2:
+        raise EvaluationError(f"time {time:g} is too short for c1 = {c1:g} and c2 = {c2:g}: it must exceed 2·c1 and c2/3")
+
+    def bound(k: int) -> float:
+        return 1 / k + 3 * math.exp(-(time / k - c1) / c2)
+
+    exact = time / (c1 + c2 * math.log(3 * time / c2))
+    below = max(2, math.floor(exact))
+    best = min((k for k in (below, below + 1) if time / k > c1), key=bound)
+    return BestCount(exact, best, bound(best))
+
+
+def mixing_time(smoothness: float, dimension: int, distance: float, c2: float) -> float:
+    """c₁ of RSc Thm A.7: 1/(2M) + ln(c₂M(p + ‖θ₀ − θ*‖²)), for a loss that is 1-strongly convex and M-smooth."""
+    if not 1 <= smoothness < math.inf or dimension < 1 or not 0 <= distance < math.inf or not 0 < c2 < math.inf:
+        raise EvaluationError(
+            f"smoothness {smoothness}, dimension {dimension}, distance {distance}, c2 {c2}: a 1-strongly convex loss has "
+            "smoothness of at least 1; dimension and c2 are positive, the distance is not negative, and all are finite"
+        )
+    return 1 / (2 * smoothness) + math.log(c2 * smoothness * (dimension + distance**2))
+
+
+def _checked(given: npt.ArrayLike, number: int) -> Floats:
+    said = np.asarray(given, dtype=np.float64)
+    if said.ndim != 2 or 0 in said.shape:
+        raise EvaluationError(f"model {number} has scores of shape {said.shape}; needed are examples × classes")
+    if not np.isfinite(said).all():
+        raise EvaluationError(f"model {number} has scores that are not finite")
+    return said
+
+
+def _squares(weights: Sequence[float] | None, count: int) -> float:
+    """Σp²."""
+    if weights is None:
+        return 1 / count
+    if len(weights) != count:
+        raise WeightsError(f"{len(weights)} weights for {count} models")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise WeightsError(f"weights are finite and not negative; got {list(weights)}")
+    if abs(math.fsum(weights) - 1) > WEIGHT_SUM_TOLERANCE:
+        raise WeightsError(f"the weights sum to {math.fsum(weights)!r}, not 1; they are never renormalised")
+    return math.fsum(weight**2 for weight in weights)
+
+
+def _require_two(count: int) -> None:
+    if count < 2:
+        raise EvaluationError(f"a spread needs at least two models; got {count}")
+
+
+def _require_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise EvaluationError(f"the confidence is {confidence}; it must lie strictly between 0 and 1")
+
+
+def _require_positive(*numbers: tuple[str, int | None, int]) -> None:
+    for name, value, least in numbers:
+        if value is not None and value < least:
+            raise CheckpointError(f"{name} is {value}; it must be at least {least}")

@@ -1,0 +1,95 @@
+"""What `dpmerge uncertainty` leaves: a row for each example, a summary, and two pictures, in a folder that appears whole."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.checkpoints.abstention import Abstention, abstention_curve
+from dpmerge.checkpoints.predictor import Inputs
+from dpmerge.checkpoints.spread import Spread
+from dpmerge.checkpoints.uncertainty import Uncertainty
+from dpmerge.checkpoints.uncertainty_pictures import abstention_line, abstention_picture, histogram_line, widths_picture
+from dpmerge.errors import DataError
+from dpmerge.figures import render, write_json, write_whole
+from dpmerge.rules import Guarantee
+from dpmerge.tensors import new_folder
+
+SUFFIXES = (".png", ".svg", ".html")
+_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
+
+
+def summary(found: Uncertainty, spread: Spread, inputs: Inputs, guarantee: Guarantee) -> dict[str, Any]:
+    """Everything but the rows, as plain data."""
+    quantiles = {f"{100 * share:g} %": float(np.quantile(found.widths, share)) for share in (0.05, 0.5, 0.95)}
+    return {
+        "standing": spread.standing,
+        "from": spread.what,
+        "models": [model.name for model in spread.models],
+        "inputs": inputs.source,
+        "confidence": found.confidence,
+        "mean_width": found.mean_width,
+        "quantiles_of_widths": quantiles,
+        "accuracy": None if inputs.labels is None else float(np.mean(found.labels == _truth(inputs, found))),
+        "accuracy_where_answered": None if inputs.labels is None else _where_answered(found, inputs),
+        "notes": list(spread.notes),
+        "guarantee": guarantee.as_dict(),
+    }
+
+
+def write(found: Uncertainty, inputs: Inputs, about: dict[str, Any], folder: Path) -> list[Path]:
+    """`table.csv`, `summary.json`, and pictures of the widths and, where labels are known, of abstaining."""
+    subtitle = f"{about['from']}; {inputs.source}"
+    widths = histogram_line(found.widths, "widths")
+    pictures = {"widths": widths_picture([widths], subtitle, found.confidence, about["standing"])}
+    if inputs.labels is not None:
+        lines = [abstention_line(curve, f"by {name}") for name, curve in _curves(found, _truth(inputs, found)).items()]
+        pictures["abstention"] = abstention_picture(lines, subtitle)
+    drawn = {f"{name}{suffix}": render(document, suffix) for name, document in pictures.items() for suffix in SUFFIXES}
+    with new_folder(folder) as made:
+        _table(found, inputs, made / "table.csv")
+        write_json(about, made / "summary.json")
+        for name, content in drawn.items():
+            write_whole(content, made / name)
+    return sorted(folder.iterdir())
+
+
+def _table(found: Uncertainty, inputs: Inputs, path: Path) -> None:
+    columns = [np.arange(len(found.labels)), found.labels, found.scores, found.widths]
+    header = ["example", "label", "score", "width"]
+    if inputs.labels is not None:
+        truth = _truth(inputs, found)
+        columns += [truth, (found.labels == truth).astype(np.int64)]
+        header += ["truth", "correct"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(header)
+        rows.writerows(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _where_answered(found: Uncertainty, inputs: Inputs) -> dict[str, Any]:
+    """Accuracy at a few shares."""
+    curves = _curves(found, _truth(inputs, found))
+    return {
+        f"by {name}": [{"coverage": share, "accuracy": curve.at(share)} for share in _SHARES] for name, curve in curves.items()
+    }
+
+
+def _curves(found: Uncertainty, truth: npt.NDArray[np.int64]) -> dict[str, Abstention]:
+    """Abstaining by the width; to compare with, by the score alone; and by both: the lower end of the interval."""
+    doubts = {
+        "width": found.widths,
+        "top score": -found.scores,
+        "lower end": found.widths / 2 - found.scores,
+    }
+    return {name: abstention_curve(doubt, found.labels == truth) for name, doubt in doubts.items()}
+
+
+def _truth(inputs: Inputs, found: Uncertainty) -> npt.NDArray[np.int64]:
+    if inputs.labels is None or len(inputs.labels) != len(found.labels):
+        raise DataError(f"{inputs.source}: there is not one label for each of the {len(found.labels)} predictions")
+    return inputs.labels

@@ -1,0 +1,126 @@
+"""Many linear combinations of one portfolio: what each guarantees, and what it is worth, as independent pieces of work."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
+
+from dpmerge.cache import code_fingerprint, without_cache
+from dpmerge.errors import AccountingError
+from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import Combination, Guarantee, asked
+
+Point = tuple[float, ...]
+Account = Literal["proved", "formula"]
+Accountant = Literal["pld", "rdp"]
+_ACCURACY = 1e-4
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Mapper(Protocol):
+    """`jobs.run_all`, with where to run and where to keep what is finished already decided."""
+
+    def __call__(self, function: Callable[[T], R], items: Sequence[T], *, keys: Sequence[str]) -> list[R]:
+        """The function of every item, in order."""
+
+
+class Scorer(Protocol):
+    """Merges the portfolio's models with these weights and measures the result; must survive being pickled."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the function and the model files: scores of other models are not mistaken for these."""
+
+    def __call__(self, weights: Point) -> float:
+        """The score."""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How combinations are accounted: their δ, and what is assumed about the runs."""
+
+    delta: float
+    assume_smoothness: float | None = None
+    shuffle: ShuffleAsPoisson | None = None
+    conversion: Conversion = "tight"
+
+
+def combination_points(
+    portfolio: Portfolio,
+    points: Sequence[Point],
+    accounting: Accounting,
+    run: Mapper,
+    accounts: Iterable[Account] = ("proved", "formula"),
+    accountants: Iterable[Accountant] = ACCOUNTANTS,
+    scorer: Scorer | None = None,
+) -> list[dict[str, Any]]:
+    """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
+    function = partial(_point, portfolio, accounting, tuple(accounts), tuple(accountants), scorer)
+    records = [model.record.model_dump_json() for model in portfolio.models]
+    whole = (records, portfolio.names, accounting, function.args[2:4], scorer and scorer.fingerprint, code_fingerprint())
+    prefix = hashlib.sha256(repr(whole).encode()).hexdigest()
+    keys = [f"{prefix[:32]}:{','.join(value.hex() for value in point)}" for point in points]
+    return run(function, points, keys=keys)
+
+
+def _point(
+    portfolio: Portfolio,
+    accounting: Accounting,
+    accounts: tuple[Account, ...],
+    accountants: tuple[Accountant, ...],
+    scorer: Scorer | None,
+    point: Point,
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"score": None if scorer is None else float(scorer(point))}
+    weights = portfolio.weights_in_order(point)
+    for account in accounts:
+        assumed = 0.0 if account == "formula" else accounting.assume_smoothness
+        found = {by: _guarantee(weights, assumed, accounting, by) for by in accountants}
+        conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
+        result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
+        result[account]["standing"] = "conditional" if conditional else "proved"
+        texts = (text for guarantee in found.values() if guarantee is not None for text in guarantee.assumptions)
+        result[account]["assumptions"] = list(dict.fromkeys(texts))
+    return result
+
+
+def _guarantee(weights: Weights, assumed: float | None, accounting: Accounting, by: Accountant) -> Guarantee | None:
+    """At the δ asked for, or nothing where the rule or the accountant has no answer."""
+    try:
+        rule = Combination(weights, assumed, accounting.shuffle)
+        with without_cache(), grids_of_accuracy(_ACCURACY):  # points are many, and kept by whoever asked for them
+            return rule.guarantee(delta=accounting.delta, by=by, conversion=accounting.conversion)
+    except AccountingError:
+        return None
+
+
+def selection_assumptions(portfolio: Portfolio, accounting: Accounting) -> tuple[str, ...]:
+    """What random selection from all models assumes, whatever their weights; nothing where it has no answer."""
+    everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
+    try:
+        rule = asked("selection", everyone, shuffle=accounting.shuffle)
+        return rule.guarantee(delta=accounting.delta, conversion=accounting.conversion).assumptions
+    except AccountingError:
+        return ()
+
+
+def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """Every assumption once, and which of the rules drawn make it."""
+    found: dict[str, list[str]] = {}
+    for title, assumptions in stated:
+        for text in assumptions:
+            if title not in found.setdefault(text, []):
+                found[text].append(title)
+    return found
+
+
+def named(portfolio: Portfolio, point: Point) -> Mapping[str, float]:
+    """A point with the models' names."""
+    return dict(zip(portfolio.names, point, strict=True))

@@ -1,0 +1,103 @@
+"""The files beside the tensors: which of them a merged model keeps.
+
+Configuration and tokenizer files only, by name: what a trainer leaves behind (states, logs, losses) may say more about the
+private data than any guarantee covers. A file is kept when it is the same, byte for byte, in every model that has weight.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpmerge.errors import CheckpointError
+from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
+from dpmerge.tensors.strict_files import file_inside, parse_object
+from dpmerge.tensors.tensors import Checkpoint
+
+CONFIG = "config.json"
+_KEPT = re.compile(
+    r"config\.json|generation_config\.json|tokenizer.*\.(json|model)|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
+    r"|merges\.txt|(sentencepiece.*|spiece|source|target)\.(bpe\.)?(model|spm)|chat_template\.(json|jinja)"
+    r"|(pre)?processor_config\.json|(image|video|feature)_(pre)?processor.*_config\.json"
+)
+# Written anew for every release, or known to everyone as not belonging to the model: no note needed.
+_OURS = {"record.json", "certificate.json", "README.md", INDEX, ADAPTER_CONFIG}
+_LARGEST = 256 << 20
+# Fields of config.json that say where a model came from or how to load it, not what it is.
+_HARMLESS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
+
+
+def companions(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, bytes], list[str]]:
+    """The files to keep, by name, and a note for each that is left out."""
+    kept: dict[str, bytes] = {}
+    notes: list[str] = []
+    tensor_files = {file.path.name for checkpoint in checkpoints for file in checkpoint.files}
+    names = sorted({path.name for checkpoint in checkpoints for path in checkpoint.folder.iterdir()} - tensor_files - _OURS)
+    names = [name for name in names if not name.startswith(".")]
+    if CONFIG in names:
+        kept[CONFIG] = _config(checkpoints, notes)
+        names.remove(CONFIG)
+    for name in names:
+        if not _KEPT.fullmatch(name):
+            notes.append(f"{name} was left out: not a configuration or tokenizer file")
+            continue
+        contents = [_read(checkpoint, name) for checkpoint in checkpoints]
+        if contents[0] is None or any(content != contents[0] for content in contents):
+            notes.append(f"{name} was left out: it is not the same in every model that has weight")
+        else:
+            kept[name] = contents[0]
+    return kept, notes
+
+
+def _read(checkpoint: Checkpoint, name: str) -> bytes | None:
+    if not (checkpoint.folder / name).exists():
+        return None
+    path = file_inside(checkpoint.folder, name, f"model {checkpoint.model!r}")
+    if path.stat().st_size > _LARGEST:
+        raise CheckpointError(f"model {checkpoint.model!r}, file {name}: too large for a configuration or tokenizer file")
+    return path.read_bytes()
+
+
+def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
+    """The config.json of all models, which must describe one architecture; where they came from goes out if it is the same."""
+    contents = []
+    for checkpoint in checkpoints:
+        content = _read(checkpoint, CONFIG)
+        if content is None:
+            raise CheckpointError(f"model {checkpoint.model!r}: no {CONFIG}, which other models have; add it, or remove theirs")
+        contents.append(content)
+    if any(content != contents[0] for content in contents):
+        configs = [
+            parse_object(content, f"model {checkpoint.model!r}, file {CONFIG}")
+            for checkpoint, content in zip(checkpoints, contents, strict=True)
+        ]
+        require_agreement(configs, [c.model for c in checkpoints], CONFIG, _HARMLESS)
+        config = agreed(configs, _HARMLESS)
+        notes.append(f"{CONFIG} has no {', '.join(sorted(configs[0].keys() - config.keys()))}: not the same in every model")
+        return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return contents[0]
+
+
+def agreed(configs: Sequence[Mapping[str, Any]], harmless: set[str]) -> dict[str, Any]:
+    """The first configuration, without those of its harmless fields that another one has not: they are one model's own."""
+    first, *others = configs
+    return {
+        field: value
+        for field, value in first.items()
+        if field not in harmless or all(field in other and other[field] == value for other in others)
+    }
+
+
+def require_agreement(configs: Sequence[Mapping[str, Any]], models: Sequence[str], file: str, harmless: set[str]) -> None:
+    """Refuse configurations that differ in a field that matters, naming models and field."""
+    for config, model in zip(configs[1:], models[1:], strict=True):
+        for field in sorted((set(configs[0]) | set(config)) - harmless):
+            first, other = configs[0].get(field), config.get(field)
+            if first != other:
+                vocabulary = "; resize the embeddings to one vocabulary first" if field == "vocab_size" else ""
+                raise CheckpointError(
+                    f"models {models[0]!r} and {model!r} differ in {file}, field {field!r}: {first!r:.80} and {other!r:.80}; "
+                    f"a merge needs one architecture{vocabulary}"
+                )

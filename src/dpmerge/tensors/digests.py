@@ -1,0 +1,95 @@
+"""SHA-256 of files while their blocks pass by, so that what is hashed is what was used and nothing is read twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpmerge.errors import CheckpointError
+from dpmerge.tensors.opening import open_model
+from dpmerge.tensors.safetensors_file import SafetensorsFile
+from dpmerge.tensors.tensors import TensorFile
+
+_CHUNK = 1 << 20
+
+
+class Stopped(Exception):
+    """Another thread failed; this one need not go on."""
+
+
+class PassingDigest:
+    """The digest of a file whose blocks come from several threads: each waits until its offset is due.
+
+    Blocks are handed out in the order of the file, so the thread with the earliest block never waits.
+    """
+
+    def __init__(self, beginning: bytes, size: int, stop: threading.Event) -> None:
+        self._hash = hashlib.sha256(beginning)
+        self._taken, self._size = len(beginning), size
+        self._turn = threading.Condition()
+        self._stop = stop
+
+    def update(self, offset: int, block: memoryview) -> None:
+        """Take in the block at this offset."""
+        with self._turn:
+            while self._taken != offset:
+                if self._stop.is_set():
+                    raise Stopped
+                self._turn.wait(0.1)
+        self._hash.update(block)
+        with self._turn:
+            self._taken += len(block)
+            self._turn.notify_all()
+
+    def hexdigest(self) -> str:
+        """The digest, after the last block."""
+        assert self._taken == self._size, "not every block has passed by"
+        return self._hash.hexdigest()
+
+
+def passing_digest(file: TensorFile, order: Sequence[str], stop: threading.Event) -> PassingDigest | None:
+    """A digest for a file whose tensors will be read in this order of names; None if that is not the file's own order."""
+    held = {tensor.name for tensor in file.tensors if tensor.nbytes}
+    in_file = [tensor.name for tensor in file.tensors if tensor.nbytes]
+    if not isinstance(file.source, SafetensorsFile) or in_file != [name for name in order if name in held]:
+        return None
+    beginning = bytearray(file.source.data_start)
+    file.source.read(0, memoryview(beginning))
+    return PassingDigest(bytes(beginning), file.source.size, stop)
+
+
+def content_digest(folder: Path, name: str | None = None) -> str:
+    """The SHA-256 of a model's tensors by name, whatever the files are that hold them: their formats, shapes and bytes."""
+    digest = hashlib.sha256()
+    with open_model(folder, name) as model:
+        for _, tensor in sorted(model.tensors.items()):
+            # A length before each part, so that no two models are the same sequence of bytes.
+            head = json.dumps([tensor.name, tensor.dtype.name, list(tensor.shape), tensor.nbytes]).encode()
+            digest.update(len(head).to_bytes(8, "big") + head)
+            for start in range(0, tensor.size, _CHUNK):
+                digest.update(tensor.part(start, min(_CHUNK, tensor.size - start)).data.cast("B"))
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a whole file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as fault:
+        raise CheckpointError(f"{path}: cannot be read: {fault.strerror}") from None
+
+
+def source_digest(file: TensorFile) -> str:
+    """The SHA-256 of an opened file, through the same descriptor its tensors were read from where there is one."""
+    if not isinstance(file.source, SafetensorsFile):
+        return file_digest(file.path)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    for offset in range(0, file.source.size, _CHUNK):
+        block = buffer[: min(_CHUNK, file.source.size - offset)]
+        file.source.read(offset, block)
+        digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,268 @@
+"""Validation first: from opened models and weights to what every output tensor is made of. Nothing is written here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from dpmerge.errors import CheckpointError
+from dpmerge.tensors.companions import companions
+from dpmerge.tensors.dtypes import Floats
+from dpmerge.tensors.kernel import BLOCK
+from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
+from dpmerge.tensors.stream import Keep, Output, Sum, Whole
+from dpmerge.tensors.tensors import Checkpoint, Tensor, TensorFile
+from dpmerge.user_code import load_function
+
+LoraForm = Literal["factors", "exact"]
+Method = Callable[[str, list[Floats], list[float]], Floats]
+_FORMATS = {"pt", "np", "tf", "flax", "mlx", "jax"}
+_EMBEDDINGS = ("embed", "lm_head", "wte", "output.weight", "shared.weight", "decoder.weight")
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One tensor file of the output: name and tensors, in order."""
+
+    name: str
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a merge will write."""
+
+    files: tuple[OutputFile, ...]
+    metadata: Mapping[str, str]
+    sharded: bool
+    companions: Mapping[str, bytes]
+    notes: tuple[str, ...]
+    base: Checkpoint | None = None
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Every tensor, in the order it is written."""
+        return tuple(output for file in self.files for output in file.outputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every file that will be written, those with tensors first."""
+        return (*(file.name for file in self.files), *([INDEX] if self.sharded else []), *sorted(self.companions))
+
+
+def used_weights(models: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
+    """The models that have weight, in the models' order. Weights are never changed; a model that is not named has none."""
+    for name, weight in weights.items():
+        if name not in models:
+            raise CheckpointError(f"no model named {name!r}; there are {', '.join(map(repr, models))}")
+        if not math.isfinite(weight) or weight < 0:
+            raise CheckpointError(f"the weight of {name!r} is {weight}; weights are finite and non-negative")
+    used = {name: float(weights[name]) for name in models if weights.get(name, 0.0) > 0}
+    if not used:
+        raise CheckpointError("no model has weight; give at least one a positive weight")
+    return used
+
+
+def plan_merge(
+    checkpoints: Sequence[Checkpoint],
+    weights: Sequence[float],
+    *,
+    lora: LoraForm = "factors",
+    take_from: str | None = None,
+    method: str | None = None,
+    base: Checkpoint | None = None,
+    keep_metadata: Sequence[str] = (),
+) -> Plan:
+    """Check that the models belong together, and say what becomes of every tensor."""
+    first = checkpoints[0]
+    exact = lora == "exact"
+    if lora not in ("factors", "exact"):
+        raise CheckpointError(f"adapters are combined by their 'factors' or by an 'exact' sum, not by {lora!r}")
+    if exact and first.layout != "lora":
+        raise CheckpointError(f"model {first.model!r} is not a LoRA adapter: exact sums of updates are for adapters")
+    if exact and method is not None:
+        raise CheckpointError(f"an exact sum of adapters is linear: it cannot be combined with the method {method!r}")
+    kept, notes = companions(checkpoints)
+    _check_layouts(checkpoints)
+    _check_tensors([*checkpoints, base] if base else checkpoints, same_shapes=not exact)
+    make = _whole(load_method(method), list(weights), base) if method else partial(_sum, tuple(weights))
+    if first.layout == "lora":
+        from dpmerge.tensors.lora import check_factors, exact_output, merged_config
+
+        if exact:
+            make = exact_output(checkpoints, weights)
+        else:
+            check_factors(checkpoints)
+        kept[ADAPTER_CONFIG] = merged_config(checkpoints, exact=exact)
+    by_model = [checkpoint.tensors for checkpoint in checkpoints]
+    files = []
+    for released, file in zip(first.released_names, first.files, strict=True):
+        outputs = []
+        for tensor in file.tensors:
+            inputs = tuple(tensors[tensor.name] for tensors in by_model)
+            outputs.append(make(inputs) if tensor.dtype.floating else _kept(inputs, take_from, notes))
+        files.append(OutputFile(released, tuple(outputs)))
+    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
+    return Plan(
+        tuple(files),
+        metadata,
+        first.layout == "sharded",
+        kept,
+        (*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *metadata_notes),
+        base,
+    )
+
+
+def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> Plan:
+    """Every tensor of one model as it is, in new safetensors files: the old ones may hold more than the model.
+
+    A pickle can hold an optimizer's state or a generator's, and the header of a safetensors file any text.
+    """
+    kept, notes = companions([checkpoint])
+    metadata, metadata_notes = _metadata([checkpoint], keep_metadata)
+    if checkpoint.layout == "lora":
+        kept[ADAPTER_CONFIG] = (checkpoint.folder / ADAPTER_CONFIG).read_bytes()
+    files = tuple(
+        OutputFile(released, tuple(Output(t.name, t.dtype, t.shape, (t,), Keep(0)) for t in file.tensors))
+        for released, file in zip(checkpoint.released_names, checkpoint.files, strict=True)
+    )
+    return Plan(files, metadata, checkpoint.layout == "sharded", kept, (*checkpoint.notes, *notes, *metadata_notes))
+
+
+def load_method(name: str) -> Method:
+    """A method by its name here (`ties`, `slerp`), or a user's own as `module:function`."""
+    from dpmerge.tensors.methods import METHODS
+
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise CheckpointError(f"no method named {name!r}; there are {', '.join(METHODS)}, or write module:function")
+    return load_function(name, "the method", CheckpointError)
+
+
+def _sum(weights: tuple[float, ...], inputs: tuple[Tensor, ...]) -> Output:
+    return Output(inputs[0].name, inputs[0].dtype, inputs[0].shape, inputs, Sum(weights))
+
+
+def _whole(method: Method, weights: list[float], base: Checkpoint | None) -> Callable[[tuple[Tensor, ...]], Output]:
+    """Outputs of a method on whole tensors; with a base, on the differences from it, which is added again at the end."""
+    origins = base.tensors if base else {}
+
+    def make(inputs: tuple[Tensor, ...]) -> Output:
+        name = inputs[0].name
+
+        def apply(tensors: list[Floats]) -> Floats:
+            if not origins:
+                return method(name, tensors, list(weights))
+            origin = origins[name].values()
+            return origin + method(name, [tensor - origin for tensor in tensors], list(weights))
+
+        return Output(name, inputs[0].dtype, inputs[0].shape, inputs, Whole(apply))
+
+    return make
+
+
+def _kept(inputs: tuple[Tensor, ...], take_from: str | None, notes: list[str]) -> Output:
+    """Integers and booleans are not averaged: they are equal, or taken from the model the user names."""
+    first = inputs[0]
+    index = 0
+    for tensor in inputs[1:]:
+        if _equal(first, tensor):
+            continue
+        if take_from is None:
+            raise CheckpointError(
+                f"models {first.model!r} and {tensor.model!r} differ in tensor {first.name!r}, which holds {first.dtype.name} "
+                "and cannot be averaged; name the model to take it from (take_from)"
+            )
+        index = [tensor.model for tensor in inputs].index(take_from)
+        notes.append(f"tensor {first.name!r} is that of model {take_from!r}: the models differ in it")
+        break
+    return Output(first.name, first.dtype, first.shape, inputs, Keep(index))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return all(
+        one.part(start, min(BLOCK, one.size - start)).tobytes() == other.part(start, min(BLOCK, one.size - start)).tobytes()
+        for start in range(0, one.size, BLOCK)
+    )
+
+
+def _check_layouts(checkpoints: Sequence[Checkpoint]) -> None:
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        if (other.layout == "lora") != (first.layout == "lora"):
+            raise CheckpointError(
+                f"models {first.model!r} and {other.model!r} do not merge: one is a LoRA adapter, the other a whole model"
+            )
+        if other.ties != first.ties:
+            names = sorted(min(first.ties ^ other.ties, key=sorted))
+            tied, untied = (first, other) if frozenset(names) in first.ties else (other, first)
+            raise CheckpointError(
+                f"tensors {', '.join(map(repr, names))} are tied in model {tied.model!r} but not in model {untied.model!r}; "
+                "save both with the same ties"
+            )
+
+
+def _check_tensors(checkpoints: Sequence[Checkpoint], *, same_shapes: bool) -> None:
+    first = checkpoints[0]
+    reference = first.tensors
+    if not reference:
+        raise CheckpointError(f"model {first.model!r}: no tensors in its files")
+    for other in checkpoints[1:]:
+        tensors = other.tensors
+        for name in sorted(reference.keys() ^ tensors.keys()):
+            has, lacks = (first, other) if name in reference else (other, first)
+            raise CheckpointError(
+                f"model {lacks.model!r} lacks tensor {name!r}, which model {has.model!r} has; a merge needs the same tensors "
+                "in every model (are weights tied in one and not in the other?)"
+            )
+        for name, tensor in tensors.items():
+            expected = reference[name]
+            if tensor.dtype != expected.dtype:
+                raise CheckpointError(
+                    f"models {first.model!r} and {other.model!r} hold tensor {name!r} as {expected.dtype.name} and "
+                    f"{tensor.dtype.name}; convert one of them"
+                )
+            if same_shapes and tensor.shape != expected.shape:
+                raise CheckpointError(
+                    f"models {first.model!r} and {other.model!r} hold tensor {name!r} in shapes {list(expected.shape)} and "
+                    f"{list(tensor.shape)}{_vocabulary_hint(expected, tensor)}"
+                )
+
+
+def _vocabulary_hint(one: Tensor, other: Tensor) -> str:
+    if one.shape[1:] == other.shape[1:] and any(word in one.name for word in _EMBEDDINGS):
+        return ": their vocabularies have different sizes; resize the embeddings to one size first"
+    return "; they are not of one architecture"
+
+
+def holds_only_tensors(file: TensorFile) -> bool:
+    """Whether nothing but tensors can be read from a file: no pickle, no metadata."""
+    return file.path.suffix == ".safetensors" and all(
+        key == "format" and value in _FORMATS for key, value in file.metadata.items()
+    )
+
+
+def _metadata(checkpoints: Sequence[Checkpoint], keep: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The format, which loaders insist on, and what the user asks for by name where all files share it.
+
+    Metadata is whatever a training wrote there, the loss on private data for one: no guarantee covers it.
+    """
+    files = [file.metadata for checkpoint in checkpoints for file in checkpoint.files]
+    shared = {key: value for key, value in files[0].items() if all(other.get(key) == value for other in files[1:])}
+    kept = {key: shared[key] for key in keep if key in shared}
+    dropped = sorted({key for file in files for key in file} - kept.keys() - {"format"})
+    unlike = [key for key in keep if key not in shared]
+    notes = []
+    if dropped:
+        notes.append(
+            f"metadata {', '.join(dropped)} was left out: no guarantee covers what a training wrote there (if it is public and "
+            "the same in every file, --keep-metadata keeps it)"
+        )
+    if unlike:
+        notes.append(f"metadata {', '.join(unlike)} was asked for, and is not the same in every file")
+    written = shared.get("format")
+    return {"format": written if written in _FORMATS else "pt", **kept}, notes

@@ -1,0 +1,125 @@
+"""PyTorch state dicts, and checkpoints of Opacus' `save_checkpoint`: the only file here that imports torch.
+
+A pickle is a program. It is read with `weights_only=True`, which knows tensors and plain data; what needs more is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpmerge.errors import CheckpointError
+from dpmerge.tensors.dtypes import DTYPES
+from dpmerge.tensors.tensors import Checkpoint, Tensor, TensorFile
+
+_FORMATS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "bool": "BOOL",
+}
+_OPACUS = "module_state_dict"  # where `PrivacyEngine.save_checkpoint` puts the model
+_WRAPPED = "_module."  # what Opacus' GradSampleModule puts before every name
+_SAFE_SINCE = (2, 6)  # before that, weights_only=True could be made to run code (CVE-2025-32434)
+
+
+class ArraySource:
+    """A tensor's bytes in memory, or mapped from its file; a `Source`."""
+
+    def __init__(self, path: Path, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self.path = path
+        self._bytes = array.data
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` with the bytes from `offset` on."""
+        into[:] = self._bytes[offset : offset + len(into)]
+
+
+def open_state_dict(path: Path, folder: Path, model: str) -> Checkpoint:
+    """Read a `.pt` or `.pth` file. Merged models are written as safetensors."""
+    where = f"model {model!r}, file {path.name}"
+    state, notes = state_of(load(path, where), where)
+    tensors, places = [], {}
+    for name, value in state.items():
+        format_ = _FORMATS.get(str(value.dtype).removeprefix("torch."))
+        if format_ is None or value.layout is not _torch().strided or value.is_quantized:
+            raise CheckpointError(
+                f"{where}, tensor {name!r}: {value.dtype} ({value.layout}) is not supported; save a dense {', '.join(DTYPES)}"
+            )
+        places[name] = (value.untyped_storage().data_ptr(), value.storage_offset(), tuple(value.shape), value.stride())
+        tensors.append(Tensor(model, name, DTYPES[format_], tuple(value.shape), ArraySource(path, _bytes(value)), 0))
+    tensors.sort(key=lambda tensor: (-tensor.dtype.size, tensor.name))  # the widest first, so that all stay aligned
+    shared: dict[object, set[str]] = {}
+    for tensor in tensors:
+        if tensor.nbytes:
+            shared.setdefault(places[tensor.name], set()).add(tensor.name)
+    ties = frozenset(frozenset(names) for names in shared.values() if len(names) > 1)
+    notes.append(f"model {model!r}: {path.name} is a PyTorch file; the tensors are written to model.safetensors")
+    return Checkpoint(
+        model, folder, "pytorch", (TensorFile(path, tuple(tensors), {"format": "pt"}, None),), ties=ties, notes=tuple(notes)
+    )
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise CheckpointError("PyTorch files need torch: install dpmerge[torch], or convert the model to safetensors") from None
+
+
+def load(path: Path, where: str) -> Any:
+    """What a file of torch holds, read without running anything in it."""
+    torch = _torch()
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _SAFE_SINCE:
+        raise CheckpointError(f"{where}: torch {torch.__version__} does not read pickles safely; install torch 2.6 or newer")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as fault:  # torch raises whatever the damaged file makes it trip over
+        reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+        raise CheckpointError(
+            f"{where}: cannot be read with weights_only=True ({reason:.200}); save model.state_dict() alone, or convert it to "
+            "safetensors where you trust the file"
+        ) from None
+
+
+def state_of(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
+    """The named tensors of a state dict, without Opacus' wrapping."""
+    notes = []
+    if isinstance(loaded, dict) and _OPACUS in loaded:
+        rest = sorted(str(key) for key in loaded if key != _OPACUS)
+        loaded = loaded[_OPACUS]
+        if rest:
+            notes.append(f"{where}: a checkpoint of Opacus; {', '.join(rest)} {'was' if len(rest) == 1 else 'were'} left out")
+    if not isinstance(loaded, dict) or not loaded:
+        raise CheckpointError(f"{where}: not a state dict; save model.state_dict()")
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, _torch().Tensor):
+            raise CheckpointError(
+                f"{where}: not a state dict: {name!r:.80} is a {type(value).__name__}, not a tensor; save model.state_dict()"
+            )
+    wrapped = [name.startswith(_WRAPPED) for name in loaded]
+    if any(wrapped) and not all(wrapped):
+        odd = next(name for name, is_wrapped in zip(loaded, wrapped, strict=True) if not is_wrapped)
+        raise CheckpointError(f"{where}: tensor {odd!r} lacks the prefix {_WRAPPED!r} that others have; save one model's state")
+    return {name.removeprefix(_WRAPPED): value for name, value in loaded.items()}, notes
+
+
+def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    torch = _torch()
+    flat = value.detach().contiguous().reshape(-1)
+    array: np.ndarray[Any, np.dtype[np.uint8]] = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return array

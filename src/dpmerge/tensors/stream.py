@@ -1,0 +1,234 @@
+"""Running a plan: blocks of every output tensor, computed by a few threads and handed to whoever writes or compares them."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from dpmerge.errors import CheckpointError, DpmergeError
+from dpmerge.tensors.digests import PassingDigest, Stopped
+from dpmerge.tensors.dtypes import Dtype, Floats, Raw, Scratch, fits, narrowed, widened
+from dpmerge.tensors.kernel import BLOCK, NotFinite, weighted_sum
+from dpmerge.tensors.tensors import Source, Tensor
+
+Progress = Callable[[int, int], None]
+_MOST_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The weighted sum of the inputs, block by block."""
+
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """One of the inputs as it is: integers, and selected models."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Any function of whole tensors in float64; its result is rounded once."""
+
+    function: Callable[[list[Floats]], Floats]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the output: what it is made of, and how."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    inputs: tuple[Tensor, ...]
+    rule: Sum | Keep | Whole
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.dtype.size
+
+
+# What is done with a finished block: the tensor's place in the plan, the first element, the bytes (valid only for the call).
+Put = Callable[[int, int, memoryview], None]
+
+
+class Stream:
+    """One pass over a plan. `stop` is set when it fails, so that no thread waits for one that has ended."""
+
+    def __init__(self, outputs: Sequence[Output], threads: int | None = None, progress: Progress | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise CheckpointError(f"{threads} threads cannot merge anything; give at least 1")
+        self.outputs = outputs
+        self.stop = threading.Event()
+        self._threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._done, self._total = 0, sum(output.nbytes for output in outputs)
+
+    def run(self, put: Put, digests: Mapping[Source, PassingDigest]) -> None:
+        """Compute every block and hand it to `put`, from any thread; `digests` take in what is read from their sources."""
+        blocks = self._blocks()
+        workers = [threading.Thread(target=self._work, args=(blocks, put, digests)) for _ in range(self._threads - 1)]
+        try:
+            for worker in workers:
+                worker.start()
+            self._work(blocks, put, digests)
+            for worker in workers:
+                worker.join()
+        except BaseException:  # interrupted: nobody may write once the caller has closed its files
+            self.stop.set()
+            for worker in workers:
+                if worker.ident is not None:
+                    worker.join()
+            raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _blocks(self) -> Iterator[tuple[int, int, int]]:
+        for place, output in enumerate(self.outputs):
+            step = max(output.size, 1) if isinstance(output.rule, Whole) else BLOCK
+            for start in range(0, output.size, step):
+                yield place, start, min(step, output.size - start)
+
+    def _work(self, blocks: Iterator[tuple[int, int, int]], put: Put, digests: Mapping[Source, PassingDigest]) -> None:
+        scratch = Scratch(BLOCK)
+        reader = _Reader(scratch, digests)
+        try:
+            # What overflows or is not a number is refused by name; numpy need not warn.
+            with np.errstate(all="ignore"):
+                while not self.stop.is_set():
+                    with self._lock:
+                        place, start, count = next(blocks, (-1, 0, 0))
+                    if place < 0:
+                        return
+                    output = self.outputs[place]
+                    put(place, start, _compute(output, start, count, reader).data.cast("B"))
+                    if self._progress is not None:
+                        with self._lock:
+                            self._done += count * output.dtype.size
+                            self._progress(self._done, self._total)
+        except Stopped:
+            pass
+        except BaseException as fault:
+            with self._lock:
+                self._failure = self._failure or fault
+            self.stop.set()
+
+
+def coarsest_spacing(outputs: Sequence[Output]) -> float:
+    """How far the stored numbers lie apart at the largest parameter, over all tensors that are averaged (docs/theory.md §3.6).
+
+    Every tensor counts, also one that is equal in all models: whether it is may depend on the data. Values that are not
+    finite are refused by name.
+    """
+    widest = 0.0
+    scratch = Scratch(BLOCK)
+    for output in outputs:
+        if not isinstance(output.rule, Sum):
+            continue
+        for start in range(0, output.size, BLOCK):
+            count = min(BLOCK, output.size - start)
+            block, values = scratch.raw[: count * output.dtype.size], scratch.term[:count]
+            for tensor in output.inputs:
+                tensor.source.read(tensor.offset + start * output.dtype.size, block.data)
+                scratch.widen(block.view(output.dtype.storage), output.dtype, values)
+                largest = max(float(values.max()), -float(values.min()))
+                if not math.isfinite(largest):
+                    raise _not_finite(output, start, count)
+                widest = max(widest, output.dtype.spacing(largest))
+    return widest
+
+
+class _Reader:
+    """Reads blocks of inputs into a thread's scratch memory, past the digests."""
+
+    def __init__(self, scratch: Scratch, digests: Mapping[Source, PassingDigest]) -> None:
+        self.scratch = scratch
+        self._digests = digests
+
+    def block(self, tensor: Tensor, start: int, count: int) -> Raw:
+        raw = self.scratch.raw[: count * tensor.dtype.size]
+        self._read(tensor, start, raw.data)
+        return raw.view(tensor.dtype.storage)
+
+    def whole(self, tensor: Tensor) -> Raw:
+        raw = np.empty(tensor.size, tensor.dtype.storage)
+        if raw.size:
+            self._read(tensor, 0, raw.data.cast("B"))
+        return raw.reshape(tensor.shape)
+
+    def _read(self, tensor: Tensor, start: int, into: memoryview) -> None:
+        offset = tensor.offset + start * tensor.dtype.size
+        tensor.source.read(offset, into)
+        digest = self._digests.get(tensor.source)
+        if digest is not None:
+            digest.update(offset, into)
+
+
+def _compute(output: Output, start: int, count: int, reader: _Reader) -> Raw:
+    rule = output.rule
+    if isinstance(rule, Sum):
+        terms = (
+            (weight, reader.block(tensor, start, count)) for weight, tensor in zip(rule.weights, output.inputs, strict=True)
+        )
+        try:
+            return weighted_sum(terms, output.dtype, reader.scratch)
+        except NotFinite:
+            raise _not_finite(output, start, count) from None
+    if isinstance(rule, Keep):
+        kept = np.empty(0, output.dtype.storage)
+        for place, tensor in enumerate(output.inputs):
+            block = reader.block(tensor, start, count)
+            if place == rule.index:
+                kept = block.copy()
+        return kept
+    return _whole(output, rule, reader)
+
+
+def _whole(output: Output, rule: Whole, reader: _Reader) -> Raw:
+    values = [widened(reader.whole(tensor), tensor.dtype) for tensor in output.inputs]
+    for tensor, value in zip(output.inputs, values, strict=True):
+        if not np.isfinite(value).all():
+            raise _not_finite(output, 0, tensor.size)
+    try:
+        result = np.asarray(rule.function(values), np.float64)
+    except (DpmergeError, OSError):  # of our own reading
+        raise
+    except Exception as fault:  # whatever a user's function does
+        raise CheckpointError(f"tensor {output.name!r}: the method raised {fault!r}") from fault
+    if result.shape != output.shape:
+        raise CheckpointError(
+            f"tensor {output.name!r}: the method returned shape {list(result.shape)}, not {list(output.shape)}"
+        )
+    if not fits(result, output.dtype):
+        raise CheckpointError(f"tensor {output.name!r}: the method returned values that are not finite in {output.dtype.name}")
+    return narrowed(result, output.dtype).reshape(-1)
+
+
+def _not_finite(output: Output, start: int, count: int) -> CheckpointError:
+    """Say which model it was; a sum of finite values that is not finite has overflowed."""
+    for tensor in output.inputs:
+        values = widened(tensor.part(start, count), tensor.dtype)
+        places = np.flatnonzero(~np.isfinite(values))
+        if places.size:
+            first = int(places[0])
+            return CheckpointError(f"{tensor}: element {start + first} is {values[first]}; a merge needs finite values")
+    return CheckpointError(
+        f"tensor {output.name!r}: the weighted sum is beyond the range of {output.dtype.name}; weights that sum to 1 never are"
+    )

@@ -1,0 +1,117 @@
+"""Writing a planned model into a folder, and the report of what went in and what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpmerge.tensors.digests import PassingDigest, file_digest, passing_digest, source_digest
+from dpmerge.tensors.dtypes import Dtype
+from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
+from dpmerge.tensors.plan import Plan, holds_only_tensors
+from dpmerge.tensors.safetensors_file import header_bytes
+from dpmerge.tensors.stream import Output, Stream
+from dpmerge.tensors.tensors import Checkpoint, Source, TensorFile
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What went in and what came out. Digests are SHA-256, by file name; there are none if none were asked for."""
+
+    inputs: Mapping[str, Mapping[str, str]]  # by model ("base" for the base model): the files that decide the tensors
+    outputs: Mapping[str, str]  # every file but those that the caller adds
+    plain: frozenset[tuple[str, str]]  # (model, file): inputs that hold nothing but tensors
+    parameters: int
+    dtypes: Mapping[str, int]  # elements of each format
+    notes: tuple[str, ...]
+
+
+def write_plan(plan: Plan, checkpoints: Sequence[Checkpoint], folder: Path, stream: Stream, digests: bool) -> MergeReport:
+    """Stream every tensor into the folder, and write index, configuration and tokenizer beside them."""
+    order = [output.name for output in plan.outputs]
+    files = [file for checkpoint in checkpoints for file in checkpoint.files]
+    passing = {file: passing_digest(file, order, stream.stop) for file in files} if digests else {}
+    sources: dict[Source, PassingDigest] = {file.source: digest for file, digest in passing.items() if file.source and digest}
+    with ExitStack() as stack:
+        writers = [stack.enter_context(_Writer(folder / file.name, file.outputs, plan.metadata, stream)) for file in plan.files]
+        places = [(writer, place) for writer in writers for place in range(len(writer.offsets))]
+
+        def put(place: int, start: int, block: memoryview) -> None:
+            writer, index = places[place]
+            writer.put(index, start, block, digests)
+
+        stream.run(put, sources)
+    _write_small_files(plan, folder)
+    inputs, outputs = {}, {}
+    if digests:
+        known = {file: digest.hexdigest() for file, digest in passing.items() if digest}
+        inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
+        outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
+        outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
+    plain = frozenset((c.model, file.path.name) for c in checkpoints for file in c.files if holds_only_tensors(file))
+    return _report(inputs, outputs, plain, plan)
+
+
+class _Writer:
+    """One new safetensors file: its header is written first, then its blocks in any order."""
+
+    def __init__(self, path: Path, outputs: Sequence[Output], metadata: Mapping[str, str], stream: Stream) -> None:
+        self.path = path
+        self._outputs = outputs
+        header, self.offsets = header_bytes([(output.name, output.dtype, output.shape) for output in outputs], metadata)
+        self.digest = PassingDigest(header, len(header) + sum(output.nbytes for output in outputs), stream.stop)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._write(0, memoryview(header))
+
+    def put(self, index: int, start: int, block: memoryview, digested: bool) -> None:
+        offset = self.offsets[index] + start * self._outputs[index].dtype.size
+        if digested:
+            self.digest.update(offset, block)
+        self._write(offset, block)
+
+    def _write(self, offset: int, block: memoryview) -> None:
+        while len(block):
+            count = os.pwrite(self._descriptor, block, offset)
+            offset, block = offset + count, block[count:]
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _write_small_files(plan: Plan, folder: Path) -> None:
+    for name, content in plan.companions.items():
+        (folder / name).write_bytes(content)
+    if plan.sharded:
+        total = sum(output.nbytes for output in plan.outputs)
+        where = {output.name: file.name for file in plan.files for output in file.outputs}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _input_digests(checkpoints: Sequence[Checkpoint], known: Mapping[TensorFile, str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for checkpoint in checkpoints:
+        mine = {file.path.name: known.get(file) or source_digest(file) for file in checkpoint.files}
+        if checkpoint.layout == "lora":
+            mine[ADAPTER_CONFIG] = file_digest(checkpoint.folder / ADAPTER_CONFIG)
+        found[checkpoint.model] = mine
+    return found
+
+
+def _report(
+    inputs: Mapping[str, Mapping[str, str]], outputs: Mapping[str, str], plain: frozenset[tuple[str, str]], plan: Plan
+) -> MergeReport:
+    elements: Counter[Dtype] = Counter()
+    for tensor in plan.outputs:
+        elements[tensor.dtype] += tensor.size
+    parameters = sum(count for dtype, count in elements.items() if dtype.floating)
+    dtypes = {dtype.name: count for dtype, count in elements.items()}
+    return MergeReport(inputs, outputs, plain, parameters, dtypes, plan.notes)
