@@ -15,7 +15,7 @@ from dpmerge_lab.experiments.aggregation_cifar10 import DELTA, METHODS, aggregat
 from dpmerge_lab.experiments.aggregation_settings import SETTINGS
 from dpmerge_lab.experiments.results import Options
 
-KEPT = Path(__file__).parent.parent / "experiments" / "results" / "aggregation-cifar10"
+KEPT = Path(__file__).parent.parent / "results" / "aggregation-cifar10"
 
 
 @pytest.mark.parametrize("name", SETTINGS)

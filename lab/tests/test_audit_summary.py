@@ -17,8 +17,8 @@ from dpmerge.profiles import FloatArray, gaussian_epsilon
 from dpmerge_lab.audit import SCENARIOS, __main__ as everything
 from dpmerge_lab.audit.summary import Row, picture, table
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "experiments" / "results" / "audit"
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "lab" / "results" / "audit"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dpmerge_lab.experiments import cifar10, cifar10_settings
 from dpmerge_lab.experiments.results import Options
 from tests.builders import dp_sgd
 
-KEPT = Path(__file__).parent.parent / "experiments" / "results" / "cifar10"
+KEPT = Path(__file__).parent.parent / "results" / "cifar10"
 
 
 def test_the_noise_is_the_least_below_the_bounds() -> None:

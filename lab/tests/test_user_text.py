@@ -235,7 +235,7 @@ def test_private_training_on_users_text_lowers_the_loss(tmp_path: Path) -> None:
 def test_the_example_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
-    document = (Path(__file__).parent.parent / "docs" / "ftrl.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parent.parent.parent / "docs" / "ftrl.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     small = {"rounds=2000": "rounds=3", "users_per_round=100": "users_per_round=4", "[500, 1000, 1500]": "[1, 2]"}
     small |= {

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from dpmerge.errors import TargetError
@@ -43,6 +42,8 @@ def calibrated_mu(epsilon: float, delta: float, by: Calibration) -> float:
             f"no Gaussian mechanism with a noise multiplier from {1 / LARGEST_MU:.2g} to {1 / _SMALLEST_MU:g} has just "
             f"ε = {epsilon:g} at δ = {delta:g}; ask for another target, or give --mu"
         )
+    from scipy.optimize import brentq  # slow to import, and few need it
+
     mu = float(brentq(excess, _SMALLEST_MU, LARGEST_MU, xtol=1e-15, rtol=1e-13))
     while excess(mu) > 0:
         mu *= 1 - 1e-13

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.optimize import brentq
 
 from dpmerge.errors import TargetError
 from dpmerge.profiles import FloatArray
@@ -119,6 +118,8 @@ class TruncatedNegativeBinomial(Trials):
         """log γ from the mean; 0, that is exactly one run, for the mean 1."""
         if self.mean == 1:
             return 0.0
+        from scipy.optimize import brentq  # slow to import, and few need it
+
         return -float(brentq(lambda u: math.log(self._mean(u) / self.mean), 0.0, -_SMALLEST_LOG_GAMMA, xtol=1e-300, rtol=1e-14))
 
     @property
