@@ -1,4 +1,4 @@
-"""What `dpmerge uncertainty` leaves: a row for each example, a summary, and two pictures, in a folder that appears whole."""
+"""What `dpmerge run uncertainty` writes: a row for each example, a summary and two pictures; the folder appears whole."""
 
 from __future__ import annotations
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import JsonOption
-from dpmerge.cli.pictures import ClusterOption, JobsOption
+from dpmerge.cli.app import option
+from dpmerge.cli.options import Execution, JsonOption
+from dpmerge.cli.output import print_json, print_lines, table
 
 if TYPE_CHECKING:
     from dpmerge.audit import Audit
@@ -19,36 +21,24 @@ _PICTURES = (".png", ".svg", ".html")
 
 
 def audit(
+    execution: Execution,
     game: Annotated[
         str,
-        typer.Argument(metavar="SCENARIO|module:function", help="What to attack; without it, or with `list`, which there are."),
+        typer.Argument(metavar="SCENARIO|module:function", help="What to attack; without it, or with `list`, the scenarios."),
     ] = "list",
-    trials: Annotated[
-        int | None,
-        typer.Option("--trials", help="Plays of each world, half of which are counted; or canaries.", show_default=False),
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option("--delta", help="Bound ε at this δ (default: the game's).", show_default=False)
-    ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="With which everything told holds together.")] = 0.99,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Play a simulator the same again; without it, fresh entropy.", show_default=False),
-    ] = None,
-    cluster: ClusterOption = None,
-    jobs: JobsOption = -1,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder for numbers and pictures, and for what is finished.", show_default=False),
-    ] = None,
+    trials: Annotated[int | None, option("Plays with and without the record, half of which are counted; or canaries.")] = None,
+    delta: Annotated[float | None, option("Bound ε at this δ (default: the game's).")] = None,
+    confidence: Annotated[float, option("Joint confidence of all bounds.")] = 0.99,
+    seed: Annotated[int | None, option("Repeat a simulator's plays; without it, fresh entropy.")] = None,
+    out: Annotated[Path | None, option("Folder for numbers, pictures and finished work.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """A lower bound on ε of a release, measured by playing its game with and without a record.
+    """Attack a release, to bound its ε from below.
 
-    Exit code 1: a claim that is called proved was exceeded. With --out, an audit that was killed continues there.
+    Its game is played with and without a record. Exit code 1: a claim that is called proved was exceeded. With --out, an
+    audit that was killed continues there.
     """
     from dpmerge.audit import as_dict, audit as run_audit, check, find_game
-    from dpmerge.cli.output import print_json
     from dpmerge.jobs import Finished, ProgressBar
 
     if game == "list":
@@ -59,15 +49,13 @@ def audit(
     check(found, **asked)
     with ExitStack() as stack:
         finished = None if out is None else stack.enter_context(Finished(_ready(out) / "plays.jsonl"))
-        where: dict[str, Any] = {"jobs": jobs, "cluster": cluster, "finished": finished, "progress": ProgressBar("plays")}
-        result = run_audit(found, **asked, **where)
+        result = run_audit(found, **asked, **asdict(execution), finished=finished, progress=ProgressBar("plays"))
     written = [] if out is None else _write(result, out)
     if json:
         print_json({**as_dict(result), "files": [str(path) for path in written]})
     else:
         _print(result)
-        for path in written:
-            typer.echo(str(path))
+        print_lines("", written)
     if result.alarm:
         raise typer.Exit(1)
 
@@ -99,7 +87,6 @@ def _write(result: Audit, folder: Path) -> list[Path]:
 
 def _print(result: Audit) -> None:
     from dpmerge.audit import Guessing
-    from dpmerge.cli.output import table
     from dpmerge.rules import round_down, round_up, significant
 
     typer.echo(f"{result.game}: {result.about}")
@@ -128,10 +115,11 @@ def _print(result: Audit) -> None:
 
 def _list(json: bool) -> None:
     from dpmerge.audit import about, scenario_names
-    from dpmerge.cli.output import print_json, table
 
     told = {name: about(name) for name in scenario_names()}
     if json:
         print_json(told)
-        return
-    table("scenarios", ["name", "about"], [[name, text] for name, text in told.items()])
+    elif told:
+        table("scenarios", ["name", "about"], [[name, text] for name, text in told.items()])
+    else:
+        typer.echo("no scenarios: give module:function, or install the laboratory (pip install ./lab in dpmerge's repository)")

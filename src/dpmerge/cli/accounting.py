@@ -1,0 +1,201 @@
+"""`dpmerge account` and `dpmerge compare`: what models guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dpmerge.cli.app import argument, only, option
+from dpmerge.cli.options import Accounting, Granted, JsonOption, Looked, PortfolioArgument, Question
+from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table
+from dpmerge.cli.tuning import Tuning, tuning_cost
+from dpmerge.errors import AccountingError, PortfolioError, TargetError
+
+if TYPE_CHECKING:
+    from dpmerge.records import Model
+    from dpmerge.rules import Target
+
+_WEIGHTS = "name=value,…, e.g. a=0.2,b=0.8 or a=1/3,…; they sum to 1, and a model not named has weight 0."
+WeightsOption = Annotated[str, option(_WEIGHTS)]
+ProvenanceOption = Annotated[
+    Looked | None,
+    option("How the weights were chosen. Joint release counts all models; a-priori: only those with weight."),
+]
+_ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP"}
+
+
+def account(
+    context: typer.Context,
+    question: Question,
+    accounting: Accounting,
+    tuning: Tuning,
+    portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
+    rule: Annotated[Literal["selection", "combination", "joint"] | None, option("How models are merged.")] = None,
+    weights: Annotated[str | None, option(_WEIGHTS)] = None,
+    provenance: ProvenanceOption = None,
+    alone: Annotated[bool, option("Instead of a merge: each model alone, by every accountant (δ = 1e-5 by default).")] = False,
+    json: JsonOption = False,
+) -> None:
+    """What a merge guarantees: ε at δ, or δ at ε.
+
+    With its theorem and every assumption. --alone: each model by itself. --tuning: releasing the best of several runs.
+    """
+    if tuning.tuning is not None:
+        only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
+        return tuning_cost(portfolio, tuning, question.delta, accounting, json)
+    only(context, "without --tuning", Question, Accounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
+    if portfolio is None:
+        raise PortfolioError("name a portfolio: a folder of models")
+    if alone:
+        only(context, "with --alone", Granted, "portfolio", "delta", "alone", "json")
+        return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
+    if rule is None or weights is None:
+        raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
+    from dpmerge.records import Portfolio, Weights
+    from dpmerge.rules import Target, asked
+
+    accounting.require(question.delta)
+    Target(epsilon=question.epsilon, delta=question.delta)
+    chosen = asked(
+        rule,
+        Weights.parse(Portfolio.load(portfolio), weights),
+        provenance=provenance,
+        assume_smoothness=accounting.assume_smoothness,
+        shuffle=accounting.shuffle,
+    )
+    guarantee = chosen.guarantee(**asdict(question), by=accounting.by, conversion=accounting.conversion)
+    if json:
+        print_json(guarantee.as_dict())
+    else:
+        print_guarantee(guarantee)
+
+
+def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) -> None:
+    from dpmerge.records import Portfolio
+    from dpmerge.rules import THEOREMS, Target, about_delta, about_records, round_up
+
+    granted.require(delta)
+    target = Target(delta=delta)
+    loaded = Portfolio.load(portfolio)
+    found = {model.name: _alone(model, target, granted) for model in loaded.models}
+    warnings = about_delta(delta, loaded.models, granted.shuffle)
+    if json:
+        models = [entry for entry, _ in found.values()]
+        print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models, "warnings": warnings})
+        return
+    rows = [
+        [entry["model"], entry["kind"], *("—" if entry[key] is None else round_up(entry[key]) for key in _ACCOUNTANTS)]
+        for entry, _ in found.values()
+    ]
+    columns = ["model", "kind", *_ACCOUNTANTS.values()]
+    table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
+    print_warnings(warnings)
+    for text in (*THEOREMS["single-run"].assumptions, *about_records(loaded.models)):  # one line about all of them
+        typer.echo(f"assuming: {text}")
+    for entry, noted in found.values():
+        for text in noted:
+            typer.echo(f"{entry['standing']}: {text}")
+        if entry["refused"]:
+            typer.echo(f"refused: {entry['refused']}")
+
+
+def _alone(model: Model, target: Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """One model's ε by every accountant, and what its own record assumes."""
+    from dpmerge.profiles import run_profile
+    from dpmerge.rules import THEOREMS, ProfileBound, about_records, ask
+
+    entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
+    entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
+    try:
+        run = run_profile(model, granted.shuffle)
+    except AccountingError as error:
+        return {**entry, "refused": str(error)}, ()
+    bound = ProfileBound(run.profile)
+    for name in bound.accountants():
+        entry[name] = ask(bound, target, name).epsilon
+        if name == "rdp":
+            entry["rdp_paper"] = ask(bound, target, name, "paper").epsilon
+    entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *about_records([model]), *run.assumptions]
+    entry["standing"] = "conditional" if run.conditional else "proved"
+    return entry, run.assumptions
+
+
+def compare(
+    portfolio: PortfolioArgument,
+    weights: WeightsOption,
+    question: Question,
+    accounting: Accounting,
+    provenance: ProvenanceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """The same weights under every rule and baseline.
+
+    Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
+    """
+    from dpmerge.records import Portfolio, Weights
+    from dpmerge.rules import Target, compare as compare_rules, no_free_lunch, round_up, significant
+
+    Target(epsilon=question.epsilon, delta=question.delta)
+    shuffle = accounting.shuffle
+    parsed = Weights.parse(Portfolio.load(portfolio), weights)
+    rows = compare_rules(
+        parsed,
+        delta=question.delta,
+        epsilon=question.epsilon,
+        by=accounting.by,
+        conversion=accounting.conversion,
+        assume_smoothness=accounting.assume_smoothness,
+        shuffle=shuffle,
+        provenance=provenance,
+        any_delta=accounting.any_delta,
+        progress=show_progress,
+    )
+    show_progress("")
+    selection = rows[0].guarantee
+    lunch = None if selection is None else no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
+    if json:
+        answers = [
+            {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})} for row in rows
+        ]
+        about = {"weights": parsed.as_dict(), **asdict(question), "adjacency": parsed.portfolio.adjacency}
+        print_json({**about, "rows": answers, "no_free_lunch": None if lunch is None else asdict(lunch)})
+        return
+    fixed = f"δ = {question.delta:g}" if question.delta is not None else f"ε = {question.epsilon:g}"
+    _print_rows(rows, f"{stated(parsed.as_dict())}\n{fixed}, {parsed.portfolio.adjacency}", question)
+    if lunch is not None and selection is not None:
+        typer.echo(
+            f"no free lunch: a merger that knows only (ε, δ) pairs and reacts to {lunch.model!r} with a total variation above "
+            f"{lunch.threshold:.4f} is not ({round_up(selection.epsilon)}, {significant(selection.delta)})-DP in general"
+        )
+
+
+def _print_rows(rows: Sequence[Any], title: str, question: Question) -> None:
+    from dpmerge.rules import THEOREMS, round_up, significant
+
+    lines: list[list[str]] = []
+    assumptions: dict[str, list[str]] = {}
+    found = {row.label: row.guarantee for row in rows if row.guarantee is not None}
+    for row in rows:
+        if row.guarantee is None:
+            lines.append([row.label, "—", "refused", "", ""])
+            continue
+        answer = row.guarantee
+        value = round_up(answer.epsilon) if question.delta is not None else significant(answer.delta, 4)
+        lines.append([row.label, value, answer.standing, answer.by.upper(), THEOREMS[answer.theorem].title])
+        for text in answer.assumptions:
+            assumptions.setdefault(text, []).append(row.label)
+    asked = "ε" if question.delta is not None else "δ"
+    table(title, ["rule", asked, "standing", "by", "theorem"], lines)
+    print_warnings(text for guarantee in found.values() for text in guarantee.warnings)
+    typer.echo("assuming:")
+    for text, labels in assumptions.items():
+        typer.echo(f"  - {text}" + ("" if len(labels) == len(found) else f" [{', '.join(labels)}]"))
+    for row in rows:
+        if row.guarantee is None:
+            typer.echo(f"refused, {row.label}: {row.refusal}")
+        else:
+            print_reasons(row.guarantee, f"{row.label}: ")

@@ -1,0 +1,194 @@
+"""`dpmerge plan` and `dpmerge frontier`: what to release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpmerge.cli.app import only, option
+from dpmerge.cli.options import (
+    Accounting,
+    Execution,
+    JsonOption,
+    PointAccounting,
+    PortfolioArgument,
+    Tempered,
+    Utility,
+    parse_targets,
+)
+from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, stated, table
+from dpmerge.errors import UtilityError
+
+if TYPE_CHECKING:
+    from dpmerge.planning import Plan
+    from dpmerge.records import Portfolio
+    from dpmerge.tensors import MergedScore
+
+# Typer takes no list of literals.
+PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
+
+
+def plan(
+    portfolio: PortfolioArgument,
+    epsilon: Annotated[float, option("The ε to stay within.")],
+    delta: Annotated[float, option("The δ to stay within.")],
+    utility: Utility,
+    tempered: Tempered,
+    accounting: Accounting,
+    rule: Annotated[list[PlanRule] | None, option("Only this rule. Repeatable.")] = None,
+    candidate: Annotated[list[str] | None, option("Also try the linear combination with these weights. Repeatable.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """The best weights within (ε, δ), under every rule.
+
+    Ranked by utility; whatever does not fit says why.
+    """
+    from dpmerge.planning import RULES, plan as make_plan
+    from dpmerge.records import Portfolio, Weights
+
+    loaded = Portfolio.load(portfolio)
+    found = make_plan(
+        loaded,
+        epsilon=epsilon,
+        delta=delta,
+        utility=utility.of(loaded),
+        rules=[one.value for one in rule or ()] or RULES,
+        by=accounting.by,
+        conversion=accounting.conversion,
+        kappa=tempered.kappa,
+        validation_epsilon=tempered.validation_epsilon,
+        candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
+        assume_smoothness=accounting.assume_smoothness,
+        shuffle=accounting.shuffle,
+        any_delta=accounting.any_delta,
+        progress=show_progress,
+    )
+    show_progress("")
+    if json:
+        print_json(found.as_dict())
+    else:
+        _print(found, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
+
+
+def _print(found: Plan, title: str) -> None:
+    from dpmerge.rules import THEOREMS, round_up, significant
+
+    rows = []
+    for one in found.options:
+        utility = "—" if one.expected_utility is None else f"{one.expected_utility:.4f}"
+        utility += "≈" if one.utility_kind == "interpolated" else ""
+        fits, epsilon, delta = "yes" if one.feasible else "no", round_up(one.epsilon), significant(one.delta, 3)
+        rows.append([one.rule, fits, utility, epsilon, delta, one.standing, stated(one.weights, 6), one.why])
+    table(title, ["rule", "fits", "utility", "ε", "δ", "standing", "weights", "why"], rows)
+    print_warnings(found.warnings)
+    best, closest = found.best, found.closest
+    if best is None:
+        typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
+        return
+    typer.echo(f"best: {best.rule}, {THEOREMS[best.theorem].title}, {best.standing}; assuming:")
+    print_lines("  - ", best.assumptions)
+    if any(one.utility_kind == "interpolated" for one in found.options):
+        typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")
+
+
+def frontier(
+    context: typer.Context,
+    portfolio: PortfolioArgument,
+    delta: Annotated[float, option("The δ of every ε.")],
+    utility: Utility,
+    accounting: PointAccounting,
+    execution: Execution,
+    epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
+    points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
+    grid: Annotated[
+        float | None, option("Instead of edges, all combinations in multiples of this step (--simplex: 0.05 by default).")
+    ] = None,
+    evaluate: Annotated[
+        str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
+    ] = None,
+    stand_ins: Annotated[bool, option("The models scored are stand-ins trained on public data.")] = False,
+    simplex: Annotated[bool, option("Instead of utility against ε: ε over all weights of three models.")] = False,
+    out: Annotated[Path | None, option("Folder for pictures and finished work (default: frontier, or simplex).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Utility against ε at many targets, drawn.
+
+    Random selection is exact at every target; linear combinations are tried. Pictures, and their numbers as JSON. With
+    --simplex, ε over all weights of three models. A run that was killed continues from the finished points.
+    """
+    from dpmerge.figures import finite_or_null
+    from dpmerge.planning import check_frontier, frontier as make_frontier, heatmap, heatmap_grid
+    from dpmerge.records import Portfolio
+
+    if simplex:
+        only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
+    elif stand_ins and evaluate is None:
+        raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
+    folder = out or Path("simplex" if simplex else "frontier")
+    at = accounting.at(delta)
+    loaded = Portfolio.load(portfolio)
+    loaded.require_outside(folder)
+    document: Mapping[str, Any]
+    if simplex:
+        step = 0.05 if grid is None else grid
+        heatmap_grid(loaded, at, step)  # refuses before the folder is made
+        with execution.workers("combinations", folder) as run:
+            document = heatmap(loaded, accounting=at, step=step, run=run)
+    else:
+        targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
+        check_frontier(at, targets, known, scorer, points, grid)  # refuses before the folder is made
+        with execution.workers("combinations", folder) as run:
+            document = make_frontier(
+                loaded,
+                accounting=at,
+                epsilons=targets,
+                utility=known,
+                scorer=scorer,
+                scored="stand-ins" if stand_ins else "private",
+                edge_points=points,
+                step=grid,
+                run=run,
+                progress=show_progress,
+            )
+    show_progress("pictures")
+    written = _write(document, folder, "simplex" if simplex else "frontier")
+    show_progress("")
+    if json:
+        print_json(finite_or_null(document))
+    else:
+        _print_written(document, written)
+
+
+def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
+    if evaluate is None:
+        return None
+    from dpmerge.tensors import MergedScore
+
+    return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+
+
+def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
+    """The document as JSON (infinities as null), then as pictures; each file appears whole."""
+    from dpmerge.figures import draw, finite_or_null, write_json
+
+    plain = finite_or_null(document)
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".svg", ".html")]
+    write_json(plain, paths[0])
+    for path in paths[1:]:
+        draw(plain, path)
+    return paths
+
+
+def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
+    """Where the pictures are, what they assume and what they do not cover."""
+    print_lines("", written)
+    drawn = {title for titles in document["assumptions"].values() for title in titles}
+    typer.echo("assuming:")
+    for text, titles in document["assumptions"].items():
+        typer.echo(f"  - {text}" + ("" if drawn == set(titles) else f" [{', '.join(titles)}]"))
+    if document["warning"]:
+        typer.echo(f"note: {document['warning']}")
