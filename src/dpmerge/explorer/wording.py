@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from dpmerge.planning import Option
-from dpmerge.records import Adjacency
 from dpmerge.rules import THEOREMS, Guarantee
 
 NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
@@ -29,12 +28,12 @@ def guarantee_words(found: Guarantee) -> dict[str, Any]:
     }
 
 
-def option_words(option: Option, adjacency: Adjacency) -> dict[str, Any]:
+def option_words(option: Option) -> dict[str, Any]:
     """The same for an option of a plan; one that is refused says why."""
-    theorem = THEOREMS.get(option.theorem)
+    theorem = None if option.guarantee is None else THEOREMS[option.guarantee.theorem]
     return {
         "standing": judged(option.epsilon, option.standing),
-        "sentence": option.sentence(adjacency) if math.isfinite(option.epsilon) else option.why or NOTHING,
+        "sentence": str(option) if math.isfinite(option.epsilon) else option.why or NOTHING,
         "theorem_title": theorem and theorem.title,
         "theorem_source": theorem and theorem.source,
     }
