@@ -69,10 +69,9 @@ function card(option, others, common, plan, actions) {
 
 // The guarantee as a sentence, with what it assumes beside it; what all of them assume stands above them, once.
 function guarantee(option, common) {
-  const [said] = option.sentence.split(" · assumes ");
   const own = assumed(option, common);
   return [
-    h("p", { class: "sentence" }, said, own.length ? `, assuming${common.length ? " besides" : ""}:` : ""),
+    h("p", { class: "sentence" }, option.claim, own.length ? `, assuming${common.length ? " besides" : ""}:` : ""),
     ...own,
     h("details", { "data-key": `theorem-${option.rule}` }, h("summary", {}, option.rule === "joint" ? "Theorem" : "Theorem and exact weights"),
       h("p", {}, option.theorem_title), option.rule === "joint" ? null : h("p", { class: "quiet" }, exactWeights(option.weights))),
