@@ -49,7 +49,7 @@ def heatmap(
     require_wanted(delta, any_delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     accounting = Accounting(conversion=conversion.value, assume_smoothness=assume_smoothness, shuffle=shuffle)
     heatmap_grid(loaded, delta, step)  # before the folder is made
