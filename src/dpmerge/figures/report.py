@@ -167,7 +167,7 @@ def _option(option: Option, *, best: bool) -> str:
             "<article>",
             f"<h4>{escape(name)} {_standing(option.standing)}</h4>",
             _paragraph(f"Weights to four digits: {weights}. Utility: {worth} ({kind})."),
-            _sentence(option.sentence),
+            f"<p><strong>{escape(option.claim)}</strong>{escape(option.sentence.removeprefix(option.claim))}</p>",
             "<details>",
             "<summary>The theorem, what it assumes, and the weights in full</summary>",
             _paragraph(f"{option.theorem_title} ({option.theorem_source}), docs/theory.md under {option.theorem}. It assumes:"),
@@ -177,12 +177,6 @@ def _option(option: Option, *, best: bool) -> str:
             "</article>",
         )
     )
-
-
-def _sentence(text: str) -> str:
-    """The guarantee in the library's words: first what it is, then what it assumes."""
-    what, assumes, assumptions = text.partition(" · assumes ")
-    return f"<p><strong>{escape(what)}</strong>{escape(assumes + assumptions)}</p>"
 
 
 def _other(option: Option) -> list[str]:

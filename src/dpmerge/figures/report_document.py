@@ -50,6 +50,7 @@ class Option(Form):
     theorem: Text
     theorem_title: Text | None
     theorem_source: Text | None
+    claim: Text
     sentence: Text
     expected_utility: Utility
     utility_kind: Text
