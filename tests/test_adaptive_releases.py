@@ -429,7 +429,7 @@ def test_what_is_declared_is_what_is_released(tmp_path: Path) -> None:
     declared, other = written(tmp_path / "p", Portfolio((run,))), tmp_path / "q"
     ledger = new(tmp_path / "ledger.db", declared=[declared])
     written(other, Portfolio((builders.gaussian("first", noise_std=1.0), run)))
-    swapped = Portfolio((Portfolio.load(other).models[1],))
+    swapped = Portfolio((Portfolio(other).models[1],))
     choice = choose(swapped, "selection", delta=DELTA, weights=swapped.weights({"m": 1.0}))
     with pytest.raises(DependentRuns, match=r"'m' \(declared in entry 1\) and 'm' \(this release\) both are step 5"):
         release(swapped, choice, tmp_path / "out", ledger=ledger, dependent=True)

@@ -328,7 +328,7 @@ def own_accuracy(portfolio: Path, weights: dict[str, float]) -> float:
 
 
 def test_measured_points_are_really_merged(trained: Path) -> None:
-    portfolio = Portfolio.load(trained)
+    portfolio = Portfolio(trained)
     scorer = MergedScore.of({name: trained / name for name in portfolio.names}, "digits")
     document = frontier(portfolio, accounting=Accounting(DELTA), epsilons=[1.0, 4.0], scorer=scorer, edge_points=4, run=here)
     assert document["provenance"] == "after-looking"
@@ -470,7 +470,7 @@ def test_nothing_is_left_of_a_picture_that_is_refused(asked: list[str], trained:
 
 
 def test_pictures_say_what_they_assume(trained: Path, tmp_path: Path) -> None:
-    portfolio = Portfolio.load(trained)
+    portfolio = Portfolio(trained)
     even = portfolio.weights(dict.fromkeys(portfolio.names, 1 / 3))
     common = set(Selection(even).guarantee(delta=DELTA).assumptions) & set(Joint(even).guarantee(delta=DELTA).assumptions)
     formula = "linear combination (papers' formula)"
@@ -497,7 +497,7 @@ def test_heatmap_command(trained: Path, tmp_path: Path) -> None:
 
 def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
     """Of the reference portfolio: RS by PLD is never below RS by RDP, and the papers' formula never below what is proved."""
-    portfolio = Portfolio.load(dpmerge.example_portfolio())
+    portfolio = Portfolio(dpmerge.example_portfolio())
     utility = Utilities.stated(portfolio, {"mnist-c1-s0.5": 0.906, "mnist-c1-s2": 0.85, "mnist-c2-s0.5": 0.903})
     document = frontier(
         portfolio, accounting=Accounting(DELTA), epsilons=[0.3, 2.0, 6.0], utility=utility, edge_points=2, run=here

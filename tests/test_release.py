@@ -648,7 +648,7 @@ def test_fingerprints_are_numbered_not_published(tmp_path: Path) -> None:
     record.write_text(record.read_text().replace("noise-2", "noise-1"))
     assert (
         "the record of model 'c' is not the one certified"
-        in verify(tmp_path / "selection", portfolio=Portfolio.load(tmp_path / "runs")).broken
+        in verify(tmp_path / "selection", portfolio=Portfolio(tmp_path / "runs")).broken
     )
 
 
@@ -743,7 +743,7 @@ def test_openings_stay_private_and_open(tmp_path: Path) -> None:
             assert opening.sha256 == digest(tmp_path / "runs" / name / file)
             assert public.opens(opening)
             assert mentions(released.folder, opening.secret) == []
-    assert Portfolio.load(tmp_path / "runs") == portfolio
+    assert Portfolio(tmp_path / "runs") == portfolio
 
 
 def test_openings_that_cannot_be_kept_are_said(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_folders_that_hold_nothing_of_a_model_are_passed_over(tmp_path: Path) ->
     (tmp_path / "runs" / "logs").mkdir()
     (tmp_path / "runs" / "logs" / "events.txt").write_text("step 1")
     (tmp_path / "runs" / "notes").mkdir()
-    again = Portfolio.load(tmp_path / "runs")
+    again = Portfolio(tmp_path / "runs")
     assert again.passed_over == ("logs", "notes") and again == loaded
     asked = ["--rule", "joint", "--weights", TEXT, "--delta", DELTA]
     for command in (["account", *asked], ["profile"], ["merge", *asked, "--out", tmp_path / "out"]):
@@ -203,7 +203,7 @@ def test_tensors_without_a_record_are_refused(file: str, tmp_path: Path) -> None
     (tmp_path / "runs" / "d" / file).parent.mkdir(parents=True)
     (tmp_path / "runs" / "d" / file).touch()
     with pytest.raises(PortfolioError, match=r"holds files of a model .* but no record\.json.*dpmerge record from-opacus"):
-        Portfolio.load(tmp_path / "runs")
+        Portfolio(tmp_path / "runs")
 
 
 def test_a_link_that_points_nowhere_is_refused(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_a_link_that_points_nowhere_is_refused(tmp_path: Path) -> None:
     runs(tmp_path)
     (tmp_path / "runs" / "d").symlink_to(tmp_path / "moved", target_is_directory=True)
     with pytest.raises(PortfolioError, match=r"d: is a link that points nowhere.*mend the link, or remove it"):
-        Portfolio.load(tmp_path / "runs")
+        Portfolio(tmp_path / "runs")
     (tmp_path / "runs" / "d").rename(tmp_path / "runs" / ".d")
-    Portfolio.load(tmp_path / "runs")
+    Portfolio(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("place", ["d", "several/epsilon-1"])
@@ -223,7 +223,7 @@ def test_a_release_among_the_models_is_named_as_one(place: str, tmp_path: Path) 
     (tmp_path / "runs" / place / "certificate.json").write_text("{}")
     (tmp_path / "runs" / place / "model.safetensors").touch()
     with pytest.raises(PortfolioError, match=r"is a release .*move it out"):
-        Portfolio.load(tmp_path / "runs")
+        Portfolio(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("out", ["runs/out", "runs/a/out", "linked/out"])

@@ -70,7 +70,7 @@ def ask(*arguments: str) -> Any:
 class TestSpread:
     def test_checkpoints_cost_the_run_and_runs_cost_all_of_them(self, folders: dict[str, Any]) -> None:
         one = Spread.over_checkpoints(folders["home"] / "run", last=3).guarantee(1e-5)
-        latest = Portfolio.load(folders["home"] / "run").weights({"step-20": 1.0})
+        latest = Portfolio(folders["home"] / "run").weights({"step-20": 1.0})
         assert one.epsilon == Joint(latest).guarantee(delta=1e-5).epsilon
         assert one.theorem == "single-run"
         several = Spread.over_runs(folders["home"] / "runs").guarantee(1e-5)
@@ -89,7 +89,7 @@ class TestSpread:
     def test_departures_name_what_the_record_says(self, folders: dict[str, Any]) -> None:
         model = Spread.over_checkpoints(folders["home"] / "run").models[-1]
         assert departures(model) == ("of this run: no record states that its loss is strongly convex",)
-        sampled = Portfolio.load(_changed(folders, sampling={"scheme": "poisson", "rate": 0.1}, optimizer="adam", convex=None))
+        sampled = Portfolio(_changed(folders, sampling={"scheme": "poisson", "rate": 0.1}, optimizer="adam", convex=None))
         (text,) = departures(sampled.models[0])
         for words in ("sampled batches", "the optimizer is adam", "clipping may bind"):
             assert words in text

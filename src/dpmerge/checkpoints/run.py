@@ -28,7 +28,7 @@ class Run:
     @classmethod
     def load(cls, folder: str | Path) -> Run:
         """Read a folder whose sub-folders are the checkpoints; their records say in which order."""
-        return cls.of(Portfolio.load(folder))
+        return cls.of(Portfolio(folder))
 
     @classmethod
     def of(cls, portfolio: Portfolio) -> Run:

@@ -72,7 +72,7 @@ def frontier(
     targets = parse_targets(epsilons)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     stated = Utilities.asked(loaded, utility, None if provenance is None else provenance.value)
     if stand_ins and evaluate is None:

@@ -49,7 +49,7 @@ def heatmap(
     require_wanted(delta, any_delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
     heatmap_grid(loaded, accounting, step)  # before the folder is made

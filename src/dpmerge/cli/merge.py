@@ -140,7 +140,7 @@ def merge(
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     settings = Settings(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     claimed: Provenance | None = None if provenance is None else provenance.value
     scores = Utilities.asked(loaded, utility, claimed if utility is not None else None)
     find = partial(

@@ -67,7 +67,7 @@ def plan(
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     found = make_plan(
         loaded,
         epsilon=epsilon,

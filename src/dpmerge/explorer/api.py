@@ -66,7 +66,7 @@ class _Server:
     """What the routes share."""
 
     def __init__(self, explorer: Explorer) -> None:
-        portfolio = dpmerge.Portfolio.load(explorer.portfolio)
+        portfolio = dpmerge.Portfolio(explorer.portfolio)
         self.explorer = explorer
         self.state = PortfolioState(
             portfolio, Utilities.asked(portfolio, explorer.utility, None), explorer.shuffle, explorer.rungs

@@ -157,7 +157,7 @@ class Releases:
     def _require_unchanged(self) -> None:
         """What was read at the start still says what was run: guarantees come from there, tensors from the disk."""
         folder = self._state.portfolio.models[0].folder
-        if folder is not None and Portfolio.load(folder.parent) != self._state.portfolio:
+        if folder is not None and Portfolio(folder.parent) != self._state.portfolio:
             raise CertificateError(_CHANGED)
 
     def _choose(self, asked: ReleaseRequest) -> Choice:

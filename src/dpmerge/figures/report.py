@@ -165,13 +165,13 @@ def _option(option: Data, *, best: bool) -> str:
     joint = "".join(_paragraph(f"Model {model} is accounted by joint release: {why}.") for model, why in revealed.items())
     full = f"<p>Weights in full: <code>{escape(exact)}</code></p>"
     standing = option["standing"]
-    claim, assumes, conditions = option["sentence"].partition(" · assumes ")
+    claim = option["claim"]
     return "\n".join(
         (
             "<article>",
             f'<h4>{escape(name)} <span class="standing {escape(standing)}">{_MARKS[standing]}</span></h4>',
             _paragraph(f"Weights to four digits: {weights}. Utility: {worth} ({kind})."),
-            f"<p><strong>{escape(claim)}</strong>{escape(assumes + conditions)}</p>",
+            f"<p><strong>{escape(claim)}</strong>{escape(option['sentence'].removeprefix(claim))}</p>",
             _details(
                 "The theorem, what it assumes, and the weights in full",
                 f"{_paragraph(theorem)}\n<ul>\n{assumptions}\n</ul>{joint}\n{full}",

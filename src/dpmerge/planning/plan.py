@@ -88,13 +88,13 @@ class Option:
             warnings=found.warnings,
         )
 
-    def sentence(self, adjacency: Adjacency) -> str:
-        """The guarantee in the library's words; where it is refused, why."""
+    def guarantee(self, adjacency: Adjacency) -> Guarantee | None:
+        """Its guarantee; none where it is refused."""
         if self.standing == "refused":
-            return self.why
+            return None
         standing, by = cast("Standing", self.standing), cast("Accountant", self.by)
         found = (self.epsilon, self.delta, adjacency, self.theorem, self.assumptions, standing, by, self.rule, self.weights)
-        return str(Guarantee(*found, warnings=self.warnings))
+        return Guarantee(*found, warnings=self.warnings)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CheckpointError
-from dpmerge.records import Phase, Record, Source
+from dpmerge.records import FullPhase, Record, Source
 from dpmerge.tensors import open_model
 from dpmerge.training.saving import recorded_folder
 
 _INHERITED = ("noise_multiplier", "clip", "sampling", "expected_batch")
 
 
-def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[Phase], source: Source) -> Record:
+def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[FullPhase], source: Source) -> Record:
     """The record of a run; `phases` state every setting, and the record repeats only those that differ from the first's."""
     rows = [phase.model_dump(mode="json") for phase in phases]
     common = {name: rows[0][name] for name in _INHERITED}
