@@ -425,7 +425,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
     document = json.loads(first.stdout)
     assert document == json.loads((tmp_path / "out" / "frontier.json").read_text())
     assert document["provenance"] == "after-looking"
-    for suffix in ("png", "svg", "html"):
+    for suffix in ("png", "html"):
         assert (tmp_path / "out" / f"frontier.{suffix}").stat().st_size > 1000
     calls = len((tmp_path / "calls").read_text())
     assert calls == 3 + 2 * 3
@@ -498,7 +498,7 @@ def test_heatmap_command(trained: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
     assert len(document["points"]) == 6
-    for suffix in ("json", "png", "svg", "html"):
+    for suffix in ("json", "png", "html"):
         assert (tmp_path / "map" / f"heatmap.{suffix}").stat().st_size > 100
 
 
