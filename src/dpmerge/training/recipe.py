@@ -106,7 +106,7 @@ class Recipe:
         """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints."""
         settings = [(rate, self.rate_at(step)) for step, rate in enumerate(self.learning_rates()[:steps], start=1)]
         phases = [
-            Phase(
+            FullPhase(
                 steps=len(list(same)),
                 learning_rate=rate,
                 noise_multiplier=self.noise_multiplier,
