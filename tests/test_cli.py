@@ -335,8 +335,8 @@ def test_choices_are_the_librarys() -> None:
         return set(get_args(get_type_hints(owner)[name]))
 
     assert set(cli.planning.PlanRule) == set(planning.RULES)
-    assert choices(cli.options.Accountant, "by") == set(get_args(rules.By))
-    assert choices(cli.options.Accountant, "conversion") == set(get_args(profiles.Conversion))
+    assert choices(cli.options.RunAccounting, "by") == set(get_args(rules.By))
+    assert choices(cli.options.RunAccounting, "conversion") == set(get_args(profiles.Conversion))
     assert choices(cli.ledger.new, "adjacency") == set(get_args(records.Adjacency))
 
 

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from dpmerge.cli import accounting, audit, ledger, pages, planning, release, run, run_study, tools, training
-from dpmerge.cli.app import HEADINGS, Root, add, group
+from dpmerge.cli.app import HEADINGS, Root, Verb, add, group
 from dpmerge.cli.options import JobsOption as JobsOption, JsonOption as JsonOption
 from dpmerge.cli.output import print_json as print_json, show_progress as show_progress, table as table
 from dpmerge.errors import DpmergeError, one_line
@@ -24,8 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-ledger_verbs = [ledger.new, ledger.show, ledger.history, ledger.remaining, ledger.export, ledger.void]
-run_verbs = [run.average, run.predict, run_study.choose, run_study.uncertainty]
+ledger_verbs: list[Verb] = [ledger.new, ledger.show, ledger.history, ledger.remaining, ledger.export, ledger.void]
+run_verbs: list[Verb] = [run.average, run.predict, run_study.choose, run_study.uncertainty]
 verbs = (
     (accounting.account, accounting.compare),
     (planning.plan, planning.frontier),

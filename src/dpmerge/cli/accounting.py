@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dpmerge.cli.app import argument, only, option
-from dpmerge.cli.options import Accounting, Granted, JsonOption, Looked, PortfolioArgument, Question
+from dpmerge.cli.options import Granted, JsonOption, Looked, MergeAccounting, PortfolioArgument, Question
 from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table
 from dpmerge.cli.tuning import Tuning, tuning_cost
 from dpmerge.errors import AccountingError, PortfolioError, TargetError
@@ -31,7 +31,7 @@ _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')"
 def account(
     context: typer.Context,
     question: Question,
-    accounting: Accounting,
+    accounting: MergeAccounting,
     tuning: Tuning,
     portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
     rule: Annotated[Literal["selection", "combination", "joint"] | None, option("How models are merged.")] = None,
@@ -47,7 +47,7 @@ def account(
     if tuning.tuning is not None:
         only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
         return tuning_cost(portfolio, tuning, question.delta, accounting, json)
-    only(context, "without --tuning", Question, Accounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
+    only(context, "without --tuning", Question, MergeAccounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
     if portfolio is None:
         raise PortfolioError("name a portfolio: a folder of models")
     if alone:
@@ -62,7 +62,7 @@ def account(
     Target(epsilon=question.epsilon, delta=question.delta)
     chosen = asked(
         rule,
-        Weights.parse(Portfolio.load(portfolio), weights),
+        Weights.parse(Portfolio(portfolio), weights),
         provenance=provenance,
         assume_smoothness=accounting.assume_smoothness,
         shuffle=accounting.shuffle,
@@ -80,7 +80,7 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
 
     granted.require(delta)
     target = Target(delta=delta)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     found = {model.name: _alone(model, target, granted) for model in loaded.models}
     warnings = about_delta(delta, loaded.models, granted.shuffle)
     if json:
@@ -128,7 +128,7 @@ def compare(
     portfolio: PortfolioArgument,
     weights: WeightsOption,
     question: Question,
-    accounting: Accounting,
+    accounting: MergeAccounting,
     provenance: ProvenanceOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -141,7 +141,7 @@ def compare(
 
     Target(epsilon=question.epsilon, delta=question.delta)
     shuffle = accounting.shuffle
-    parsed = Weights.parse(Portfolio.load(portfolio), weights)
+    parsed = Weights.parse(Portfolio(portfolio), weights)
     rows = compare_rules(
         parsed,
         delta=question.delta,

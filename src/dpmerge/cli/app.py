@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from dpmerge.errors import DpmergeError, TargetError
 
+Verb = Callable[..., None]
 HEADINGS = (
     "Account",
     "Plan",
@@ -91,7 +92,7 @@ def _added(name: str) -> Any:
     return None
 
 
-def group(name: str, summary: str, commands: Iterable[Callable[..., None]]) -> typer.Typer:
+def group(name: str, summary: str, commands: Iterable[Verb]) -> typer.Typer:
     """A verb with verbs of its own."""
     made = typer.Typer(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
     made.callback()(lambda: None)  # one that has a single command is still a group
@@ -100,7 +101,7 @@ def group(name: str, summary: str, commands: Iterable[Callable[..., None]]) -> t
     return made
 
 
-def add(app: typer.Typer, verb: typer.Typer | Callable[..., None], heading: str | None = None) -> None:
+def add(app: typer.Typer, verb: typer.Typer | Verb, heading: str | None = None) -> None:
     """Register a verb: a group, or a function under its own name.
 
     A parameter that is a dataclass stands for its fields: each becomes an option under the heading of the dataclass, and the
@@ -121,9 +122,9 @@ def argument(help: str) -> Any:
     return typer.Argument(help=help)
 
 
-def _spread(function: Callable[..., None]) -> Callable[..., None]:
+def _spread(function: Verb) -> Verb:
     hints = get_type_hints(function, include_extras=True)
-    groups = {key: hint for key, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {key: hint for key, hint in hints.items() if is_dataclass(hint)}
     spread: list[Parameter] = []
     for parameter in signature(function).parameters.values():
         if (kind := groups.get(parameter.name)) is None:

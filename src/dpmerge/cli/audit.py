@@ -17,7 +17,7 @@ from dpmerge.cli.output import print_json, print_lines, table
 if TYPE_CHECKING:
     from dpmerge.audit import Audit
 
-_PICTURES = (".png", ".svg", ".html")
+_PICTURES = (".png", ".html")
 
 
 def audit(

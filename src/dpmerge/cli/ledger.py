@@ -50,7 +50,7 @@ def new(
         adjacency=adjacency,
         epsilon=epsilon,
         delta=delta,
-        declared=[Portfolio.load(folder) for folder in declare or ()],
+        declared=[Portfolio(folder) for folder in declare or ()],
         filter_share=filter_share,
         filter_order=filter_order,
     )
@@ -111,7 +111,7 @@ def remaining(
     opened = Ledger(ledger)
     fits: dict[str, Any] = {}
     if portfolio is not None:
-        loaded = Portfolio.load(portfolio)
+        loaded = Portfolio(portfolio)
         fits = {"fits": what_fits(opened, loaded), "warnings": list(about_delta(opened.budget.delta, loaded.models))}
     _show(opened, json, fits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -14,10 +14,9 @@ from dpmerge.cli.app import argument, option
 from dpmerge.errors import TargetError
 
 if TYPE_CHECKING:
-    from dpmerge.planning import Accounting as Points, Mapper, Utilities
+    from dpmerge.planning import Accounting, Mapper, Utilities
     from dpmerge.profiles import ShuffleAsPoisson
     from dpmerge.records import Portfolio
-    from dpmerge.release import Settings
 
 PortfolioArgument = Annotated[Path, argument("Folder of models: one sub-folder each, with a record.json.")]
 RunArgument = Annotated[Path, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")]
@@ -54,6 +53,13 @@ class Shuffle:
         rate = 1.0 if self.shuffle_rate is None else self.shuffle_rate
         return ShuffleAsPoisson(rate) if self.treat_shuffle_as_poisson else None
 
+    def accounting(self) -> Accounting:
+        """What the library takes, with everything that this command has options for."""
+        from dpmerge.planning import Accounting
+
+        names = ("by", "conversion", "assume_smoothness", "any_delta")
+        return Accounting(shuffle=self.shuffle, **{name: getattr(self, name) for name in names if hasattr(self, name)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Granted(Shuffle):
@@ -77,18 +83,13 @@ class Converted(Granted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accountant(Converted):
+class RunAccounting(Converted):
     """How a guarantee about runs is computed."""
 
     by: Annotated[
         Literal["best", "pld", "rdp", "gdp"],
         option("Privacy loss distributions, Rényi moments, Gaussian DP, or the best that applies."),
     ] = "best"
-
-    def settings(self) -> Settings:
-        from dpmerge.release import Settings
-
-        return Settings(self.by, self.conversion, shuffle=self.shuffle, any_delta=self.any_delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +108,13 @@ class Smoothness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounting(Smoothness, Accountant):
+class MergeAccounting(Smoothness, RunAccounting):
     """How a guarantee about a merge is computed."""
-
-    def settings(self) -> Settings:
-        return replace(super().settings(), assume_smoothness=self.assume_smoothness)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointAccounting(Smoothness, Converted):
     """How many linear combinations are computed, each by every accountant."""
-
-    def at(self, delta: float) -> Points:
-        from dpmerge.planning import Accounting as Points
-
-        self.require(delta)
-        return Points(delta, self.assume_smoothness, self.shuffle, self.conversion)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ def report(
     require_place(out, ".html")
     require_library(".html")
     asked = Question(delta, tuple(epsilon or ()), points, grid)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     with execution.workers("combinations") as run:
         document = make_report(

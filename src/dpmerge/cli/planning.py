@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from dpmerge.cli.app import only, option
 from dpmerge.cli.options import (
-    Accounting,
     Execution,
     JsonOption,
+    MergeAccounting,
     PointAccounting,
     PortfolioArgument,
     Tempered,
     Utility,
     parse_targets,
 )
-from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, stated, table
+from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, table
 from dpmerge.errors import UtilityError
 
 if TYPE_CHECKING:
-    from dpmerge.planning import Plan
+    from dpmerge.planning import Plan, RuleName
     from dpmerge.records import Portfolio
     from dpmerge.tensors import MergedScore
 
@@ -38,7 +38,7 @@ def plan(
     delta: Annotated[float, option("The δ to stay within.")],
     utility: Utility,
     tempered: Tempered,
-    accounting: Accounting,
+    accounting: MergeAccounting,
     rule: Annotated[list[PlanRule] | None, option("Only this rule. Repeatable.")] = None,
     candidate: Annotated[list[str] | None, option("Also try the linear combination with these weights. Repeatable.")] = None,
     json: JsonOption = False,
@@ -50,21 +50,17 @@ def plan(
     from dpmerge.planning import RULES, plan as make_plan
     from dpmerge.records import Portfolio, Weights
 
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     found = make_plan(
         loaded,
         epsilon=epsilon,
         delta=delta,
         utility=utility.of(loaded),
-        rules=[one.value for one in rule or ()] or RULES,
-        by=accounting.by,
-        conversion=accounting.conversion,
+        rules=cast("list[RuleName]", rule) or RULES,
         kappa=tempered.kappa,
         validation_epsilon=tempered.validation_epsilon,
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
-        assume_smoothness=accounting.assume_smoothness,
-        shuffle=accounting.shuffle,
-        any_delta=accounting.any_delta,
+        accounting=accounting.accounting(),
         progress=show_progress,
     )
     show_progress("")
@@ -75,22 +71,18 @@ def plan(
 
 
 def _print(found: Plan, title: str) -> None:
-    from dpmerge.rules import THEOREMS, round_up, significant
+    from dpmerge.rules import THEOREMS, round_up
 
-    rows = []
-    for one in found.options:
-        utility = "—" if one.expected_utility is None else f"{one.expected_utility:.4f}"
-        utility += "≈" if one.utility_kind == "interpolated" else ""
-        fits, epsilon, delta = "yes" if one.feasible else "no", round_up(one.epsilon), significant(one.delta, 3)
-        rows.append([one.rule, fits, utility, epsilon, delta, one.standing, stated(one.weights, 6), one.why])
-    table(title, ["rule", "fits", "utility", "ε", "δ", "standing", "weights", "why"], rows)
+    rows = [option.row() for option in found.options]
+    table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     print_warnings(found.warnings)
     best, closest = found.best, found.closest
     if best is None:
         typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
         return
-    typer.echo(f"best: {best.rule}, {THEOREMS[best.theorem].title}, {best.standing}; assuming:")
-    print_lines("  - ", best.assumptions)
+    assert best.guarantee is not None
+    typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
+    print_lines("  - ", best.guarantee.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
         typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")
 
@@ -129,23 +121,24 @@ def frontier(
     elif stand_ins and evaluate is None:
         raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
     folder = out or Path("simplex" if simplex else "frontier")
-    at = accounting.at(delta)
-    loaded = Portfolio.load(portfolio)
+    accounting.require(delta)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(folder)
     document: Mapping[str, Any]
     if simplex:
         step = 0.05 if grid is None else grid
-        heatmap_grid(loaded, at, step)  # refuses before the folder is made
+        heatmap_grid(loaded, delta, step)  # refuses before the folder is made
         with execution.workers("combinations", folder) as run:
-            document = heatmap(loaded, accounting=at, step=step, run=run)
+            document = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run).as_dict()
     else:
         targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
-        check_frontier(at, targets, known, scorer, points, grid)  # refuses before the folder is made
+        check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
         with execution.workers("combinations", folder) as run:
             document = make_frontier(
                 loaded,
-                accounting=at,
+                delta=delta,
                 epsilons=targets,
+                accounting=accounting.accounting(),
                 utility=known,
                 scorer=scorer,
                 scored="stand-ins" if stand_ins else "private",
@@ -153,7 +146,7 @@ def frontier(
                 step=grid,
                 run=run,
                 progress=show_progress,
-            )
+            ).as_dict()
     show_progress("pictures")
     written = _write(document, folder, "simplex" if simplex else "frontier")
     show_progress("")
@@ -176,7 +169,7 @@ def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
     from dpmerge.figures import draw, finite_or_null, write_json
 
     plain = finite_or_null(document)
-    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".svg", ".html")]
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
     write_json(plain, paths[0])
     for path in paths[1:]:
         draw(plain, path)

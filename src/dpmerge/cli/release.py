@@ -11,9 +11,9 @@ import typer
 
 from dpmerge.cli.app import argument, only, option
 from dpmerge.cli.options import (
-    Accounting,
     DeltaOption,
     JsonOption,
+    MergeAccounting,
     PortfolioArgument,
     Releasing,
     Tempered,
@@ -58,7 +58,7 @@ def merge(
     tempered: Tempered,
     tensors: Tensors,
     releasing: Releasing,
-    accounting: Accounting,
+    accounting: MergeAccounting,
     weights: Annotated[str | None, option("name=value,…: exactly these weights, which sum to 1.")] = None,
     epsilon: Annotated[float | None, option("Stay within this ε: finds the best weights, or checks yours.")] = None,
     couple: Annotated[
@@ -74,10 +74,10 @@ def merge(
     from dpmerge.records import Portfolio, Weights
     from dpmerge.release import choose, release, release_together
 
-    coupled = (Utility, Tempered, Releasing, Accounting, "portfolio", "rule", "delta", "couple", "json")
+    coupled = (Utility, Tempered, Releasing, MergeAccounting, "portfolio", "rule", "delta", "couple", "json")
     if couple is not None:
         only(context, "with --couple, which names the targets and draws models as they are", *coupled)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     find = partial(
         choose,
         loaded,
@@ -86,7 +86,7 @@ def merge(
         weights=None if weights is None else Weights.parse(loaded, weights),
         utility=None if utility.utility is None else utility.of(loaded),
         provenance=utility.provenance,
-        settings=accounting.settings(),
+        accounting=accounting.accounting(),
         **asdict(tempered),
     )
     arguments = releasing.arguments()
@@ -122,7 +122,7 @@ def verify(
     from dpmerge import verify as recheck
     from dpmerge.records import Portfolio
 
-    loaded = None if portfolio is None else Portfolio.load(portfolio)
+    loaded = None if portfolio is None else Portfolio(portfolio)
     verdict = recheck(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method)
     if json:
         print_json({"code": verdict.code, **asdict(verdict)})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from dpmerge.cli.app import option
-from dpmerge.cli.options import Accountant, DeltaOption, JsonOption, Looked, Releasing, RunArgument
+from dpmerge.cli.options import DeltaOption, JsonOption, Looked, Releasing, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, print_released, released_json, show_progress
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def average(
     delta: DeltaOption,
     checkpoints: Checkpoints,
     releasing: Releasing,
-    accounting: Accountant,
+    accounting: RunAccounting,
     last: LastOption = None,
     decay: Annotated[float | None, option("ema: weight of the average so far, e.g. 0.99.")] = None,
     new_weight: Annotated[float | None, option("ema: weight of the new checkpoint, e.g. 0.01.")] = None,
@@ -93,7 +93,7 @@ def average(
         warm_up=warm_up,
         gamma=gamma,
         provenance=provenance,
-        settings=accounting.settings(),
+        accounting=accounting.accounting(),
         progress=lambda done, total: show_progress(f"averaging, {done / max(total, 1):.0%}"),
         **asdict(checkpoints),
         **releasing.arguments(),
@@ -112,7 +112,7 @@ def predict(
     out: Annotated[Path, option("A new file: .json, .csv or .npz.")],
     checkpoints: Checkpoints,
     examples: Examples,
-    accounting: Accountant,
+    accounting: RunAccounting,
     last: LastOption = None,
     provenance: ProvenanceOption = "after-looking",
     json: JsonOption = False,
@@ -137,7 +137,7 @@ def predict(
     loaded.portfolio.require_outside(out)
     which: dict[str, Any] = {"last": last, **asdict(checkpoints)}
     used = loaded.last(**which)
-    guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance, settings=accounting.settings())
+    guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting())
     inputs, ask = examples.inputs(), find_predictor(examples.predictor)
     with asking(len(used), "checkpoints asked") as advance:
         how: dict[str, Any] = {"probabilities": examples.probabilities, "on_checkpoint": advance}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dpmerge.cli.app import argument, only, option
-from dpmerge.cli.options import Accountant, DeltaOption, Execution, JsonOption, RunArgument
+from dpmerge.cli.options import DeltaOption, Execution, JsonOption, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
 from dpmerge.cli.run import Checkpoints, Examples, LastOption, WarmUpOption, asking
 from dpmerge.errors import TargetError
@@ -31,7 +31,7 @@ def choose(
     delta: DeltaOption,
     checkpoints: Checkpoints,
     examples: Examples,
-    accounting: Accountant,
+    accounting: RunAccounting,
     execution: Execution,
     values: Annotated[str | None, option("uta, opa, omv: numbers of last checkpoints, 3,5,10; pda: values of γ.")] = None,
     decays: Annotated[str | None, option("ema: weights of the average so far, 0.9,0.99.")] = None,
@@ -129,7 +129,7 @@ def uncertainty(
     delta: DeltaOption,
     out: Annotated[Path, option("A new folder for table, summary and pictures.")],
     examples: Examples,
-    accounting: Accountant,
+    accounting: RunAccounting,
     run: Annotated[Path | None, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")] = None,
     runs: Annotated[Path | None, option("Instead of RUN, a folder of independent runs of one recipe.")] = None,
     last: LastOption = None,
@@ -158,7 +158,7 @@ def uncertainty(
         spread = Spread.over_checkpoints(run, last=last, burn_in=burn_in, separation=separation, allow_gaps=allow_gaps)
     elif runs is not None and run is None:
         about_runs = ("runs", "delta", "out", "of", "confidence", "json")
-        only(context, "with --runs, which takes the last model of every run", Examples, Accountant, *about_runs)
+        only(context, "with --runs, which takes the last model of every run", Examples, RunAccounting, *about_runs)
         spread = Spread.over_runs(runs)
     else:
         raise TargetError("give either RUN, a folder of checkpoints of one run, or --runs, a folder of independent runs")
