@@ -1,4 +1,4 @@
-"""The command line: one file for each group of verbs, thin. Nothing heavy is imported before a verb runs."""
+"""The command line: one file for each group of verbs, thin, loaded when one of its verbs is run."""
 
 from __future__ import annotations
 
@@ -8,37 +8,46 @@ import sys
 
 import typer
 
-from dpmerge.cli import accounting, audit, ledger, pages, planning, release, run, run_study, tools, training
-from dpmerge.cli.app import HEADINGS, Root, Verb, add, group
-from dpmerge.cli.options import JobsOption as JobsOption, JsonOption as JsonOption
+from dpmerge.cli.app import JobsOption as JobsOption, JsonOption as JsonOption, Root
 from dpmerge.cli.output import print_json as print_json, show_progress as show_progress, table as table
 from dpmerge.errors import DpmergeError, one_line
 
+Root.table = {
+    "Account": {
+        "account": ("accounting", "What a merge guarantees: ε at δ, or δ at ε."),
+        "compare": ("accounting", "The same weights under every rule and baseline."),
+    },
+    "Plan": {
+        "plan": ("planning", "The best weights within (ε, δ), under every rule."),
+        "frontier": ("planning", "Utility against ε at many targets, drawn."),
+    },
+    "Release": {
+        "merge": ("release", "Release a model with a certificate."),
+        "verify": ("release", "Recheck a release from its files."),
+        "ledger": ("ledger", "The budget of a private dataset, and its releases."),
+    },
+    "Train and record": {
+        "train": ("training", "Train several private models on one data set."),
+        "record": ("training", "Records of models that were trained elsewhere."),
+    },
+    "Checkpoints of one run": {"run": ("run", "Average, predict, choose, and estimate uncertainty.")},
+    "Page and report": {
+        "explore": ("pages", "Explore a portfolio in the browser."),
+        "report": ("pages", "One self-contained page about a portfolio."),
+    },
+    "Laboratory": {"audit": ("audit", "Attack a release, to bound its ε from below.")},
+    "Tools": {"tools": ("tools", "The record format, the cache, and keys.")},
+}
 app = typer.Typer(
     name="dpmerge",
     cls=Root,
     help="Differentially private model merging: what a merged model guarantees, and why.",
-    epilog="With the laboratory (lab/), `dpmerge reproduce` runs the papers' experiments.",
+    epilog="The laboratory (lab/) adds `dpmerge reproduce`: the papers' experiments.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-ledger_verbs: list[Verb] = [ledger.new, ledger.show, ledger.history, ledger.remaining, ledger.export, ledger.void]
-run_verbs: list[Verb] = [run.average, run.predict, run_study.choose, run_study.uncertainty]
-verbs = (
-    (accounting.account, accounting.compare),
-    (planning.plan, planning.frontier),
-    (release.merge, release.verify, group("ledger", "The budget of a private dataset, and its releases.", ledger_verbs)),
-    (training.train, group("record", "Records of models that were trained elsewhere.", [training.from_opacus])),
-    (group("run", "Average, predict, choose and measure uncertainty.", run_verbs),),
-    (pages.explore, pages.report),
-    (audit.audit,),
-    (group("tools", "The record format, the cache, and keys.", [tools.schema, tools.cache, tools.keys]),),
-)
-for heading, several in zip(HEADINGS, verbs, strict=True):
-    for verb in several:
-        add(app, verb, heading)
 
 
 def _version(wanted: bool) -> None:

@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.app import argument, only, option
-from dpmerge.cli.options import Granted, JsonOption, Looked, MergeAccounting, PortfolioArgument, Question
+from dpmerge import rules
+from dpmerge.cli.app import JsonOption, argument, only, option
+from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
 from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table
-from dpmerge.cli.tuning import Tuning, tuning_cost
+from dpmerge.cli.tuning import Tuning, account_tuning
 from dpmerge.errors import AccountingError, PortfolioError, TargetError
-
-if TYPE_CHECKING:
-    from dpmerge.records import Model
-    from dpmerge.rules import Target
+from dpmerge.profiles import run_profile
+from dpmerge.records import Model, Portfolio, Weights
+from dpmerge.rules import (
+    THEOREMS,
+    AskedName,
+    Looked,
+    ProfileBound,
+    Target,
+    about_delta,
+    about_records,
+    ask,
+    round_up,
+    significant,
+)
 
 _WEIGHTS = "name=value,…, e.g. a=0.2,b=0.8 or a=1/3,…; they sum to 1, and a model not named has weight 0."
 WeightsOption = Annotated[str, option(_WEIGHTS)]
@@ -34,7 +45,7 @@ def account(
     accounting: MergeAccounting,
     tuning: Tuning,
     portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
-    rule: Annotated[Literal["selection", "combination", "joint"] | None, option("How models are merged.")] = None,
+    rule: Annotated[AskedName | None, option("How models are merged.")] = None,
     weights: Annotated[str | None, option(_WEIGHTS)] = None,
     provenance: ProvenanceOption = None,
     alone: Annotated[bool, option("Instead of a merge: each model alone, by every accountant (δ = 1e-5 by default).")] = False,
@@ -46,7 +57,7 @@ def account(
     """
     if tuning.tuning is not None:
         only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
-        return tuning_cost(portfolio, tuning, question.delta, accounting, json)
+        return account_tuning(portfolio, tuning, question.delta, accounting, json)
     only(context, "without --tuning", Question, MergeAccounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
     if portfolio is None:
         raise PortfolioError("name a portfolio: a folder of models")
@@ -55,19 +66,16 @@ def account(
         return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
     if rule is None or weights is None:
         raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
-    from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import Target, asked
-
     accounting.require(question.delta)
     Target(epsilon=question.epsilon, delta=question.delta)
-    chosen = asked(
+    chosen = rules.asked(
         rule,
         Weights.parse(Portfolio(portfolio), weights),
         provenance=provenance,
         assume_smoothness=accounting.assume_smoothness,
         shuffle=accounting.shuffle,
     )
-    guarantee = chosen.guarantee(**asdict(question), by=accounting.by, conversion=accounting.conversion)
+    guarantee = chosen.guarantee(**vars(question), by=accounting.by, conversion=accounting.conversion)
     if json:
         print_json(guarantee.as_dict())
     else:
@@ -75,9 +83,6 @@ def account(
 
 
 def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) -> None:
-    from dpmerge.records import Portfolio
-    from dpmerge.rules import THEOREMS, Target, about_delta, about_records, round_up
-
     granted.require(delta)
     target = Target(delta=delta)
     loaded = Portfolio(portfolio)
@@ -105,9 +110,6 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
 
 def _alone(model: Model, target: Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
     """One model's ε by every accountant, and what its own record assumes."""
-    from dpmerge.profiles import run_profile
-    from dpmerge.rules import THEOREMS, ProfileBound, about_records, ask
-
     entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
     entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
     try:
@@ -136,13 +138,10 @@ def compare(
 
     Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
     """
-    from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import Target, compare as compare_rules, no_free_lunch, round_up, significant
-
     Target(epsilon=question.epsilon, delta=question.delta)
     shuffle = accounting.shuffle
     parsed = Weights.parse(Portfolio(portfolio), weights)
-    rows = compare_rules(
+    rows = rules.compare(
         parsed,
         delta=question.delta,
         epsilon=question.epsilon,
@@ -156,12 +155,12 @@ def compare(
     )
     show_progress("")
     selection = rows[0].guarantee
-    lunch = None if selection is None else no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
+    lunch = None if selection is None else rules.no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
     if json:
         answers = [
             {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})} for row in rows
         ]
-        about = {"weights": parsed.as_dict(), **asdict(question), "adjacency": parsed.portfolio.adjacency}
+        about = {"weights": parsed.as_dict(), **vars(question), "adjacency": parsed.portfolio.adjacency}
         print_json({**about, "rows": answers, "no_free_lunch": None if lunch is None else asdict(lunch)})
         return
     fixed = f"δ = {question.delta:g}" if question.delta is not None else f"ε = {question.epsilon:g}"
@@ -174,8 +173,6 @@ def compare(
 
 
 def _print_rows(rows: Sequence[Any], title: str, question: Question) -> None:
-    from dpmerge.rules import THEOREMS, round_up, significant
-
     lines: list[list[str]] = []
     assumptions: dict[str, list[str]] = {}
     found = {row.label: row.guarantee for row in rows if row.guarantee is not None}

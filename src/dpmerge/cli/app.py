@@ -3,45 +3,57 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from dpmerge.errors import DpmergeError, TargetError
+from dpmerge.user_code import added, load_function
 
+T = TypeVar("T")
 Verb = Callable[..., None]
-HEADINGS = (
-    "Account",
-    "Plan",
-    "Release",
-    "Train and record",
-    "Checkpoints of one run",
-    "Page and report",
-    "Laboratory",
-    "Tools",
-)
+_HEADING = "_heading"
+JobsOption = Annotated[int, typer.Option(help="Processes on this machine; -1: one for each core.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Root(TyperGroup):
-    """All commands, listed under the headings they were registered with, and those that installed packages add."""
+    """All verbs under their headings. The file of a verb is loaded when the verb is run, so that help is quick.
+
+    Installed packages may add verbs, which are not listed: the laboratory's `reproduce`.
+    """
+
+    table: Mapping[str, Mapping[str, tuple[str, str]]] = {}  # heading → verb → its file and its summary
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for heading, verbs in self.table.items():
+            for name, (_, summary) in verbs.items():
+                self.commands[name] = TyperCommand(name, help=summary, rich_help_panel=heading)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name) or _added(cmd_name)
+        homes = {name: home for verbs in self.table.values() for name, (home, _) in verbs.items()}
+        if cmd_name in homes:
+            return _built(getattr(import_module(f"dpmerge.cli.{homes[cmd_name]}"), cmd_name))
+        known = added("commands")
+        if cmd_name in known:
+            return _built(load_function(known[cmd_name], "the command", DpmergeError))
+        if cmd_name == "reproduce":
+            raise DpmergeError("reproduce is a command of the laboratory: pip install ./lab in dpmerge's repository")
+        return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        shown = {name: command for name, command in self.commands.items() if not command.hidden}
-        width = max(map(len, shown))
-        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
-        for name, command in shown.items():
-            summary = command.get_short_help_str(formatter.width - width - 4)
-            sections.setdefault(_heading(command) or "Commands", []).append((name.ljust(width), summary))
-        _write(sections, formatter)
+        width = max(map(len, self.commands))
+        for heading, verbs in self.table.items():
+            _write(heading, [(name.ljust(width), summary) for name, (_, summary) in verbs.items()], formatter)
 
 
 class Command(TyperCommand):
@@ -53,64 +65,58 @@ class Command(TyperCommand):
             row = parameter.get_help_record(ctx)
             default = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if row is not None:
-                sections.setdefault(_heading(parameter) or default, []).append(row)
-        _write(sections, formatter)
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(row)
+        for heading, rows in sections.items():
+            _write(heading, rows, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except DpmergeError as error:
             options = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name}
-            named = [option for name, option in options.items() if re.search(rf"\b{name}=|`{name}`", str(error))]
+            named = [option for name, option in options.items() if re.search(_mention(name), str(error))]
             if named:
                 error.add_note(f"(on the command line: {', '.join(named)})")
             raise
 
 
-def _heading(shown: Any) -> str | None:
-    heading = getattr(shown, "rich_help_panel", None)
-    return heading if isinstance(heading, str) else None
+def _mention(name: str) -> str:
+    """An argument in a message: `name=`, in backticks, or a word that no sentence has."""
+    return rf"\b{name}\b" if "_" in name else rf"\b{name}=|`{name}`"
 
 
-def _write(sections: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
-    for heading, rows in ((heading, rows) for heading, rows in sections.items() if rows):
+def _write(heading: str, rows: Sequence[tuple[str, str]], formatter: Any) -> None:
+    if rows:
         with formatter.section(heading):
             formatter.write_dl(rows)
 
 
-def _added(name: str) -> Any:
-    """A command of an installed package, looked for only when it is asked for: help stays quick."""
-    from dpmerge.user_code import added, load_function
-
-    known = added("commands")
-    if name in known:
-        app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        add(app, load_function(known[name], "the command", DpmergeError))
-        return typer.main.get_command(app)
-    if name == "reproduce":
-        raise DpmergeError("reproduce is a command of the laboratory: pip install ./lab in dpmerge's repository")
-    return None
-
-
-def group(name: str, summary: str, commands: Iterable[Verb]) -> typer.Typer:
+def group(name: str, summary: str, *commands: Verb) -> typer.Typer:
     """A verb with verbs of its own."""
     made = typer.Typer(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
     made.callback()(lambda: None)  # one that has a single command is still a group
     for command in commands:
-        add(made, command)
+        made.command(command.__name__.replace("_", "-"), cls=Command)(_spread(command))
     return made
 
 
-def add(app: typer.Typer, verb: typer.Typer | Verb, heading: str | None = None) -> None:
-    """Register a verb: a group, or a function under its own name.
-
-    A parameter that is a dataclass stands for its fields: each becomes an option under the heading of the dataclass, and the
-    function gets the dataclass.
-    """
+def _built(verb: typer.Typer | Verb) -> Any:
     if isinstance(verb, typer.Typer):
-        app.add_typer(verb, rich_help_panel=heading)
-    else:
-        app.command(verb.__name__.replace("_", "-"), cls=Command, rich_help_panel=heading)(_spread(verb))
+        return get_command(verb)
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(cls=Command)(_spread(verb))
+    return get_command(app)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options(heading: str) -> Callable[[type[T]], type[T]]:
+    """A frozen dataclass that commands take as one parameter: its fields are options under this heading."""
+
+    def made(kind: type[T]) -> type[T]:
+        setattr(kind, _HEADING, heading)
+        return dataclass(frozen=True, kw_only=True)(kind)
+
+    return made
 
 
 def option(help: str) -> Any:
@@ -123,6 +129,7 @@ def argument(help: str) -> Any:
 
 
 def _spread(function: Verb) -> Verb:
+    """The function for Typer: a parameter that is a group of options becomes these options, and is made from them."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {key: hint for key, hint in hints.items() if is_dataclass(hint)}
     spread: list[Parameter] = []
@@ -132,7 +139,7 @@ def _spread(function: Verb) -> Verb:
         else:
             inner = get_type_hints(kind, include_extras=True)
             defaults = {one.name: Parameter.empty if one.default is MISSING else one.default for one in fields(kind)}
-            spread += [_parameter(name, inner[name], default, kind.heading) for name, default in defaults.items()]
+            spread += [_parameter(name, inner[name], default, getattr(kind, _HEADING)) for name, default in defaults.items()]
 
     @wraps(function)
     def called(**given: Any) -> None:

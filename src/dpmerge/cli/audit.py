@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json as json_format
 import re
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.app import option
-from dpmerge.cli.options import Execution, JsonOption
+from dpmerge import audit as audits
+from dpmerge.audit import Audit, Guessing, about, as_dict, check, find_game, picture, scenario_names
+from dpmerge.cli.app import JsonOption, option
+from dpmerge.cli.options import Execution
 from dpmerge.cli.output import print_json, print_lines, table
-
-if TYPE_CHECKING:
-    from dpmerge.audit import Audit
+from dpmerge.figures import finite_or_null, render, require_library, write_whole
+from dpmerge.jobs import Finished, ProgressBar
+from dpmerge.rules import round_down, round_up, significant
 
 _PICTURES = (".png", ".html")
 
@@ -38,9 +40,6 @@ def audit(
     Its game is played with and without a record. Exit code 1: a claim that is called proved was exceeded. With --out, an
     audit that was killed continues there.
     """
-    from dpmerge.audit import as_dict, audit as run_audit, check, find_game
-    from dpmerge.jobs import Finished, ProgressBar
-
     if game == "list":
         _list(json)
         return
@@ -49,7 +48,7 @@ def audit(
     check(found, **asked)
     with ExitStack() as stack:
         finished = None if out is None else stack.enter_context(Finished(_ready(out) / "plays.jsonl"))
-        result = run_audit(found, **asked, **asdict(execution), finished=finished, progress=ProgressBar("plays"))
+        result = audits.audit(found, **asked, **vars(execution), finished=finished, progress=ProgressBar("plays"))
     written = [] if out is None else _write(result, out)
     if json:
         print_json({**as_dict(result), "files": [str(path) for path in written]})
@@ -62,8 +61,6 @@ def audit(
 
 def _ready(folder: Path) -> Path:
     """The folder, if pictures can be drawn at all."""
-    from dpmerge.figures import require_library
-
     for suffix in _PICTURES:
         require_library(suffix)
     return folder
@@ -71,13 +68,8 @@ def _ready(folder: Path) -> Path:
 
 def _write(result: Audit, folder: Path) -> list[Path]:
     """Numbers and pictures; everything is drawn before anything is written, and each file appears whole."""
-    from json import dumps
-
-    from dpmerge.audit import as_dict, picture
-    from dpmerge.figures import finite_or_null, render, write_whole
-
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
-    numbers = dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    numbers = json_format.dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     drawn = {folder / f"{name}{suffix}": render(finite_or_null(picture(result)), suffix) for suffix in _PICTURES}
     contents = {folder / f"{name}.json": numbers.encode(), **drawn}
     for path, content in contents.items():
@@ -86,9 +78,6 @@ def _write(result: Audit, folder: Path) -> list[Path]:
 
 
 def _print(result: Audit) -> None:
-    from dpmerge.audit import Guessing
-    from dpmerge.rules import round_down, round_up, significant
-
     typer.echo(f"{result.game}: {result.about}")
     typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
     if isinstance(result.evidence, Guessing):
@@ -114,8 +103,6 @@ def _print(result: Audit) -> None:
 
 
 def _list(json: bool) -> None:
-    from dpmerge.audit import about, scenario_names
-
     told = {name: about(name) for name in scenario_names()}
     if json:
         print_json(told)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.app import argument, option
-from dpmerge.cli.options import AnyDeltaOption, JsonOption
+from dpmerge.cli.app import JsonOption, argument, group, option
+from dpmerge.cli.options import AnyDeltaOption
 from dpmerge.cli.output import print_assumptions, print_json, print_lines, print_warnings, table
-
-if TYPE_CHECKING:
-    from dpmerge.release import Entry, Ledger
+from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release import Entry, Ledger, under_way, unfinished, what_fits
+from dpmerge.rules import about_delta, require_wanted, round_up, significant
 
 LedgerArgument = Annotated[str, argument("The ledger: a file, or a database URL.")]
 
@@ -23,9 +23,7 @@ def new(
     dataset: Annotated[str, option("The dataset's identity, as the records state it.")],
     epsilon: Annotated[float, option("The ε of all releases together.")],
     delta: Annotated[float, option("The δ of all releases together.")],
-    adjacency: Annotated[
-        Literal["add-remove", "replace-one", "zero-out"], option("Which datasets are neighbours.")
-    ] = "add-remove",
+    adjacency: Annotated[Adjacency, option("Which datasets are neighbours.")] = "add-remove",
     declare: Annotated[
         list[Path] | None,
         option("Count all models of this portfolio from the start: any choice among them is free. Repeatable."),
@@ -39,10 +37,6 @@ def new(
 
     Releases that depend on what earlier ones showed need --declare or --filter-share, which cannot be added later.
     """
-    from dpmerge.records import Portfolio
-    from dpmerge.release import Ledger
-    from dpmerge.rules import require_wanted
-
     require_wanted(delta, any_delta)
     made = Ledger.create(
         ledger,
@@ -59,16 +53,11 @@ def new(
 
 def show(ledger: LedgerArgument, json: JsonOption = False) -> None:
     """The budget, what was spent, and interrupted releases."""
-    from dpmerge.release import Ledger
-
     _show(Ledger(ledger), json)
 
 
 def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
     """Every entry, in order."""
-    from dpmerge.release import Ledger
-    from dpmerge.rules import round_up, significant
-
     opened = Ledger(ledger)
     entries = opened.history()
     if json:
@@ -104,10 +93,6 @@ def remaining(
     json: JsonOption = False,
 ) -> None:
     """What the budget still allows."""
-    from dpmerge.records import Portfolio
-    from dpmerge.release import Ledger, what_fits
-    from dpmerge.rules import about_delta
-
     opened = Ledger(ledger)
     fits: dict[str, Any] = {}
     if portfolio is not None:
@@ -118,8 +103,6 @@ def remaining(
 
 def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
     """The whole ledger as JSON, a copy to hold later changes against."""
-    from dpmerge.release import Ledger
-
     opened = Ledger(ledger)
     print_json({"budget": opened.budget.header(), "entries": [asdict(entry) for entry in opened.history()]})
 
@@ -134,17 +117,12 @@ def void(
     json: JsonOption = False,
 ) -> None:
     """Void an interrupted release that nobody saw."""
-    from dpmerge.release import Ledger
-
     opened = Ledger(ledger)
     opened.void(entry, reason, machine_is_gone=machine_is_gone)
     _show(opened, json)
 
 
 def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> None:
-    from dpmerge.release import under_way, unfinished
-    from dpmerge.rules import round_up, significant
-
     entries = ledger.history()
     found = {entry.number: under_way(entry.content) for entry in unfinished(entries)}
     running = {
@@ -172,3 +150,6 @@ def _print_assumptions(assumptions: list[str]) -> None:
     """What the total rests on, if anything was released."""
     if assumptions:
         print_assumptions(assumptions)
+
+
+ledger = group("ledger", "The budget of a private dataset, and its releases.", new, show, history, remaining, export, void)

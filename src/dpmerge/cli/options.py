@@ -1,51 +1,42 @@
-"""Options that several commands share. Each dataclass is one group (see `app.add`), and makes what the library takes."""
+"""Options that several commands share. Each class is one group (see `app.options`), and makes what the library takes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dpmerge.cli.app import argument, option
+from dpmerge.cli.app import JobsOption, argument, option, options
 from dpmerge.errors import TargetError
+from dpmerge.profiles import Conversion, ShuffleAsPoisson
+from dpmerge.records import Portfolio
+from dpmerge.rules import By, require_wanted
 
 if TYPE_CHECKING:
     from dpmerge.planning import Accounting, Mapper, Utilities
-    from dpmerge.profiles import ShuffleAsPoisson
-    from dpmerge.records import Portfolio
 
 PortfolioArgument = Annotated[Path, argument("Folder of models: one sub-folder each, with a record.json.")]
 RunArgument = Annotated[Path, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")]
 DeltaOption = Annotated[float, option("The δ of the guarantee.")]
 AnyDeltaOption = Annotated[bool, option("Allow δ above 0.01: a whole record may be lost with that probability.")]
 UtilityOption = Annotated[
-    str | None,
-    option("name=value,… stated beforehand, or a file of measured ones. Without it: less private is better."),
+    str | None, option("name=value,… stated beforehand, or a file of measured ones. Without it: less private is better.")
 ]
-JobsOption = Annotated[int, option("Processes on this machine; -1: one for each core.")]
 ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
-JsonOption = Annotated[bool, option("Print JSON.")]
-Looked = Literal["a-priori", "after-looking"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class Shuffle:
-    """What the user grants about shuffled batches."""
-
-    heading: ClassVar[str] = "Accounting"
     treat_shuffle_as_poisson: Annotated[bool, option("Account shuffled batches as Poisson batches. Conditional.")] = False
     shuffle_rate: Annotated[
-        float | None, option("With --treat-shuffle-as-poisson: batch size / dataset size. Without it, no amplification.")
+        float | None, option("With --treat-shuffle-as-poisson: batch size / dataset size; without it, no amplification.")
     ] = None
 
     @property
     def shuffle(self) -> ShuffleAsPoisson | None:
-        from dpmerge.profiles import ShuffleAsPoisson
-
         if self.shuffle_rate is not None and not self.treat_shuffle_as_poisson:
             raise TargetError("--shuffle-rate only has a meaning together with --treat-shuffle-as-poisson")
         if self.shuffle_rate is not None and not 0 < self.shuffle_rate <= 1:
@@ -57,80 +48,53 @@ class Shuffle:
         """What the library takes, with everything that this command has options for."""
         from dpmerge.planning import Accounting
 
-        names = ("by", "conversion", "assume_smoothness", "any_delta")
-        return Accounting(shuffle=self.shuffle, **{name: getattr(self, name) for name in names if hasattr(self, name)})
+        given = {name: value for name, value in vars(self).items() if "shuffle" not in name}
+        return Accounting(shuffle=self.shuffle, **given)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class Granted(Shuffle):
-    """What the user grants, for commands that ask every accountant."""
-
     any_delta: AnyDeltaOption = False
 
     def require(self, delta: float | None) -> None:
-        from dpmerge.rules import require_wanted
-
         require_wanted(delta, self.any_delta)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class Converted(Granted):
-    """How Rényi moments become (ε, δ)."""
-
-    conversion: Annotated[Literal["tight", "paper"], option("From Rényi moments to (ε, δ): the tight one, or the papers'.")] = (
-        "tight"
-    )
+    conversion: Annotated[Conversion, option("From Rényi moments to (ε, δ): tight, or the papers'.")] = "tight"
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class RunAccounting(Converted):
-    """How a guarantee about runs is computed."""
-
-    by: Annotated[
-        Literal["best", "pld", "rdp", "gdp"],
-        option("Privacy loss distributions, Rényi moments, Gaussian DP, or the best that applies."),
-    ] = "best"
+    by: Annotated[By, option("Privacy loss distributions, Rényi moments, Gaussian DP, or the best that applies.")] = "best"
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class Smoothness:
-    """What the user grants about the gradients of linear combinations."""
-
-    heading: ClassVar[str] = "Accounting"
     assume_smoothness: Annotated[
         float | None, option("Assume gradients with this Lipschitz constant; 0: the papers' formula. Conditional.")
     ] = None
 
-    def __post_init__(self) -> None:
-        given = self.assume_smoothness
-        if given is not None and not (math.isfinite(given) and given >= 0):
-            raise TargetError(f"--assume-smoothness is {given}; it must be finite and not negative")
 
-
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class MergeAccounting(Smoothness, RunAccounting):
-    """How a guarantee about a merge is computed."""
+    pass
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Accounting")
 class PointAccounting(Smoothness, Converted):
-    """How many linear combinations are computed, each by every accountant."""
+    """Without an accountant: every combination is accounted by each of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Question")
 class Question:
-    """Half of an (ε, δ): the answer is the other half."""
-
-    heading: ClassVar[str] = "Question"
     delta: Annotated[float | None, option("Ask for ε at this δ.")] = None
     epsilon: Annotated[float | None, option("Ask for δ at this ε.")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Utility")
 class Utility:
-    """How good the models are, and how that is known."""
-
-    heading: ClassVar[str] = "Utility"
     utility: UtilityOption = None
     provenance: Annotated[
         Literal["a-priori", "after-looking", "private-validation"] | None,
@@ -143,25 +107,19 @@ class Utility:
         return Utilities.asked(portfolio, self.utility, self.provenance)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Tempered selection")
 class Tempered:
-    """How strongly a tempered draw prefers better models."""
-
-    heading: ClassVar[str] = "Tempered selection"
     kappa: Annotated[float | None, option("Strength of the draw by public scores.")] = None
     validation_epsilon: Annotated[
         float | None, option("Instead of --kappa: the ε that a private validation set pays for a draw by its scores.")
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Release")
 class Releasing:
-    """Where a release goes and who vouches for it."""
-
-    heading: ClassVar[str] = "Release"
     out: Annotated[Path, option("A new folder for the released model.")]
     ledger: Annotated[str | None, option("Enter the release in this ledger: a file, or a database URL.")] = None
-    depends_on_releases: Annotated[bool, option("The choice used earlier releases: the ledger must provide for that.")] = False
+    depends_on_releases: Annotated[bool, option("The choice used earlier releases; the ledger must allow that.")] = False
     sign: Annotated[Path | None, option("Sign the certificate with this private key.")] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -174,11 +132,8 @@ class Releasing:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Execution")
 class Execution:
-    """Where many pieces of work run."""
-
-    heading: ClassVar[str] = "Execution"
     cluster: ClusterOption = None
     jobs: JobsOption = -1
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json as json_format
+import secrets
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.app import option
-from dpmerge.cli.options import Execution, Granted, JsonOption, PortfolioArgument, Shuffle, Utility, UtilityOption
+from dpmerge.cli.app import JsonOption, option
+from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, Utility, UtilityOption
 from dpmerge.cli.output import print_json, show_progress
 from dpmerge.errors import ExplorerError
+from dpmerge.figures import page, require_library, require_place, write_whole
+from dpmerge.records import Portfolio
 
 if TYPE_CHECKING:
     from dpmerge.explorer import Door
@@ -44,8 +48,6 @@ def explore(
     Targets, weights, guarantees, releases. Only this machine can reach the page unless --host says otherwise. On loopback a
     token is made and printed if none is given; the page asks for it before anything is changed.
     """
-    from dataclasses import replace
-
     try:
         from dpmerge.explorer import Explorer, taking
     except ModuleNotFoundError as missing:
@@ -71,8 +73,6 @@ def explore(
 
 def _door(host: str, port: int, token: str | None) -> Door:
     """The door with the token given; on loopback, where none is, with one made now."""
-    import secrets
-
     from dpmerge.explorer import Door
 
     made = Door(host, port, secrets.token_urlsafe(24))
@@ -108,8 +108,6 @@ def report(
     The models, what fits some targets, the frontier, ε over all weights, the budget.
     """
     from dpmerge.explorer import Question, report as make_report
-    from dpmerge.figures import page, require_library, require_place, write_whole
-    from dpmerge.records import Portfolio
 
     granted.require(delta)
     require_place(out, ".html")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from dpmerge.cli.app import only, option
+from dpmerge import planning
+from dpmerge.cli.app import JsonOption, only, option
 from dpmerge.cli.options import (
     Execution,
-    JsonOption,
     MergeAccounting,
     PointAccounting,
     PortfolioArgument,
@@ -22,11 +22,11 @@ from dpmerge.cli.options import (
 )
 from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, table
 from dpmerge.errors import UtilityError
-
-if TYPE_CHECKING:
-    from dpmerge.planning import Plan, RuleName
-    from dpmerge.records import Portfolio
-    from dpmerge.tensors import MergedScore
+from dpmerge.figures import draw, finite_or_null, write_json
+from dpmerge.planning import Plan, RuleName, check_frontier, heatmap, heatmap_grid
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import THEOREMS, round_up
+from dpmerge.tensors import MergedScore
 
 # Typer takes no list of literals.
 PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
@@ -47,16 +47,13 @@ def plan(
 
     Ranked by utility; whatever does not fit says why.
     """
-    from dpmerge.planning import RULES, plan as make_plan
-    from dpmerge.records import Portfolio, Weights
-
     loaded = Portfolio(portfolio)
-    found = make_plan(
+    found = planning.plan(
         loaded,
         epsilon=epsilon,
         delta=delta,
         utility=utility.of(loaded),
-        rules=cast("list[RuleName]", rule) or RULES,
+        rules=cast(list[RuleName], rule) or planning.RULES,
         kappa=tempered.kappa,
         validation_epsilon=tempered.validation_epsilon,
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
@@ -71,8 +68,6 @@ def plan(
 
 
 def _print(found: Plan, title: str) -> None:
-    from dpmerge.rules import THEOREMS, round_up
-
     rows = [option.row() for option in found.options]
     table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     print_warnings(found.warnings)
@@ -112,10 +107,6 @@ def frontier(
     Random selection is exact at every target; linear combinations are tried. Pictures, and their numbers as JSON. With
     --simplex, ε over all weights of three models. A run that was killed continues from the finished points.
     """
-    from dpmerge.figures import finite_or_null
-    from dpmerge.planning import check_frontier, frontier as make_frontier, heatmap, heatmap_grid
-    from dpmerge.records import Portfolio
-
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
     elif stand_ins and evaluate is None:
@@ -134,7 +125,7 @@ def frontier(
         targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
         check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
         with execution.workers("combinations", folder) as run:
-            document = make_frontier(
+            document = planning.frontier(
                 loaded,
                 delta=delta,
                 epsilons=targets,
@@ -159,15 +150,11 @@ def frontier(
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
     if evaluate is None:
         return None
-    from dpmerge.tensors import MergedScore
-
     return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
 def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
     """The document as JSON (infinities as null), then as pictures; each file appears whole."""
-    from dpmerge.figures import draw, finite_or_null, write_json
-
     plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
     write_json(plain, paths[0])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from dpmerge.cli.app import argument, only, option
+import dpmerge
+from dpmerge.cli.app import JsonOption, argument, only, option, options
 from dpmerge.cli.options import (
     DeltaOption,
-    JsonOption,
     MergeAccounting,
     PortfolioArgument,
     Releasing,
@@ -21,31 +21,28 @@ from dpmerge.cli.options import (
     parse_targets,
 )
 from dpmerge.cli.output import print_json, print_lines, print_released, print_warnings, released_json
-
-if TYPE_CHECKING:
-    from dpmerge.release import Merge
+from dpmerge.records import Portfolio, Weights
+from dpmerge.release import Merge, choose, release, release_together
+from dpmerge.tensors import LoraForm
 
 _VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "warnings": "warning"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("Tensors")
 class Tensors:
     """How tensors are merged, besides their weights."""
 
-    heading: ClassVar[str] = "Tensors"
     method: Annotated[str | None, option("With --rule joint: ties, slerp, or module:function.")] = None
     base: Annotated[Path | None, option("Public base model, for methods on differences from it.")] = None
-    lora: Annotated[
-        Literal["factors", "exact"], option("LoRA adapters: average the factors, or add the updates exactly (--rule joint).")
-    ] = "factors"
+    lora: Annotated[LoraForm, option("LoRA adapters: average the factors, or add the updates exactly (--rule joint).")] = (
+        "factors"
+    )
     take_from: Annotated[str | None, option("Keep this model's integer tensors where models differ.")] = None
     keep_metadata: Annotated[
         list[str] | None, option("Publish this entry of the files' safetensors metadata; others are dropped. Repeatable.")
     ] = None
 
     def merge(self) -> Merge:
-        from dpmerge.release import Merge
-
         return Merge(self.method, self.base, self.lora, self.take_from, keep_metadata=tuple(self.keep_metadata or ()))
 
 
@@ -71,9 +68,6 @@ def merge(
     Drawn or merged, entered in the ledger, and open to anyone's recheck. Give --weights and --delta, or --epsilon and --delta
     to find the best weights first. An existing folder is refused.
     """
-    from dpmerge.records import Portfolio, Weights
-    from dpmerge.release import choose, release, release_together
-
     coupled = (Utility, Tempered, Releasing, MergeAccounting, "portfolio", "rule", "delta", "couple", "json")
     if couple is not None:
         only(context, "with --couple, which names the targets and draws models as they are", *coupled)
@@ -87,7 +81,7 @@ def merge(
         utility=None if utility.utility is None else utility.of(loaded),
         provenance=utility.provenance,
         accounting=accounting.accounting(),
-        **asdict(tempered),
+        **vars(tempered),
     )
     arguments = releasing.arguments()
     targets = {} if couple is None else {f"epsilon-{target:g}": target for target in parse_targets(couple)}
@@ -119,11 +113,8 @@ def verify(
 
     Recomputes everything its certificate says. Exit code 0: it holds, 1: it does not, 2: it could not be checked.
     """
-    from dpmerge import verify as recheck
-    from dpmerge.records import Portfolio
-
     loaded = None if portfolio is None else Portfolio(portfolio)
-    verdict = recheck(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method)
+    verdict = dpmerge.verify(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method)
     if json:
         print_json({"code": verdict.code, **asdict(verdict)})
     else:

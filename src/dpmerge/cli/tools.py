@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from dpmerge.cli.app import argument, option
-from dpmerge.cli.options import JsonOption
+from dpmerge.cache import cache_entries, cache_folder
+from dpmerge.cli.app import JsonOption, argument, group, option
 from dpmerge.cli.output import print_json
+from dpmerge.records import Record
+from dpmerge.release import new_keys
 
 
 def schema(json: JsonOption = False) -> None:
     """The JSON Schema of record.json (JSON with or without --json)."""
-    from dpmerge.records import Record
-
     print_json(Record.model_json_schema(by_alias=True))
 
 
@@ -24,8 +24,6 @@ def cache(clear: Annotated[bool, option("Delete every cached answer.")] = False,
 
     Set the environment variable DPMERGE_CACHE to another folder, or to off.
     """
-    from dpmerge.cache import cache_entries, cache_folder
-
     folder = cache_folder()
     entries = [] if folder is None else cache_entries(folder)
     size = sum(path.stat().st_size for path in entries)
@@ -49,10 +47,11 @@ def keys(
 
     Sign with the private one (merge --sign), hand out the public one (verify --trust).
     """
-    from dpmerge.release import new_keys
-
     public = new_keys(path)
     if json:
         print_json({"private": str(path), "public": str(public)})
     else:
         typer.echo(f"{path}: private, keep it; {public}: public, hand it out")
+
+
+tools = group("tools", "The record format, the cache, and keys.", schema, cache, keys)

@@ -6,18 +6,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from dpmerge.cli.app import argument, option
-from dpmerge.cli.options import ClusterOption, JsonOption
+from dpmerge import training
+from dpmerge.cli.app import JsonOption, argument, group, option, options
+from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
-
-if TYPE_CHECKING:
-    from dpmerge.training import Pending
+from dpmerge.training import Pending, PortfolioFile, Stated, train_portfolio
 
 
 def train(
@@ -34,8 +32,6 @@ def train(
     Each gets its record, and is measured on the public test part. Every run has fresh noise. Finished work is kept: the same
     command continues what was stopped.
     """
-    from dpmerge.training import PortfolioFile, train_portfolio
-
     file = PortfolioFile.load(portfolio)
     try:
         done = train_portfolio(file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars)
@@ -81,11 +77,10 @@ def _bars(pending: Sequence[Pending]) -> Iterator[None]:
             thread.join()
 
 
-@dataclass(frozen=True, kw_only=True)
+@options("What the checkpoint does not say")
 class Statement:
     """What the user states about a run that nobody recorded."""
 
-    heading: ClassVar[str] = "What the checkpoint does not say"
     dataset: Annotated[str | None, option("Identity of the private dataset.")] = None
     sampling: Annotated[
         Literal["poisson", "shuffle", "full-batch"] | None, option("How batches were drawn; Opacus' own loader: poisson.")
@@ -118,11 +113,12 @@ def from_opacus(
 
     What the file does not say, you state; the record marks it as stated.
     """
-    from dpmerge.training import Stated, from_opacus as convert
-
-    stated = asdict(statement)
-    record = convert(checkpoint, out, Stated(**{**stated, "leave_out": tuple(stated["leave_out"] or ())}))
+    stated = vars(statement)
+    written = training.from_opacus(checkpoint, out, Stated(**{**stated, "leave_out": tuple(stated["leave_out"] or ())}))
     if json:
-        print_json({"folder": str(out), "record": record.as_dict()})
+        print_json({"folder": str(out), "record": written.as_dict()})
     else:
         typer.echo(f"{out}: model.safetensors, and record.json as stated by its user")
+
+
+record = group("record", "Records of models that were trained elsewhere.", from_opacus)

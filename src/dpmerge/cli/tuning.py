@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.app import option
+from dpmerge.cli.app import option, options
 from dpmerge.cli.options import Granted
 from dpmerge.cli.output import print_assumptions, print_json, print_warnings
 from dpmerge.errors import PortfolioError, TargetError
+from dpmerge.records import Portfolio
+from dpmerge.rules import (
+    THEOREMS,
+    Base,
+    Calibration,
+    DistributionName,
+    TuningCost,
+    contradiction,
+    round_up,
+    significant,
+    trials,
+    tuning_cost,
+)
 
-if TYPE_CHECKING:
-    from dpmerge.rules import Base, TuningCost
 
-
-@dataclass(frozen=True, kw_only=True)
+@options("Cost of tuning (one run is stated by its record, its ε, its noise or its μ)")
 class Tuning:
     """How many runs compete, and what one of them guarantees, stated in one of four ways."""
 
-    heading: ClassVar[str] = "Cost of tuning (one run is stated by its record, its ε, its noise or its μ)"
     tuning: Annotated[
-        Literal["poisson", "geometric", "logarithmic", "tnb"] | None,
+        DistributionName | None,
         option("Instead of a merge: the best of K runs, K random by this law (tnb: truncated negative binomial)."),
     ] = None
     trials: Annotated[float | None, option("The mean of the number of runs K.")] = None
@@ -36,21 +44,19 @@ class Tuning:
     run_noise: Annotated[float | None, option("One run is a Gaussian mechanism with this noise multiplier.")] = None
     run_mu: Annotated[float | None, option("One run satisfies μ-GDP with this μ.")] = None
     calibrate: Annotated[
-        Literal["exact", "rdp"] | None, option("From --run-epsilon to noise: the exact curve (default), or Rényi moments.")
+        Calibration | None, option("From --run-epsilon to noise: the exact curve (default), or Rényi moments.")
     ] = None
 
 
-def tuning_cost(portfolio: Path | None, asked: Tuning, delta: float | None, granted: Granted, json: bool) -> None:
+def account_tuning(portfolio: Path | None, asked: Tuning, delta: float | None, granted: Granted, json: bool) -> None:
     """ε of releasing the best of a random number of runs with random hyper-parameters: at least, and at most."""
-    from dpmerge.rules import contradiction, trials, tuning_cost as price
-
     assert asked.tuning is not None
     if delta is None or asked.trials is None:
         raise TargetError("--tuning needs --trials, the mean of the number of runs, and --delta")
     run_delta = delta if asked.run_delta is None else asked.run_delta
     granted.require(max(delta, run_delta))
     law = trials(asked.tuning, asked.trials, asked.shape)
-    cost = price(_base(portfolio, asked, run_delta, granted), law, delta)
+    cost = tuning_cost(_base(portfolio, asked, run_delta, granted), law, delta)
     remark = contradiction(cost)
     if json:
         print_json({**cost.as_dict(), "remark": remark})
@@ -60,8 +66,6 @@ def tuning_cost(portfolio: Path | None, asked: Tuning, delta: float | None, gran
 
 def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Granted) -> Base:
     """One run, stated in exactly one way."""
-    from dpmerge.rules import Base
-
     shuffle = granted.shuffle
     ways = (portfolio, asked.run_epsilon, asked.run_noise, asked.run_mu)
     if sum(way is not None for way in ways) != 1:
@@ -83,9 +87,6 @@ def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Gran
 
 
 def _recorded(portfolio: Path, model: str | None, granted: Granted) -> Base:
-    from dpmerge.records import Portfolio
-    from dpmerge.rules import Base
-
     loaded = Portfolio(portfolio)
     if model is None and len(loaded.models) > 1:
         raise PortfolioError(f"{portfolio} has {len(loaded.models)} models; say with --model which one is one run")
@@ -94,8 +95,6 @@ def _recorded(portfolio: Path, model: str | None, granted: Granted) -> Base:
 
 
 def _print(cost: TuningCost, remark: str | None) -> None:
-    from dpmerge.rules import THEOREMS, round_up, significant
-
     theorem = THEOREMS[cost.theorem]
     typer.echo(f"the best of K runs, K {cost.trials}")
     if math.isfinite(cost.epsilon):
@@ -118,8 +117,6 @@ def _print(cost: TuningCost, remark: str | None) -> None:
 
 
 def _one_run(base: Mapping[str, Any]) -> str:
-    from dpmerge.rules import significant
-
     if "model" in base:
         return f"{base['kind']}, the record of model {base['model']!r}, {base['adjacency']} neighbours"
     told = f"a Gaussian mechanism with noise multiplier {significant(base['noise_multiplier'])}"
