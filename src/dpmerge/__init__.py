@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpmerge.planning import Plan, plan
     from dpmerge.profiles import ShuffleAsPoisson
     from dpmerge.records import Model, Portfolio, Record
-    from dpmerge.rules import Guarantee, compare, no_free_lunch_threshold
+    from dpmerge.rules import Accounting, Comparison, Guarantee, compare, no_free_lunch_threshold
 
 _HOMES = {
     "combination": "dpmerge._api",
@@ -67,7 +67,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Accounting",
     "AccountingError",
+    "Comparison",
     "DependentRuns",
     "DpmergeError",
     "Guarantee",

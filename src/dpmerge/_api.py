@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Joint, Looked, Selection, looked_at
+from dpmerge.rules import Combination, Joint, Looked, Selection, counted_besides
 
 if TYPE_CHECKING:
     from dpmerge.planning import Provenance, Utilities
@@ -50,7 +50,7 @@ def joint(
     With provenance `a-priori` the weights were fixed beforehand, and only the models that have weight are counted.
     """
     given = portfolio.weights(weights)
-    return Joint(given, shuffle, looked_at(given, provenance))
+    return Joint(given, shuffle, counted_besides(given, provenance))
 
 
 def merge(

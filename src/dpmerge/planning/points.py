@@ -13,7 +13,7 @@ from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Combination, Guarantee, asked
+from dpmerge.rules import Accounting as Numerics, Combination, Guarantee, build
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -105,7 +105,7 @@ def selection_assumptions(portfolio: Portfolio, accounting: Accounting) -> tuple
     """What random selection from all models assumes, whatever their weights; nothing where it has no answer."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
     try:
-        rule = asked("selection", everyone, shuffle=accounting.shuffle)
+        rule = build("selection", everyone, Numerics(shuffle=accounting.shuffle))
         return rule.guarantee(delta=accounting.delta, conversion=accounting.conversion).assumptions
     except AccountingError:
         return ()
