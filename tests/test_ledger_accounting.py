@@ -140,7 +140,7 @@ def test_a_mild_tempered_draw_counts_its_own_and_twice_joint(file: Path) -> None
 
 def test_what_depends_on_earlier_releases_counts_as_everything_it_might_have_been(tmp_path: Path, file: Path) -> None:
     portfolio = written(tmp_path / "p")
-    own = Selection(portfolio.weights({"b": 0.1, "c": 0.9}), index_published=True).guarantee(delta=DELTA).epsilon
+    own = Selection(portfolio.weights({"b": 0.1, "c": 0.9})).guarantee(delta=DELTA).epsilon
     for number, rule in enumerate(("selection", "combination")):
         ledger = new(file.with_name(f"{number}.db"), epsilon=30.0, declared=[portfolio])
         ledger.enter(planned(portfolio, rule, dependent=True, b=0.1, c=0.9))

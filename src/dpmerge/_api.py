@@ -16,15 +16,9 @@ if TYPE_CHECKING:
     from dpmerge.release import Merge, Released, RuleName, Settings, Verdict
 
 
-def selection(
-    portfolio: Portfolio,
-    weights: Mapping[str, float],
-    *,
-    shuffle: ShuffleAsPoisson | None = None,
-    index_published: bool = True,
-) -> Selection:
+def selection(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Selection:
     """Random selection: one model, drawn with these probabilities; which one is published, as `merge` does."""
-    return Selection(portfolio.weights(weights), shuffle, index_published)
+    return Selection(portfolio.weights(weights), shuffle)
 
 
 def combination(

@@ -266,7 +266,7 @@ class _Planner:
             try:
                 found = selection_optimum(self.profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
                 weights = self._named(found.weights) if found else self._vertex(self._most_private())
-                drawn = Selection(weights, self.shuffle, index_published=True)
+                drawn = Selection(weights, self.shuffle)
                 options.append(self._saturated("selection", weights, drawn, by))
             except AccountingError as error:
                 options.append(self._refused("selection", self._vertex(self.portfolio.names[0]), str(error)))

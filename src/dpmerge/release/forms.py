@@ -109,7 +109,7 @@ class RuleForm(Extended):
         shuffle = None if self.shuffle_rate is None else ShuffleAsPoisson(float.fromhex(self.shuffle_rate))
         rule: Rule
         if self.rule == "selection":
-            rule = Selection(weights, shuffle, index_published=True)
+            rule = Selection(weights, shuffle)
         elif self.rule == "combination":
             assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
             # Made with the same arguments as by others who ask the same: answers are cached under these.

@@ -24,6 +24,7 @@ from dpmerge.rules.guarantee import (
     Standing as Standing,
     Target as Target,
     about_records as about_records,
+    answer as answer,
     ask as ask,
     round_down as round_down,
     round_up as round_up,
@@ -35,18 +36,14 @@ from dpmerge.rules.selection import Selection as Selection, selection_epsilons a
 from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
 from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem
 from dpmerge.rules.tuning import (
-    DELTA_OF_FIGURE_1 as DELTA_OF_FIGURE_1,
-    FIGURE_1 as FIGURE_1,
     PROFILE as PROFILE,
     RENYI as RENYI,
     Base as Base,
     TuningCost as TuningCost,
-    contradiction as contradiction,
     tuning_cost as tuning_cost,
 )
-from dpmerge.rules.tuning_bounds import renyi_epsilon as renyi_epsilon
+from dpmerge.rules.tuning_bounds import pairs_of as pairs_of, renyi_epsilon as renyi_epsilon
 from dpmerge.rules.tuning_gaussian import Calibration as Calibration
-from dpmerge.rules.tuning_pairs import pairs_of as pairs_of
 from dpmerge.rules.tuning_trials import (
     DistributionName as DistributionName,
     Poisson as Poisson,

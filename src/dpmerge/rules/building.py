@@ -92,7 +92,7 @@ def build(
         raise TargetError("kappa, the strength of the draw, belongs to tempered selection, which needs it")
     require_covered(rule, provenance or "a-priori")
     if rule == "selection":
-        return Selection(weights, accounting.shuffle, index_published=True)
+        return Selection(weights, accounting.shuffle)
     if rule == "combination":
         return Combination(weights, accounting.assume_smoothness, accounting.shuffle, arithmetic)
     if kappa is not None:
