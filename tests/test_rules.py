@@ -221,7 +221,7 @@ def test_shuffled_batches_are_refused_or_conditional() -> None:
     shuffled = builders.model("a", mechanism)
     weights = builders.portfolio(shuffled, POISSON[1]).weights({"a": 0.5, "b": 0.5})
     for rule in (Selection, Joint, Combination):
-        with pytest.raises(UnsupportedMechanism, match="treat-shuffle-as-poisson"):
+        with pytest.raises(UnsupportedMechanism, match="ShuffleAsPoisson"):
             rule(weights).guarantee(delta=1e-5)
         found = rule(weights, shuffle=ShuffleAsPoisson(0.01)).guarantee(delta=1e-5)
         assert found.standing == "conditional"
