@@ -426,7 +426,7 @@ def test_a_delta_above_one_in_a_hundred_is_refused_unless_it_is_asked_for(tmp_pa
     calls: list[partial[Any]] = [
         partial(library.plan, loaded, epsilon=1.0, delta=0.02, rules=("joint",)),
         partial(library.compare, given, delta=0.02),
-        partial(library.merge, loaded, tmp_path / "out", rule="joint", delta=0.02, weights=GIVEN),
+        partial(library.merge, loaded, GIVEN, out=tmp_path / "out", rule="joint", delta=0.02),
     ]
     for call in calls:
         with pytest.raises(TargetError, match="any_delta=True"):

@@ -195,7 +195,7 @@ def plan(
     Target(epsilon=epsilon)
     Target(delta=delta)
     require_wanted(delta, accounting.any_delta)
-    known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
+    known = Utilities.of(portfolio, utility)
     question = Question(
         portfolio,
         float(delta),
