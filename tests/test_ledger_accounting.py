@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
-from dpmerge.planning import Accounting
 from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.release import choose, release, release_together, what_fits
 from dpmerge.release.forms import ValidationForm
 from dpmerge.release.ledger import Planned
-from dpmerge.rules import Exposure, Joint, Releases, Selection, Tempered
+from dpmerge.rules import Accounting, Exposure, Joint, Releases, Selection, Tempered
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, drawn, joint, new, planned, total, written
 from tests.ledger_workers import DELTA

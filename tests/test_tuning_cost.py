@@ -110,7 +110,7 @@ def test_gamma_follows_from_the_mean() -> None:
         (("poisson", math.inf), "finite"),
         (("geometric", 0.5), "at least 1"),
         (("logarithmic", math.nan), "at least 1"),
-        (("geometric", 5.0, 1.0), "--shape only has a meaning"),
+        (("geometric", 5.0, 1.0), "shape belongs to distribution tnb"),
         (("tnb", 5.0), "needs --shape"),
         (("tnb", 5.0, -1.0), "above −1"),
         (("tnb", 5.0, -1 + 1e-9), "no γ"),

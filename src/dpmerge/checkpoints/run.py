@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import multimode
 
 from dpmerge.errors import PortfolioError
-from dpmerge.planning import Accounting
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
 from dpmerge.release import Chosen, choose
-from dpmerge.rules import Looked
+from dpmerge.rules import Accounting, Looked
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 

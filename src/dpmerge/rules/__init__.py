@@ -1,17 +1,18 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
 from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, why_joint as why_joint
-from dpmerge.rules.asked import (
-    AskedName as AskedName,
+from dpmerge.rules.baselines import PairComposition as PairComposition, no_free_lunch_threshold as no_free_lunch_threshold
+from dpmerge.rules.building import (
+    Accounting as Accounting,
     Looked as Looked,
-    asked as asked,
-    looked_at as looked_at,
+    RuleName as RuleName,
+    build as build,
+    counted_besides as counted_besides,
     require_covered as require_covered,
     require_smoothness_is_used as require_smoothness_is_used,
 )
-from dpmerge.rules.baselines import PairComposition as PairComposition, no_free_lunch_threshold as no_free_lunch_threshold
 from dpmerge.rules.combination import Combination as Combination
-from dpmerge.rules.compare import compare as compare, no_free_lunch as no_free_lunch
+from dpmerge.rules.compare import Comparison as Comparison, compare as compare
 from dpmerge.rules.deltas import about_delta as about_delta, require_wanted as require_wanted
 from dpmerge.rules.filter import Charge as Charge, Filter as Filter, Sum as Sum
 from dpmerge.rules.guarantee import (

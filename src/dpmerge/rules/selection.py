@@ -1,4 +1,4 @@
-"""Random selection: draw one model with probabilities π and release it (M1 Thm 5.1 and 5.2; docs/theory.md §2)."""
+"""Random selection: draw one model with probabilities π and release it (docs/theory.md §2)."""
 
 from __future__ import annotations
 
