@@ -26,6 +26,7 @@ from dpmerge.rules import Combination, Joint, Selection, selection_epsilons
 from dpmerge.tensors import MergedScore, find_evaluator
 from dpmerge_lab.tasks import digits
 from tests import builders
+from tests.effort import EFFORT
 from tests.test_jobs import started_cluster
 
 DELTA = 1e-5
@@ -53,7 +54,7 @@ UTILITY = {"a": 0.93, "b": 0.9, "c": 0.8}
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5 * EFFORT, deadline=None)
 @given(
     sigma=st.floats(0.4, 4),
     rate=st.floats(0.001, 0.6),
@@ -67,7 +68,7 @@ def test_many_deltas_are_the_single_ones_and_wide_curves_are_as_good(
 ) -> None:
     profile = run_profile(builders.dp_sgd("m", sigma=sigma, sampling=rate, steps=steps)).profile
     high = low + 5
-    epsilons = np.sort(np.random.default_rng(seed).uniform(low, high, 8))
+    epsilons = np.sort(np.random.default_rng(seed).uniform(low, high, 5))
     for direction in DIRECTIONS:
         curve = profile.wide_curve(direction, low, high, DELTA)
         many = curve.deltas(epsilons)
@@ -113,12 +114,12 @@ def test_accuracy_is_a_setting_of_a_block_and_never_costs_validity() -> None:
 def test_many_selections_are_the_rule_for_each(by: Any) -> None:
     portfolio = sampled()
     profiles = [run_profile(model).profile for model in portfolio.models]
-    grid = simplex_grid(3, 0.125)
+    grid = simplex_grid(3, 0.25)
     found = selection_epsilons(profiles, grid, DELTA, by)
     for row, value in zip(grid.tolist(), found.tolist(), strict=True):
         rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
         assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-4)
-        with grids_of_accuracy(1e-7):  # never below what a much finer grid gives
+        with grids_of_accuracy(1e-6):  # never below what a much finer grid gives
             assert value >= rule.guarantee(delta=DELTA, by=by).epsilon * (1 - 1e-9)
 
 
@@ -153,13 +154,13 @@ def test_simplex_grid() -> None:
 
 def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
     portfolio = sampled()
-    targets = [0.4, 1.0, 2.0, 3.5, 6.0]
+    targets = [0.4, 1.0, 3.5, 6.0]
     document = frontier(
         portfolio,
         delta=DELTA,
         epsilons=targets,
         utility=Utilities.stated(portfolio, UTILITY),
-        edge_points=5,
+        edge_points=3,
         run=here,
     ).as_dict()
     profiles = [run_profile(model).profile for model in portfolio.models]
@@ -173,13 +174,13 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
             assert (best is None) == (point["utility"] is None)
             if best is not None:
                 assert point["utility"] == pytest.approx(best.utility, abs=2e-5)
-                with grids_of_accuracy(1e-7):  # the returned weights hold on an independent, finer path
+                with grids_of_accuracy(1e-6):  # the returned weights hold on an independent, finer path
                     rule = Selection(portfolio.weights(point["weights"]))
                     assert rule.guarantee(epsilon=point["epsilon"], by=by).delta <= DELTA * (1 + 1e-9)
     for standing, assumed in (("proved", None), ("conditional", 0.0)):
         for by in ("pld", "rdp"):
             points = curves["combination", by, standing]["points"]
-            assert len(points) == 3 + 2 * 5
+            assert len(points) == 3 + 2 * 3
             best_so_far = -math.inf
             for point in points:
                 combined = Combination(portfolio.weights(point["weights"]), assumed)
@@ -257,9 +258,9 @@ def test_targets() -> None:
 
 def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
     portfolio = sampled()
-    for epsilon in (0.7, 2.0, 4.0):
+    for epsilon in (0.7, 3.0):
         found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=UTILITY)
-        with grids_of_accuracy(1e-7):
+        with grids_of_accuracy(1e-6):
             for option in found.options:
                 if not option.feasible or option.rule not in ("selection", "combination"):
                     continue
@@ -285,6 +286,8 @@ def test_heatmap_is_the_rules() -> None:
         ]
         for panel in document["panels"]:
             combined = panel["rule"] == "combination"
+            if assumed is not None and not combined:
+                continue  # selection assumes nothing of smoothness: as above
             assert panel["standing"] == ("conditional" if combined and assumed == 0 else "proved")
             for point, epsilon in zip(document["points"], panel["epsilons"], strict=True):
                 weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
@@ -366,7 +369,7 @@ def test_scores_belong_to_their_models_and_function(trained: Path) -> None:
 @pytest.mark.parametrize(
     "name, complaint",
     [
-        ("unknown", "bundled task"),
+        ("unknown", "no evaluator is named"),
         ("no.such.module:f", "cannot be loaded"),
         ("math:nothing", "cannot be loaded"),
         ("math:pi", "no function"),
@@ -422,7 +425,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
     document = json.loads(first.stdout)
     assert document == json.loads((tmp_path / "out" / "frontier.json").read_text())
     assert document["provenance"] == "after-looking"
-    for suffix in ("png", "svg", "html"):
+    for suffix in ("png", "html"):
         assert (tmp_path / "out" / f"frontier.{suffix}").stat().st_size > 1000
     calls = len((tmp_path / "calls").read_text())
     assert calls == 3 + 2 * 3
@@ -448,7 +451,7 @@ def test_frontier_command_refuses(trained: Path, tmp_path: Path) -> None:
         (["--stand-ins"], "--evaluate"),
         (["--epsilons", "8:1"], "targets"),
         (["--utility", "a=1,b=2"], "no utility for model 'c'"),
-        (["--evaluate", "nothing"], "bundled task"),
+        (["--evaluate", "nothing"], "no evaluator is named"),
         (["--cluster", "nowhere"], ""),
     ):
         result = runner.invoke(app, base + extra)
@@ -495,7 +498,7 @@ def test_heatmap_command(trained: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
     assert len(document["points"]) == 6
-    for suffix in ("json", "png", "svg", "html"):
+    for suffix in ("json", "png", "html"):
         assert (tmp_path / "map" / f"heatmap.{suffix}").stat().st_size > 100
 
 

@@ -33,7 +33,7 @@ from dpmerge.planning import Accounting, Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
     Certificate,
-    Choice,
+    Chosen,
     GuaranteeForm,
     Ledger,
     Merge,
@@ -207,7 +207,7 @@ def test_other_layouts(layout: str, rule: RuleName, tmp_path: Path) -> None:
 # --- draws --------------------------------------------------------------------------------------------------------------------
 
 
-def drawn_often(choice: Choice, times: int = 20_000) -> Counter[str]:
+def drawn_often(choice: Chosen, times: int = 20_000) -> Counter[str]:
     return Counter(draw(choice) for _ in range(times))
 
 
@@ -384,7 +384,7 @@ def test_a_noisy_choice_is_drawn_by_the_scores(tmp_path: Path) -> None:
         ("combination", {"accounting": Accounting(assume_smoothness=-1.0)}, "finite and not negative"),
         ("joint", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("tempered", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
-        ("joint", {"provenance": "private-validation"}, "describes their set"),
+        ("joint", {"provenance": "private-validation"}, "describe their set"),
         ("joint", {"weights": None, "epsilon": 9.0}, "say which one"),
         ("selection", {"weights": None}, "give the weights"),
         ("selection", {"weights": None, "epsilon": 0.01}, "infeasible"),

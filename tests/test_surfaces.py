@@ -15,7 +15,7 @@ import dpmerge as library
 from attacks.victim import forge
 from dpmerge.errors import PortfolioError, TargetError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.figures import heatmap, summary
+from dpmerge.figures import frontier as frontiers, heatmap
 from dpmerge.jobs import run_all
 from dpmerge.planning import Accounting, frontier, heatmap as simplex
 from dpmerge.profiles import ShuffleAsPoisson
@@ -284,7 +284,7 @@ def test_every_guarantee_prints_it(tmp_path: Path) -> None:
     alone = answered("profile", tmp_path / "runs")["models"]
     assert all(names_initialisation(entry["assumptions"]) for entry in alone)
     assert "initialisation" in dpmerge("profile", tmp_path / "runs").stdout
-    assert "initialisation" in heatmap.HOW_TO_READ and "initialisation" in summary.HOW_TO_READ
+    assert "initialisation" in heatmap.HOW_TO_READ and "initialisation" in frontiers.HOW_TO_READ
 
 
 # --- 14: δ that nobody can want -----------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_delta_above_one_in_a_hundred_is_refused_unless_it_is_asked_for(tmp_pa
     calls: list[partial[Any]] = [
         partial(library.plan, loaded, epsilon=1.0, delta=0.02, rules=("joint",)),
         partial(library.compare, given, delta=0.02),
-        partial(library.merge, loaded, tmp_path / "out", rule="joint", delta=0.02, weights=GIVEN),
+        partial(library.merge, loaded, GIVEN, out=tmp_path / "out", rule="joint", delta=0.02),
     ]
     for call in calls:
         with pytest.raises(TargetError, match="any_delta=True"):

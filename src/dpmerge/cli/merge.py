@@ -31,7 +31,7 @@ from dpmerge.errors import TargetError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dpmerge.release import Choice
+    from dpmerge.release import Chosen
 
 
 class MergeRuleName(StrEnum):
@@ -195,7 +195,7 @@ def merge(
             typer.echo(f"note: {text}")
 
 
-def warn_of(choices: Iterable[Choice]) -> None:
+def warn_of(choices: Iterable[Chosen]) -> None:
     """Say what promises little before anything is written."""
     for text in dict.fromkeys(text for choice in choices for text in choice.guarantee.warnings):
         typer.echo(f"warning: {text}", err=True)

@@ -17,7 +17,7 @@ from dpmerge.planning import Accounting
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
-    Choice,
+    Chosen,
     Entry,
     Ledger,
     Released,
@@ -111,7 +111,7 @@ class Releases:
         choice, _ = self._new(asked)
         files_to_write(self._state.portfolio, choice, ledger=self._ledger, dependent=asked.depends_on_releases)
 
-    def preview(self, asked: ReleaseRequest) -> tuple[Choice, dict[str, Any]]:
+    def preview(self, asked: ReleaseRequest) -> tuple[Chosen, dict[str, Any]]:
         """What a release would write and spend; nothing is written."""
         choice, folder = self._new(asked)
         seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
@@ -147,7 +147,7 @@ class Releases:
                 progress=progress,
             )
 
-    def _new(self, asked: ReleaseRequest) -> tuple[Choice, Path]:
+    def _new(self, asked: ReleaseRequest) -> tuple[Chosen, Path]:
         """The choice, and its folder, which is not there yet."""
         choice, folder = self._choose(asked), self._place(asked.name)
         if folder.exists() or folder.is_symlink():
@@ -160,7 +160,7 @@ class Releases:
         if folder is not None and Portfolio(folder.parent) != self._state.portfolio:
             raise CertificateError(_CHANGED)
 
-    def _choose(self, asked: ReleaseRequest) -> Choice:
+    def _choose(self, asked: ReleaseRequest) -> Chosen:
         self._require_unchanged()
         portfolio = self._state.portfolio
         return choose(

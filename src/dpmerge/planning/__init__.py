@@ -16,7 +16,6 @@ from dpmerge.planning.option import (
     Option as Option,
     Question as Question,
     RuleName as RuleName,
-    html_table as html_table,
 )
 from dpmerge.planning.plan import Plan as Plan, draw_strength as draw_strength, plan as plan
 from dpmerge.planning.points import (

@@ -8,7 +8,7 @@ point beats. Where a scorer is given, every point is really merged and measured;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -131,7 +131,7 @@ def frontier(
     *,
     delta: float,
     epsilons: Sequence[float],
-    utility: Utilities | None = None,
+    utility: Utilities | Mapping[str, float] | None = None,
     accounting: Accounting | None = None,
     scorer: Scorer | None = None,
     scored: Literal["private", "stand-ins"] = "private",
@@ -143,6 +143,7 @@ def frontier(
 ) -> Frontier:
     """What every target ε would give at δ. A scorer's measurements take the place of `utility`."""
     accounting = accounting or Accounting()
+    utility = Utilities.of(portfolio, utility)
     targets = check_frontier(delta, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")
     models = _models(portfolio, delta, accounting)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import AccountingError, TargetError
+from dpmerge.notebook import html_table
 from dpmerge.planning.points import Accounting
 from dpmerge.planning.utility import Provenance, Utilities
 from dpmerge.profiles import Profile, run_profile
@@ -108,7 +108,7 @@ class Question:
         return Option(rule, weights, found, utility, self, why=why, utility_kind="expected" if found is None else kind)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Option:
     """One way to release something, with its guarantee at the target's δ (or, where it is saturated, at its ε).
 
@@ -206,15 +206,9 @@ class Option:
         return self.why if self.guarantee is None else str(self.guarantee)
 
     def __repr__(self) -> str:
-        told = f"{self.rule} with {self.row()['weights']}: {self}"
-        return f"<Option: {told}{'' if self.feasible or self.guarantee is None else f' · does not fit: {self.why}'}>"
+        told = self.why if self.guarantee is None else self.guarantee.claim
+        beside = "" if self.feasible or self.guarantee is None else f" · does not fit: {self.why}"
+        return f"<Option {self.rule} with {self.row()['weights']}: {told}{beside}>"
 
     def _repr_html_(self) -> str:
-        return html_table([self.row()])
-
-
-def html_table(rows: list[dict[str, str]]) -> str:
-    """A small table for notebooks; every text is escaped."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0]) if rows else ""
-    body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row.values())}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table(list(self.row()), [list(self.row().values())])

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import DpmergeError, TargetError
-from dpmerge.planning.option import RULES, Option, Question, RuleName, html_table
+from dpmerge.errors import TargetError
+from dpmerge.notebook import frame, html_table
+from dpmerge.planning.option import RULES, Option, Question, RuleName
 from dpmerge.planning.points import Accounting
 from dpmerge.planning.search import Search
 from dpmerge.planning.utility import Utilities
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.rules import Guarantee, Target, Validation, require_wanted, round_down, round_up
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _ORDER: tuple[RuleName, ...] = ("single", "selection", "joint", "tempered", "combination")
 _FIXED: tuple[RuleName, ...] = ("single", "joint")  # their guarantees at δ do not depend on ε
@@ -24,7 +28,7 @@ _LOOKED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The options for one target, best first; `known` are all that were found, at any target of this δ."""
 
@@ -141,13 +145,9 @@ class Plan:
             "options": [option.as_dict() for option in self.options],
         }
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> DataFrame:
         """The options as a pandas table, with all digits."""
-        try:
-            import pandas
-        except ImportError:
-            raise DpmergeError("a data frame needs pandas: install it, or use as_dict()") from None
-        return pandas.DataFrame(self.as_dict()["options"])
+        return frame(option.as_dict() for option in self.options)
 
     def __repr__(self) -> str:
         best = self.best
@@ -155,7 +155,8 @@ class Plan:
         return f"<Plan for ({self.epsilon:g}, {self.delta:g}), {len(self.options)} options; {told}>"
 
     def _repr_html_(self) -> str:
-        return html_table([option.row() for option in self.options])
+        rows = [option.row() for option in self.options]
+        return html_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
 def _merged(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
@@ -194,7 +195,7 @@ def plan(
     Target(epsilon=epsilon)
     Target(delta=delta)
     require_wanted(delta, accounting.any_delta)
-    known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
+    known = Utilities.of(portfolio, utility)
     question = Question(
         portfolio,
         float(delta),
