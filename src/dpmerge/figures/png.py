@@ -44,7 +44,8 @@ def png(picture: Picture) -> bytes:
         matplotlib.rcParams.update(SETTINGS)
         figure(picture).savefig(drawn, format="png", metadata={"Software": None})
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)  # a third of the size
+        palette = image.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        palette.save(file, "PNG", optimize=True)  # a third of the size, and no difference that is seen
     return file.getvalue()
 
 
