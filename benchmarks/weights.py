@@ -19,7 +19,6 @@ from benchmarks.report import Claim, best_time
 from dpmerge import example_portfolio
 from dpmerge.jobs import run_all
 from dpmerge.planning import (
-    Accounting,
     Mapper,
     Point,
     combination_points,
@@ -30,7 +29,7 @@ from dpmerge.planning import (
 )
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Target, selection_epsilons
+from dpmerge.rules import Accounting, Combination, Target, selection_epsilons
 
 DELTA = 1e-5
 
@@ -75,8 +74,8 @@ def simplex_of_combinations() -> Iterator[Claim]:
     points = [tuple(row) for row in simplex_grid(3, 0.01).tolist()]
     spent: list[float] = []
     start = time.perf_counter()
-    accounting = Accounting(DELTA, assume_smoothness=0.0)
-    found = combination_points(portfolio, points, accounting, _everywhere(spent), ("proved",), ("pld",))
+    accounting = Accounting(assume_smoothness=0.0)
+    found = combination_points(portfolio, points, DELTA, accounting, _everywhere(spent), ("proved",), ("pld",))
     wall = time.perf_counter() - start
     ours = np.array([point["proved"]["pld"] for point in found])
     reference = np.array(run_all(partial(_reference, portfolio), points))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dpmerge.release.provisions import provisions as first_entries
 from dpmerge.release.spending import Budget, Planned
 from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
+from tests.effort import EFFORT
 from tests.exact_densities import gaussian_delta
 from tests.ledger_builders import PRECISE, THREE, command, joint, new, planned as planned_at, total, written
 from tests.ledger_workers import DELTA
@@ -209,7 +209,7 @@ def random_menu(rng: np.random.Generator) -> list[Stated]:
     return list(zip(epsilons.tolist(), deltas.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(4 * int(os.environ.get("DPMERGE_SEARCH", "1"))))
+@pytest.mark.parametrize("seed", range(4 * EFFORT))
 def test_no_way_to_choose_passes_the_budget(seed: int) -> None:
     """Releases that depend on nothing between those that do: a ledger may allow the first on some paths only."""
     rng = np.random.default_rng(seed)

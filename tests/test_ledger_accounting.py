@@ -12,10 +12,10 @@ import pytest
 
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
 from dpmerge.records import Model, Portfolio, Weights
-from dpmerge.release import Settings, choose, release, release_together, what_fits
+from dpmerge.release import choose, release, release_together, what_fits
 from dpmerge.release.forms import ValidationForm
 from dpmerge.release.ledger import Planned
-from dpmerge.rules import Exposure, Joint, Releases, Selection, Tempered
+from dpmerge.rules import Accounting, Exposure, Joint, Releases, Selection, Tempered
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, drawn, joint, new, planned, total, written
 from tests.ledger_workers import DELTA
@@ -70,7 +70,7 @@ def test_a_conditional_combination_counts_by_what_is_proved(tmp_path: Path, file
     runs = [builders.dp_sgd(name, sigma=sigma, steps=20, smoothness=0.2) for name, sigma in (("a", 20.0), ("b", 30.0))]
     portfolio, ledger = written(tmp_path / "p", Portfolio(tuple(runs))), new(file)
     weights = portfolio.weights({"a": 0.3, "b": 0.7})
-    choice = choose(portfolio, "combination", delta=DELTA, weights=weights, settings=Settings(assume_smoothness=0.0))
+    choice = choose(portfolio, "combination", delta=DELTA, weights=weights, accounting=Accounting(assume_smoothness=0.0))
     assert choice.guarantee.standing == "conditional"
     release(portfolio, choice, tmp_path / "one", ledger=ledger)
     proved = Joint(weights).guarantee(delta=DELTA)  # of an average of stored numbers nothing less is (docs/theory.md §3.6)
@@ -140,7 +140,7 @@ def test_a_mild_tempered_draw_counts_its_own_and_twice_joint(file: Path) -> None
 
 def test_what_depends_on_earlier_releases_counts_as_everything_it_might_have_been(tmp_path: Path, file: Path) -> None:
     portfolio = written(tmp_path / "p")
-    own = Selection(portfolio.weights({"b": 0.1, "c": 0.9}), index_published=True).guarantee(delta=DELTA).epsilon
+    own = Selection(portfolio.weights({"b": 0.1, "c": 0.9})).guarantee(delta=DELTA).epsilon
     for number, rule in enumerate(("selection", "combination")):
         ledger = new(file.with_name(f"{number}.db"), epsilon=30.0, declared=[portfolio])
         ledger.enter(planned(portfolio, rule, dependent=True, b=0.1, c=0.9))

@@ -113,7 +113,7 @@ def test_numbers_and_pictures_are_written(toys: SimpleNamespace, tmp_path: Path,
         (["toy", "--data", "."], "toy reads no data; leave out --data"),
         (["toy", "--device", "cuda"], "toy trains no network and runs on the CPU; leave out --device cuda"),
         (["toy-network", "--data", "nowhere"], "--data nowhere: no such folder; it must hold mnist.npz"),
-        (["mnist"], "mnist.npz is needed: name its folder with --data"),
+        (["mnist"], "mnist.npz is needed: name the folder that holds it"),
         (["mnist", "--data", "."], "mnist.npz: no such file"),
         (["toy", "--out", "file"], "file: no folder for results can be made there"),
         (["toy", "--out", "file/below"], "file/below: no folder for results can be made there"),
@@ -171,7 +171,7 @@ def test_defects_are_not_hidden(fault: Exception, toys: SimpleNamespace) -> None
 def test_a_gpu_without_memory_is_named(toys: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules,
-        "dpmerge.training.private_sgd",
+        "dpmerge_lab.training.private_sgd",
         SimpleNamespace(device=str),
     )
     toys.function = faulty(OutOfMemoryError("CUDA out of memory"))
@@ -183,7 +183,7 @@ def test_a_gpu_without_memory_is_named(toys: SimpleNamespace, monkeypatch: pytes
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where torch is not installed, also for modules that were loaded before."""
     for name in list(sys.modules):
-        if name.startswith(("dpmerge.training.", "dpmerge_lab.experiments.cifar10")):
+        if name.startswith(("dpmerge_lab.training.", "dpmerge_lab.experiments.cifar10")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from dpmerge.checkpoints import PUBLIC, Spread
 from dpmerge.checkpoints.spread import departures
 from dpmerge.cli import app
+from dpmerge.datasets import bounded_features
 from dpmerge.errors import CheckpointError, DependentRuns, DpmergeError, EvaluationError, PortfolioError, TargetError
 from dpmerge.figures import render
 from dpmerge.records import Portfolio
 from dpmerge.rules import Joint
-from dpmerge.training import Recipe, Tensors, bounded_features, train
+from dpmerge.training import Recipe, Tensors, train
 from dpmerge_lab.experiments import quadratic as experiment
 from dpmerge_lab.experiments.quadratic import checkpoints, covariance, exact_error, iterates, simulated_error
 from dpmerge_lab.experiments.results import Options
@@ -34,7 +35,8 @@ TRUTH = INPUTS[:, :CLASSES].argmax(axis=1)
 def trained(folder: Path, name: str, noise: float = 1.0, kept: tuple[int, ...] = ()) -> dict[int, Tensors]:
     """A run of 20 steps on the examples, its checkpoints saved as NAME-STEP."""
     features = bounded_features(INPUTS, NORM)
-    found = train(features, TRUTH, CLASSES, Recipe(20, 0.5, 3.0, noise), norm_bound=NORM, dataset="rows", checkpoints=kept)
+    recipe = Recipe(steps=20, learning_rate=0.5, clip=3.0, noise_multiplier=noise)
+    found = train(features, TRUTH, CLASSES, recipe, norm_bound=NORM, dataset="rows", checkpoints=kept)
     for model in found:
         model.save(folder / f"{name}-{model.step:02d}")
     return {model.step: model.tensors for model in found}

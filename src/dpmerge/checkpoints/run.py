@@ -12,8 +12,8 @@ from statistics import multimode
 
 from dpmerge.errors import PortfolioError
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
-from dpmerge.release import Choice, Settings, choose
-from dpmerge.rules import Looked
+from dpmerge.release import Chosen, choose
+from dpmerge.rules import Accounting, Looked
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
@@ -66,8 +66,8 @@ class Run:
         delta: float,
         epsilon: float | None = None,
         provenance: Looked = "after-looking",
-        settings: Settings | None = None,
-    ) -> Choice:
+        accounting: Accounting | None = None,
+    ) -> Chosen:
         """What is guaranteed of anything made of these checkpoints: the run up to the latest of them (docs/theory.md §7).
 
         After looking it is the run up to its last checkpoint here: which ones to use, up to where and how is then a function
@@ -80,7 +80,7 @@ class Run:
             epsilon=epsilon,
             weights=self.portfolio.weights(weights),
             provenance=provenance,
-            settings=settings or Settings(),
+            accounting=accounting,
         )
 
     def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:

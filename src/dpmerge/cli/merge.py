@@ -31,7 +31,7 @@ from dpmerge.errors import TargetError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dpmerge.release import Choice
+    from dpmerge.release import Chosen
 
 
 class MergeRuleName(StrEnum):
@@ -135,11 +135,12 @@ def merge(
     from dpmerge.cli.output import print_entry, print_guarantee, print_json
     from dpmerge.planning import Provenance, Utilities
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.release import Ledger, Merge, Settings, Signer, choose, release, release_together
+    from dpmerge.release import Ledger, Merge, Signer, choose, release, release_together
+    from dpmerge.rules import Accounting
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    settings = Settings(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
+    accounting = Accounting(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
     loaded = Portfolio(portfolio)
     claimed: Provenance | None = None if provenance is None else provenance.value
     scores = Utilities.asked(loaded, utility, claimed if utility is not None else None)
@@ -153,7 +154,7 @@ def merge(
         provenance=claimed,
         kappa=kappa,
         validation_epsilon=validation_epsilon,
-        settings=settings,
+        accounting=accounting,
     )
     opened = None if ledger is None else Ledger(ledger)
     signer = None if sign is None else Signer(sign)
@@ -195,7 +196,7 @@ def merge(
             typer.echo(f"note: {text}")
 
 
-def warn_of(choices: Iterable[Choice]) -> None:
+def warn_of(choices: Iterable[Chosen]) -> None:
     """Say what promises little before anything is written."""
     for text in dict.fromkeys(text for choice in choices for text in choice.guarantee.warnings):
         typer.echo(f"warning: {text}", err=True)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
-from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Combination, Guarantee, asked
+from dpmerge.rules import Accounting, Guarantee, about_delta, build
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
 Accountant = Literal["pld", "rdp"]
 _ACCURACY = 1e-4
+DEFAULT = Accounting()
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,19 +42,10 @@ class Scorer(Protocol):
         """The score."""
 
 
-@dataclass(frozen=True)
-class Accounting:
-    """How combinations are accounted: their δ, and what is assumed about the runs."""
-
-    delta: float
-    assume_smoothness: float | None = None
-    shuffle: ShuffleAsPoisson | None = None
-    conversion: Conversion = "tight"
-
-
 def combination_points(
     portfolio: Portfolio,
     points: Sequence[Point],
+    delta: float,
     accounting: Accounting,
     run: Mapper,
     accounts: Iterable[Account] = ("proved", "formula"),
@@ -62,9 +53,9 @@ def combination_points(
     scorer: Scorer | None = None,
 ) -> list[dict[str, Any]]:
     """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
-    function = partial(_point, portfolio, accounting, tuple(accounts), tuple(accountants), scorer)
+    function = partial(_point, portfolio, delta, accounting, tuple(accounts), tuple(accountants), scorer)
     records = [model.record.model_dump_json() for model in portfolio.models]
-    whole = (records, portfolio.names, accounting, function.args[2:4], scorer and scorer.fingerprint, code_fingerprint())
+    whole = (records, portfolio.names, *function.args[1:5], scorer and scorer.fingerprint, code_fingerprint())
     prefix = hashlib.sha256(repr(whole).encode()).hexdigest()
     keys = [f"{prefix[:32]}:{','.join(value.hex() for value in point)}" for point in points]
     return run(function, points, keys=keys)
@@ -72,6 +63,7 @@ def combination_points(
 
 def _point(
     portfolio: Portfolio,
+    delta: float,
     accounting: Accounting,
     accounts: tuple[Account, ...],
     accountants: tuple[Accountant, ...],
@@ -82,7 +74,8 @@ def _point(
     weights = portfolio.weights_in_order(point)
     for account in accounts:
         assumed = 0.0 if account == "formula" else accounting.assume_smoothness
-        found = {by: _guarantee(weights, assumed, accounting, by) for by in accountants}
+        asked = replace(accounting, assume_smoothness=assumed, accuracy=_ACCURACY)
+        found = {by: _guarantee(weights, delta, replace(asked, by=by)) for by in accountants}
         conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
         result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
         result[account]["standing"] = "conditional" if conditional else "proved"
@@ -91,22 +84,21 @@ def _point(
     return result
 
 
-def _guarantee(weights: Weights, assumed: float | None, accounting: Accounting, by: Accountant) -> Guarantee | None:
+def _guarantee(weights: Weights, delta: float, accounting: Accounting) -> Guarantee | None:
     """At the δ asked for, or nothing where the rule or the accountant has no answer."""
     try:
-        rule = Combination(weights, assumed, accounting.shuffle)
-        with without_cache(), grids_of_accuracy(_ACCURACY):  # points are many, and kept by whoever asked for them
-            return rule.guarantee(delta=accounting.delta, by=by, conversion=accounting.conversion)
+        with without_cache():  # points are many, and kept by whoever asked for them
+            return accounting.guarantee(build("combination", weights, accounting), delta=delta)
     except AccountingError:
         return None
 
 
-def selection_assumptions(portfolio: Portfolio, accounting: Accounting) -> tuple[str, ...]:
+def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accounting) -> tuple[str, ...]:
     """What random selection from all models assumes, whatever their weights; nothing where it has no answer."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
+    asked = replace(accounting, by="best", assume_smoothness=None)
     try:
-        rule = asked("selection", everyone, shuffle=accounting.shuffle)
-        return rule.guarantee(delta=accounting.delta, conversion=accounting.conversion).assumptions
+        return asked.guarantee(build("selection", everyone, asked), delta=delta).assumptions
     except AccountingError:
         return ()
 
@@ -121,6 +113,11 @@ def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[st
     return found
 
 
-def named(portfolio: Portfolio, point: Point) -> Mapping[str, float]:
+def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:
+    """What to beware of at this δ."""
+    return " ".join(f"{text}." for text in about_delta(delta, portfolio.models, accounting.shuffle)) or None
+
+
+def named(portfolio: Portfolio, point: Point) -> dict[str, float]:
     """A point with the models' names."""
     return dict(zip(portfolio.names, point, strict=True))
