@@ -217,7 +217,7 @@ def test_shuffle_flag(portfolio: Path) -> None:
     arguments = ["account", str(portfolio), "--rule", "selection", "--weights", "a=0.5,b=0.5", "--delta", "1e-5"]
     refused = dpmerge(*arguments)
     assert refused.returncode == 2
-    assert "--treat-shuffle-as-poisson" in refused.stderr
+    assert "trained on shuffled batches" in refused.stderr
     assert ok(*arguments, "--json", "--treat-shuffle-as-poisson")["standing"] == "conditional"
     rated = ok(*arguments, "--json", "--treat-shuffle-as-poisson", "--shuffle-rate", "0.0043")
     assert rated["standing"] == "conditional"
@@ -298,8 +298,8 @@ def test_help_loads_nothing_heavy() -> None:
 def test_the_laboratory_is_named_where_it_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dpmerge.user_code.added", lambda group: {})
-    monkeypatch.setattr("dpmerge.audit.catalogue.added", lambda group: {})
+    for place in ("user_code", "cli.app", "audit.catalogue"):
+        monkeypatch.setattr(f"dpmerge.{place}.added", lambda group: {})
     for arguments in (["reproduce", "mnist", "--quick"], ["audit", "gaussian-mean"]):
         monkeypatch.setattr(sys, "argv", ["dpmerge", *arguments])
         with pytest.raises(SystemExit) as ended:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
-from dpmerge.planning import Accounting, AverageRule, Averaging
+from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Signer, release
-from dpmerge.rules import Looked
+from dpmerge.rules import Accounting, Looked
 
 
 def aggregate(

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DpmergeError, EvaluationError
-from dpmerge.planning import Accounting
 from dpmerge.records import Model
-from dpmerge.rules import Guarantee, Looked
+from dpmerge.rules import Accounting, Guarantee, Looked
 
 OutputRule = Literal["opa", "omv"]
 _PUBLIC_INPUTS = (

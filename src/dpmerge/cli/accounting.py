@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +17,7 @@ from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.rules import (
     THEOREMS,
-    AskedName,
+    Comparison,
     Looked,
     ProfileBound,
     Target,
@@ -45,7 +43,7 @@ def account(
     accounting: MergeAccounting,
     tuning: Tuning,
     portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
-    rule: Annotated[AskedName | None, option("How models are merged.")] = None,
+    rule: Annotated[Literal["selection", "combination", "joint"] | None, option("How models are merged.")] = None,
     weights: Annotated[str | None, option(_WEIGHTS)] = None,
     provenance: ProvenanceOption = None,
     alone: Annotated[bool, option("Instead of a merge: each model alone, by every accountant (δ = 1e-5 by default).")] = False,
@@ -66,16 +64,10 @@ def account(
         return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
     if rule is None or weights is None:
         raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
-    accounting.require(question.delta)
     Target(epsilon=question.epsilon, delta=question.delta)
-    chosen = rules.asked(
-        rule,
-        Weights.parse(Portfolio(portfolio), weights),
-        provenance=provenance,
-        assume_smoothness=accounting.assume_smoothness,
-        shuffle=accounting.shuffle,
-    )
-    guarantee = chosen.guarantee(**vars(question), by=accounting.by, conversion=accounting.conversion)
+    how = accounting.accounting()
+    built = rules.build(rule, Weights.parse(Portfolio(portfolio), weights), how, provenance=provenance)
+    guarantee = how.guarantee(built, **vars(question))
     if json:
         print_json(guarantee.as_dict())
     else:
@@ -139,60 +131,39 @@ def compare(
     Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
     """
     Target(epsilon=question.epsilon, delta=question.delta)
-    shuffle = accounting.shuffle
-    parsed = Weights.parse(Portfolio(portfolio), weights)
-    rows = rules.compare(
-        parsed,
-        delta=question.delta,
-        epsilon=question.epsilon,
-        by=accounting.by,
-        conversion=accounting.conversion,
-        assume_smoothness=accounting.assume_smoothness,
-        shuffle=shuffle,
-        provenance=provenance,
-        any_delta=accounting.any_delta,
-        progress=show_progress,
-    )
+    given = Weights.parse(Portfolio(portfolio), weights)
+    how: dict[str, Any] = {"accounting": accounting.accounting(), "provenance": provenance, "progress": show_progress}
+    found = rules.compare(given.portfolio, given.as_dict(), **vars(question), **how)
     show_progress("")
-    selection = rows[0].guarantee
-    lunch = None if selection is None else rules.no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
     if json:
-        answers = [
-            {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})} for row in rows
-        ]
-        about = {"weights": parsed.as_dict(), **vars(question), "adjacency": parsed.portfolio.adjacency}
-        print_json({**about, "rows": answers, "no_free_lunch": None if lunch is None else asdict(lunch)})
-        return
-    fixed = f"δ = {question.delta:g}" if question.delta is not None else f"ε = {question.epsilon:g}"
-    _print_rows(rows, f"{stated(parsed.as_dict())}\n{fixed}, {parsed.portfolio.adjacency}", question)
+        print_json(found.as_dict())
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: Comparison) -> None:
+    unknown, fixed = ("δ", f"ε = {found.epsilon:g}") if found.delta is None else ("ε", f"δ = {found.delta:g}")
+    columns = ["rule", unknown, "standing", "by", "theorem"]
+    cells = [row.cells if row.guarantee else {**row.cells, unknown: "—", "by": "", "theorem": ""} for row in found]
+    title = f"{stated(found.weights.as_dict())}\n{fixed}, {found.weights.portfolio.adjacency}"
+    table(title, columns, [[str(row[column]) for column in columns] for row in cells])
+    answers = {row.label: row.guarantee for row in found if row.guarantee is not None}
+    print_warnings(text for guarantee in answers.values() for text in guarantee.warnings)
+    assumptions: dict[str, list[str]] = {}
+    for label, guarantee in answers.items():
+        for text in guarantee.assumptions:
+            assumptions.setdefault(text, []).append(label)
+    typer.echo("assuming:")
+    for text, labels in assumptions.items():
+        typer.echo(f"  - {text}" + ("" if len(labels) == len(answers) else f" [{', '.join(labels)}]"))
+    for row in found:
+        if row.guarantee is None:
+            typer.echo(f"refused, {row.label}: {row.refusal}")
+        else:
+            print_reasons(row.guarantee, f"{row.label}: ")
+    lunch, selection = found.no_free_lunch, found.rows[0].guarantee
     if lunch is not None and selection is not None:
         typer.echo(
             f"no free lunch: a merger that knows only (ε, δ) pairs and reacts to {lunch.model!r} with a total variation above "
             f"{lunch.threshold:.4f} is not ({round_up(selection.epsilon)}, {significant(selection.delta)})-DP in general"
         )
-
-
-def _print_rows(rows: Sequence[Any], title: str, question: Question) -> None:
-    lines: list[list[str]] = []
-    assumptions: dict[str, list[str]] = {}
-    found = {row.label: row.guarantee for row in rows if row.guarantee is not None}
-    for row in rows:
-        if row.guarantee is None:
-            lines.append([row.label, "—", "refused", "", ""])
-            continue
-        answer = row.guarantee
-        value = round_up(answer.epsilon) if question.delta is not None else significant(answer.delta, 4)
-        lines.append([row.label, value, answer.standing, answer.by.upper(), THEOREMS[answer.theorem].title])
-        for text in answer.assumptions:
-            assumptions.setdefault(text, []).append(row.label)
-    asked = "ε" if question.delta is not None else "δ"
-    table(title, ["rule", asked, "standing", "by", "theorem"], lines)
-    print_warnings(text for guarantee in found.values() for text in guarantee.warnings)
-    typer.echo("assuming:")
-    for text, labels in assumptions.items():
-        typer.echo(f"  - {text}" + ("" if len(labels) == len(found) else f" [{', '.join(labels)}]"))
-    for row in rows:
-        if row.guarantee is None:
-            typer.echo(f"refused, {row.label}: {row.refusal}")
-        else:
-            print_reasons(row.guarantee, f"{row.label}: ")

@@ -13,10 +13,10 @@ from dpmerge.cli.app import JobsOption, argument, option, options
 from dpmerge.errors import TargetError
 from dpmerge.profiles import Conversion, ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.rules import By, require_wanted
+from dpmerge.rules import Accounting, By, require_wanted
 
 if TYPE_CHECKING:
-    from dpmerge.planning import Accounting, Mapper, Utilities
+    from dpmerge.planning import Mapper, Utilities
 
 PortfolioArgument = Annotated[Path, argument("Folder of models: one sub-folder each, with a record.json.")]
 RunArgument = Annotated[Path, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")]
@@ -46,8 +46,6 @@ class Shuffle:
 
     def accounting(self) -> Accounting:
         """What the library takes, with everything that this command has options for."""
-        from dpmerge.planning import Accounting
-
         given = {name: value for name, value in vars(self).items() if "shuffle" not in name}
         return Accounting(shuffle=self.shuffle, **given)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+import dpmerge
 from dpmerge import planning
 from dpmerge.cli.app import JsonOption, only, option
 from dpmerge.cli.options import (
@@ -23,7 +24,7 @@ from dpmerge.cli.options import (
 from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, table
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw, finite_or_null, write_json
-from dpmerge.planning import Plan, RuleName, check_frontier, heatmap, heatmap_grid
+from dpmerge.planning import OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
@@ -48,12 +49,12 @@ def plan(
     Ranked by utility; whatever does not fit says why.
     """
     loaded = Portfolio(portfolio)
-    found = planning.plan(
+    found = dpmerge.plan(
         loaded,
         epsilon=epsilon,
         delta=delta,
         utility=utility.of(loaded),
-        rules=cast(list[RuleName], rule) or planning.RULES,
+        rules=cast(list[OptionRule], rule) or planning.RULES,
         kappa=tempered.kappa,
         validation_epsilon=tempered.validation_epsilon,
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],

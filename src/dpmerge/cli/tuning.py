@@ -20,7 +20,6 @@ from dpmerge.rules import (
     Calibration,
     DistributionName,
     TuningCost,
-    contradiction,
     round_up,
     significant,
     trials,
@@ -57,11 +56,10 @@ def account_tuning(portfolio: Path | None, asked: Tuning, delta: float | None, g
     granted.require(max(delta, run_delta))
     law = trials(asked.tuning, asked.trials, asked.shape)
     cost = tuning_cost(_base(portfolio, asked, run_delta, granted), law, delta)
-    remark = contradiction(cost)
     if json:
-        print_json({**cost.as_dict(), "remark": remark})
+        print_json(cost.as_dict())
     else:
-        _print(cost, remark)
+        _print(cost)
 
 
 def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Granted) -> Base:
@@ -94,7 +92,7 @@ def _recorded(portfolio: Path, model: str | None, granted: Granted) -> Base:
     return Base.recorded(loaded.models[0 if model is None else loaded.names.index(model)], granted.shuffle)
 
 
-def _print(cost: TuningCost, remark: str | None) -> None:
+def _print(cost: TuningCost) -> None:
     theorem = THEOREMS[cost.theorem]
     typer.echo(f"the best of K runs, K {cost.trials}")
     if math.isfinite(cost.epsilon):
@@ -112,8 +110,6 @@ def _print(cost: TuningCost, remark: str | None) -> None:
         typer.echo(f"  ranked by their own outcomes they still have ε = {own}")
     typer.echo(f"  one run alone: ε = {round_up(cost.alone)} at the same δ; {_one_run(cost.base)}")
     print_assumptions(cost.assumptions)
-    if remark is not None:
-        typer.echo(f"  {remark}")
 
 
 def _one_run(base: Mapping[str, Any]) -> str:
