@@ -11,7 +11,7 @@ DEMO   := build/demo
 demo: $(VENV)/.demo
 	@rm -rf $(DEMO)
 	@mkdir -p $(DEMO)
-	$(BIN)/dpmerge train src/dpmerge/data/training/digits.yaml --out $(DEMO)/portfolio
+	$(BIN)/dpmerge train lab/portfolios/digits.yaml --out $(DEMO)/portfolio
 	$(BIN)/dpmerge plan $(DEMO)/portfolio --epsilon 2 --delta 1e-4
 	$(BIN)/dpmerge ledger new $(DEMO)/ledger.db --dataset sklearn-digits-train-1437 --epsilon 8.5 --delta 1e-4
 	$(BIN)/dpmerge merge $(DEMO)/portfolio --rule combination --epsilon 2 --delta 1e-4 --ledger $(DEMO)/ledger.db --out $(DEMO)/released
@@ -24,7 +24,7 @@ test: $(VENV)/.dev
 # The watchdog of the suite, with more trials: every scenario attacked, one table and one picture (docs/soundness.md).
 audit: $(VENV)/.dev
 	$(BIN)/python -m dpmerge_lab.audit build/audit
-	DPMERGE_SEARCH=5 $(BIN)/python -m pytest -q -n auto tests/test_violations.py tests/test_transport_quadratic.py tests/test_adaptive_releases.py
+	DPMERGE_SEARCH=5 $(BIN)/python -m pytest -q -n auto $$(grep -l EFFORT tests/test_*.py)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

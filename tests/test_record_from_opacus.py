@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
-from dpmerge.records import DpSgd, Model, Phase, Portfolio, Record, Sampling
+from dpmerge.records import DpSgd, FullPhase, Model, Portfolio, Record, Sampling
 from dpmerge.release.certificate import record_digest
 from dpmerge.rules import Combination, Joint, Selection, Tempered
 from tests.builders import dp_sgd
@@ -26,7 +26,7 @@ from opacus.schedulers import StepGradClip, StepNoise  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from dpmerge.training import Stated, from_opacus, opacus_history  # noqa: E402
-from dpmerge.training.recorder_folder import dp_sgd_record  # noqa: E402
+from dpmerge.training.recipe import dp_sgd_record  # noqa: E402
 from tests.opacus_builders import OPACUS_WARNINGS, Private, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
@@ -224,7 +224,7 @@ def test_only_dp_sgd_has_a_history() -> None:
 
 PHASES = st.lists(
     st.builds(
-        Phase,
+        FullPhase,
         steps=st.integers(1, 9),
         learning_rate=st.sampled_from([0.0, 0.1, 1 / 3]),
         noise_multiplier=st.sampled_from([0.5, 1.0]),
@@ -247,12 +247,12 @@ MECHANISM = {
 
 
 @given(PHASES)
-def test_phases_come_back_as_they_were(phases: list[Phase]) -> None:
+def test_phases_come_back_as_they_were(phases: list[FullPhase]) -> None:
     record = dp_sgd_record("d", MECHANISM, phases, "recorded")
     again = Record.parse(record.model_dump_json(by_alias=True))
     assert isinstance(again.mechanism, DpSgd)
     assert again.mechanism.settings() == phases
-    by_step = [(p.noise_multiplier, p.sampling.rate or 1.0) for p in phases if p.sampling is not None for _ in range(p.steps)]
+    by_step = [(p.noise_multiplier, p.sampling.rate or 1.0) for p in phases for _ in range(p.steps)]
     assert opacus_history(again) == [(*setting, len(list(same))) for setting, same in groupby(by_step)]
 
 

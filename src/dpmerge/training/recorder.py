@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import DpSgd, NoiseGenerator, Phase, Record, Sampling
+from dpmerge.records import DpSgd, FullPhase, NoiseGenerator, Record, Sampling
 from dpmerge.training.randomness import together
+from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
-from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
 from dpmerge.training.recorder_randomness import (
     Starts,
     continued,
@@ -35,6 +35,7 @@ from dpmerge.training.recorder_randomness import (
 )
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
+from dpmerge.training.saving import save_torch_model
 
 Convex = Literal["glm", "unclipped"]
 
@@ -119,7 +120,7 @@ class Recorder:
         batches: Batches,
         steps: StepReader,
         said: _Said,
-        phases: list[Phase],
+        phases: list[FullPhase],
     ) -> None:
         self._engine, self._tensors = engine, tensors
         self._batches, self._steps, self._said = batches, steps, said
@@ -163,7 +164,7 @@ class Recorder:
         """
         path, record = Path(folder), self.record(leave_out=leave_out)
         assert isinstance(record.mechanism, DpSgd)
-        save_folder(path, self._tensors.shown(record.mechanism.left_out or ()), record)
+        save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -205,7 +206,7 @@ class Recorder:
         optimizer.pre_step = pre_step
         inner.step = types.MethodType(step, inner)  # a method, as torch's schedulers expect
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> FullPhase:
         now, sampling = self._steps.now(), self._batches.sampling()
         divisor, rate = now.divisor, now.learning_rate
         # The theorems about averages take expected_batch for the mean batch size, rounded down unless it is the whole dataset
@@ -214,7 +215,7 @@ class Recorder:
         size = self._batches.mean_size(sampling)
         if divisor < (size if sampling.scheme == "full-batch" else size - 1):
             divisor, rate = size, rate * size / divisor
-        return Phase(
+        return FullPhase(
             steps=1,
             learning_rate=rate,
             noise_multiplier=now.noise_multiplier,
@@ -223,7 +224,7 @@ class Recorder:
             expected_batch=divisor,
         )
 
-    def _made(self, phase: Phase) -> None:
+    def _made(self, phase: FullPhase) -> None:
         self._steps.made()
         self._batches.step(self.steps + 1)
         if phase.sampling != Sampling(scheme="full-batch") and not is_secure(self._engine, self._batches.generator):
@@ -241,7 +242,7 @@ class Recorder:
         else:
             self._phases.append(phase)
 
-    def _build(self, phases: list[Phase], left_out: list[str]) -> Record:
+    def _build(self, phases: list[FullPhase], left_out: list[str]) -> Record:
         said, clipping, optimizer = self._said, self._steps.clipping, self._steps.kind
         if said.clipping not in (None, clipping):
             raise TrainingError(f"run {said.run}: its clipping was {said.clipping}, now it is {clipping}; start a new run")
