@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from dpmerge.checkpoints.outputs import asked
+from dpmerge.checkpoints.predict import asked
 from dpmerge.checkpoints.predictor import Inputs, Predictor
 from dpmerge.checkpoints.run import Run, steps
 from dpmerge.checkpoints.uncertainty import Floats, chosen_steps

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dpmerge.cache import code_fingerprint
 from dpmerge.checkpoints.averages import averaging
-from dpmerge.checkpoints.outputs import asked, predictions
+from dpmerge.checkpoints.predict import asked, predictions
 from dpmerge.checkpoints.predictor import Inputs, find_predictor, load_inputs
 from dpmerge.checkpoints.run import Run
 from dpmerge.checkpoints.spread import PUBLIC
