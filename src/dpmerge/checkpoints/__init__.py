@@ -9,7 +9,7 @@ from dpmerge.checkpoints.predict import (
     require_writable as require_writable,
     write_predictions as write_predictions,
 )
-from dpmerge.checkpoints.predictor import find_predictor as find_predictor, load_inputs as load_inputs
+from dpmerge.checkpoints.predictor import Inputs as Inputs, find_predictor as find_predictor, load_inputs as load_inputs
 from dpmerge.checkpoints.run import Run as Run, steps as steps
 from dpmerge.checkpoints.spread import PUBLIC as PUBLIC, Spread as Spread
 from dpmerge.checkpoints.tuning import Grid as Grid, Parameter as Parameter, Score as Score, Search as Search, Tuned as Tuned

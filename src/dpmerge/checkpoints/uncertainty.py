@@ -33,14 +33,14 @@ class Uncertainty:
 
     @property
     def mean_width(self) -> float:
-        """Over all examples: what RSc Fig. 6 shows."""
         return float(self.widths.mean())
 
 
 def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = None) -> Any:
-    """S of RSc Thm A.1, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
+    """S, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
 
-    Equal weights p estimate the variance of the mean; all weight on the last, that of the last value alone (RSc Thm 5.1).
+    Thm A.1 of Recycling Scraps (RSc). Equal weights p estimate the variance of the mean; all weight on the last, that of the
+    last value alone (RSc Thm 5.1).
     """
     array = np.asarray(values, dtype=np.float64)
     _require_two(len(array))

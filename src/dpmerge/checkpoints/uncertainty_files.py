@@ -1,4 +1,4 @@
-"""What `dpmerge uncertainty` leaves: a row for each example, a summary, and two pictures, in a folder that appears whole."""
+"""Uncertainty as files: a row for each example, a summary, and two pictures, in a folder that appears whole."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ def _table(found: Uncertainty, inputs: Inputs, path: Path) -> None:
 
 
 def _where_answered(found: Uncertainty, inputs: Inputs) -> dict[str, Any]:
-    """Accuracy at a few shares."""
     curves = _curves(found, _truth(inputs, found))
     return {
         f"by {name}": [{"coverage": share, "accuracy": curve.at(share)} for share in _SHARES] for name, curve in curves.items()
@@ -130,7 +129,6 @@ def widths_picture(lines: Sequence[dict[str, Any]], subtitle: str, confidence: f
 
 
 def abstention_picture(lines: Sequence[dict[str, Any]], subtitle: str) -> dict[str, Any]:
-    """What abstaining brings."""
     return {
         "kind": "lines",
         "title": "Accuracy where the model answers",

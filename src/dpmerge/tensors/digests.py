@@ -78,6 +78,12 @@ def file_digest(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be read: {fault.strerror}") from None
 
 
+def folder_digest(folder: Path, name: str, *, without: str = "") -> bytes:
+    """The names and digests of all files of a model's folder, as bytes to hash."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != without)
+    return "".join(f"{name}/{path.name} {file_digest(path)}\n" for path in paths).encode()
+
+
 def source_digest(file: TensorFile) -> str:
     """The SHA-256 of an opened file, through the same descriptor its tensors were read from where there is one."""
     if not isinstance(file.source, SafetensorsFile):

@@ -121,9 +121,8 @@ def exact_output(checkpoints: Sequence[Checkpoint], weights: Sequence[float]) ->
 
 def scaling(config: Mapping[str, Any]) -> float:
     """What multiplies BA."""
-    rank: int = config["r"]
-    alpha: float = config["lora_alpha"]
-    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    rank = config["r"]
+    return float(config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> bytes:
@@ -137,9 +136,7 @@ def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> bytes:
 
 def _factor(name: str) -> Literal["A", "B"] | None:
     found = _FACTOR.fullmatch(name)
-    if found is None:
-        return None
-    return "A" if found["factor"] == "A" else "B"
+    return None if found is None else ("A" if found["factor"] == "A" else "B")
 
 
 def _check_pairs(checkpoint: Checkpoint) -> None:

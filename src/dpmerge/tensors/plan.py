@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -24,8 +24,6 @@ _EMBEDDINGS = ("embed", "lm_head", "wte", "output.weight", "shared.weight", "dec
 
 @dataclass(frozen=True)
 class OutputFile:
-    """One tensor file of the output: name and tensors, in order."""
-
     name: str
     outputs: tuple[Output, ...]
 
@@ -44,7 +42,6 @@ class MergePlan:
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """Every tensor, in the order it is written."""
         return tuple(output for file in self.files for output in file.outputs)
 
     @property
@@ -76,10 +73,10 @@ def plan_merge(
         raise CheckpointError(f"model {first.model!r} is not a LoRA adapter: exact sums of updates are for adapters")
     if exact and method is not None:
         raise CheckpointError(f"an exact sum of adapters is linear: it cannot be combined with the method {method!r}")
-    kept, notes = companions(checkpoints)
     _check_layouts(checkpoints)
     _check_tensors([*checkpoints, base] if base else checkpoints, same_shapes=not exact)
     make = _whole(load_method(method), list(weights), base) if method else partial(Output.like_first, rule=Sum(tuple(weights)))
+    config = None
     if first.layout == "lora":
         from dpmerge.tensors.lora import check_factors, exact_output, merged_config
 
@@ -87,19 +84,14 @@ def plan_merge(
             make = exact_output(checkpoints, weights)
         else:
             check_factors(checkpoints)
-        kept[ADAPTER_CONFIG] = merged_config(checkpoints, exact=exact)
-    by_model = [checkpoint.tensors for checkpoint in checkpoints]
-    files = []
-    for released, file in zip(first.released_names, first.files, strict=True):
-        outputs = []
-        for tensor in file.tensors:
-            inputs = tuple(tensors[tensor.name] for tensors in by_model)
-            outputs.append(make(inputs) if tensor.dtype.floating else _kept(inputs, take_from, notes))
-        files.append(OutputFile(released, tuple(outputs)))
-    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
-    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *metadata_notes]
-    sharded = first.layout == "sharded"
-    return MergePlan(tuple(files), metadata, sharded, kept, tuple(notes), base, by_method=method is not None)
+        config = merged_config(checkpoints, exact=exact)
+    differing: list[str] = []
+
+    def output(inputs: tuple[Tensor, ...]) -> Output:
+        return make(inputs) if inputs[0].dtype.floating else _kept(inputs, take_from, differing)
+
+    plan = _plan(checkpoints, output, config, keep_metadata)
+    return replace(plan, notes=(*plan.notes, *differing), base=base, by_method=method is not None)
 
 
 def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> MergePlan:
@@ -107,15 +99,27 @@ def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> Merg
 
     A pickle can hold an optimizer's state or a generator's, and the header of a safetensors file any text.
     """
-    kept, notes = companions([checkpoint])
-    metadata, metadata_notes = _metadata([checkpoint], keep_metadata)
-    if checkpoint.layout == "lora":
-        kept[ADAPTER_CONFIG] = (checkpoint.folder / ADAPTER_CONFIG).read_bytes()
+    config = (checkpoint.folder / ADAPTER_CONFIG).read_bytes() if checkpoint.layout == "lora" else None
+    return _plan([checkpoint], partial(Output.like_first, rule=Keep(0)), config, keep_metadata)
+
+
+def _plan(
+    checkpoints: Sequence[Checkpoint],
+    make: Callable[[tuple[Tensor, ...]], Output],
+    adapter_config: bytes | None,
+    keep_metadata: Sequence[str],
+) -> MergePlan:
+    first, by_model = checkpoints[0], [checkpoint.tensors for checkpoint in checkpoints]
+    kept, notes = companions(checkpoints)
+    if adapter_config is not None:
+        kept[ADAPTER_CONFIG] = adapter_config
+    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
     files = tuple(
-        OutputFile(released, tuple(Output.like_first((tensor,), Keep(0)) for tensor in file.tensors))
-        for released, file in zip(checkpoint.released_names, checkpoint.files, strict=True)
+        OutputFile(name, tuple(make(tuple(tensors[tensor.name] for tensors in by_model)) for tensor in file.tensors))
+        for name, file in zip(first.released_names, first.files, strict=True)
     )
-    return MergePlan(files, metadata, checkpoint.layout == "sharded", kept, (*checkpoint.notes, *notes, *metadata_notes))
+    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *metadata_notes]
+    return MergePlan(files, metadata, first.layout == "sharded", kept, tuple(notes))
 
 
 def load_method(name: str) -> Method:
@@ -166,10 +170,8 @@ def _kept(inputs: tuple[Tensor, ...], take_from: str | None, notes: list[str]) -
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return all(
-        one.part(start, min(BLOCK, one.size - start)).tobytes() == other.part(start, min(BLOCK, one.size - start)).tobytes()
-        for start in range(0, one.size, BLOCK)
-    )
+    parts = [(start, min(BLOCK, one.size - start)) for start in range(0, one.size, BLOCK)]
+    return all(one.part(*part).tobytes() == other.part(*part).tobytes() for part in parts)
 
 
 def _check_layouts(checkpoints: Sequence[Checkpoint]) -> None:

@@ -97,10 +97,11 @@ def state_of(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
             raise CheckpointError(
                 f"{where}: not a state dict: {name!r:.80} is a {type(value).__name__}, not a tensor; save model.state_dict()"
             )
-    wrapped = [name.startswith(_WRAPPED) for name in loaded]
-    if any(wrapped) and not all(wrapped):
-        odd = next(name for name, is_wrapped in zip(loaded, wrapped, strict=True) if not is_wrapped)
-        raise CheckpointError(f"{where}: tensor {odd!r} lacks the prefix {_WRAPPED!r} that others have; save one model's state")
+    bare = [name for name in loaded if not name.startswith(_WRAPPED)]
+    if 0 < len(bare) < len(loaded):
+        raise CheckpointError(
+            f"{where}: tensor {bare[0]!r} lacks the prefix {_WRAPPED!r} that others have; save one model's state"
+        )
     return {name.removeprefix(_WRAPPED): value for name, value in loaded.items()}, notes
 
 

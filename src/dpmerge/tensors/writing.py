@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpmerge.tensors.checkpoint import Checkpoint, Source, TensorFile
@@ -47,19 +47,23 @@ def write_plan(plan: MergePlan, checkpoints: Sequence[Checkpoint], folder: Path,
 
         stream.run(put, sources)
     _write_small_files(plan, folder)
-    inputs, outputs = {}, {}
-    if digests:
-        known = {file: digest.hexdigest() for file, digest in passing.items() if digest}
-        inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
-        outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
-        outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
+    report = _undigested(plan, checkpoints)
+    if not digests:
+        return report
+    known = {file: digest.hexdigest() for file, digest in passing.items() if digest}
+    inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
+    outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
+    outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
+    return replace(report, inputs=inputs, outputs=outputs)
+
+
+def _undigested(plan: MergePlan, checkpoints: Sequence[Checkpoint]) -> MergeReport:
     plain = frozenset((c.model, file.name) for c in checkpoints for file in c.files if holds_only_tensors(file))
     elements: Counter[Dtype] = Counter()
     for tensor in plan.outputs:
         elements[tensor.dtype] += tensor.size
     parameters = sum(count for dtype, count in elements.items() if dtype.floating)
-    dtypes = {dtype.name: count for dtype, count in elements.items()}
-    return MergeReport(inputs, outputs, plain, parameters, dtypes, plan.notes)
+    return MergeReport({}, {}, plain, parameters, {dtype.name: count for dtype, count in elements.items()}, plan.notes)
 
 
 class _Writer:
