@@ -10,10 +10,10 @@ from typing import Any
 
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
-from dpmerge.planning import Accounting, AverageRule, Averaging
+from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Signer, release
-from dpmerge.rules import Looked
+from dpmerge.rules import Accounting, Looked
 
 
 def aggregate(

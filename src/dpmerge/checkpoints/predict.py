@@ -21,9 +21,8 @@ from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DataError, DpmergeError, EvaluationError
 from dpmerge.figures import write_whole
-from dpmerge.planning import Accounting
 from dpmerge.records import Model
-from dpmerge.rules import Guarantee, Looked
+from dpmerge.rules import Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
 
 OutputRule = Literal["opa", "omv"]

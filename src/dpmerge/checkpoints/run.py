@@ -12,10 +12,9 @@ from statistics import multimode
 from typing import Any
 
 from dpmerge.errors import PortfolioError
-from dpmerge.planning import Accounting
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
-from dpmerge.release import Choice, choose
-from dpmerge.rules import Looked
+from dpmerge.release import Chosen, choose
+from dpmerge.rules import Accounting, Looked
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
@@ -68,7 +67,7 @@ class Run:
         epsilon: float | None = None,
         provenance: Looked = "after-looking",
         accounting: Accounting | None = None,
-    ) -> Choice:
+    ) -> Chosen:
         """What is guaranteed of anything made of these checkpoints: the run up to the latest of them (docs/theory.md §7).
 
         After looking it is the run up to its last checkpoint here: which ones to use, up to where and how is then a function

@@ -24,8 +24,8 @@ from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.explorer.wording import guarantee_words, option_words
 from dpmerge.figures import finite_or_null, web_figure
-from dpmerge.planning import Accounting, Option, Plan, Utilities, frontier
-from dpmerge.rules import Guarantee, require_wanted
+from dpmerge.planning import Option, Plan, Utilities, frontier
+from dpmerge.rules import Accounting, Guarantee, require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
@@ -279,7 +279,7 @@ def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) ->
         state.portfolio,
         delta=asked.delta,
         epsilons=asked.epsilons,
-        accounting=Accounting(shuffle=state.shuffle),
+        accounting=Accounting(shuffle=state.shuffle, any_delta=asked.any_delta),
         utility=state.utility,
         edge_points=asked.points,
         run=job.map,

@@ -15,8 +15,9 @@ from functools import cached_property
 
 import dpmerge
 from dpmerge.explorer.landscape import RULES, Account, GridRule, Landscape
-from dpmerge.planning import Accounting, Option, Plan, Utilities
+from dpmerge.planning import Option, Plan, Utilities
 from dpmerge.records import Portfolio
+from dpmerge.rules import Accounting
 
 RUNGS = 33
 _LANDSCAPES = 8  # choices of corners that are kept

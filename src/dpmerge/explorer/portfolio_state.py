@@ -16,7 +16,7 @@ from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.wording import judged
 from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, By, Guarantee, Looked, Target, asked
+from dpmerge.rules import THEOREMS, WEIGHTS, Accounting, By, Guarantee, Looked, RuleName, Target, build
 
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096
@@ -121,7 +121,7 @@ class PortfolioState:
 
     def guarantee(
         self,
-        rule: AskedName,
+        rule: RuleName,
         weights: Mapping[str, float],
         *,
         delta: float | None = None,
@@ -137,8 +137,9 @@ class PortfolioState:
         with self._lock:
             found = self._answers.get(key)
         if found is None:
-            made = asked(rule, given, provenance=provenance, assume_smoothness=assume_smoothness, shuffle=self.shuffle)
-            found = made.guarantee(delta=delta, epsilon=epsilon, by=by)
+            accounting = Accounting(by, assume_smoothness=assume_smoothness, shuffle=self.shuffle, any_delta=True)
+            made = build(rule, given, accounting, provenance=provenance)
+            found = accounting.guarantee(made, delta=delta, epsilon=epsilon)
         with self._lock:
             self._answers[key] = found
             while len(self._answers) > _ANSWERS:

@@ -13,11 +13,10 @@ import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.planning import Accounting
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
-    Choice,
+    Chosen,
     Entry,
     Ledger,
     Released,
@@ -28,6 +27,7 @@ from dpmerge.release import (
     release,
     what_fits,
 )
+from dpmerge.rules import Accounting
 
 _CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 
@@ -111,7 +111,7 @@ class Releases:
         choice, _ = self._new(asked)
         files_to_write(self._state.portfolio, choice, ledger=self._ledger, dependent=asked.depends_on_releases)
 
-    def preview(self, asked: ReleaseRequest) -> tuple[Choice, dict[str, Any]]:
+    def preview(self, asked: ReleaseRequest) -> tuple[Chosen, dict[str, Any]]:
         """What a release would write and spend; nothing is written."""
         choice, folder = self._new(asked)
         seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
@@ -147,7 +147,7 @@ class Releases:
                 progress=progress,
             )
 
-    def _new(self, asked: ReleaseRequest) -> tuple[Choice, Path]:
+    def _new(self, asked: ReleaseRequest) -> tuple[Chosen, Path]:
         """The choice, and its folder, which is not there yet."""
         choice, folder = self._choose(asked), self._place(asked.name)
         if folder.exists() or folder.is_symlink():
@@ -160,7 +160,7 @@ class Releases:
         if folder is not None and Portfolio(folder.parent) != self._state.portfolio:
             raise CertificateError(_CHANGED)
 
-    def _choose(self, asked: ReleaseRequest) -> Choice:
+    def _choose(self, asked: ReleaseRequest) -> Chosen:
         self._require_unchanged()
         portfolio = self._state.portfolio
         return choose(

@@ -15,11 +15,11 @@ from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.wording import option_words
 from dpmerge.figures import finite_or_null
-from dpmerge.planning import Accounting, Mapper, Option, Plan, RuleName, Utilities, edge, frontier, heatmap, simplex_grid
+from dpmerge.planning import Mapper, Option, OptionRule, Plan, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Target, about_delta, round_down, significant
+from dpmerge.rules import Accounting, Target, about_delta, round_down, significant
 
-_RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
+_RULES: tuple[OptionRule, ...] = ("single", "selection", "combination", "joint")
 _ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
 _GIVEN = "These targets were asked for."
 _OUR_OWN = (
