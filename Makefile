@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.demo
 	@rm -rf $(DEMO)
 	@mkdir -p $(DEMO)
-	$(BIN)/dpmerge train src/dpmerge/data/training/digits.yaml --out $(DEMO)/portfolio
+	$(BIN)/dpmerge train lab/portfolios/digits.yaml --out $(DEMO)/portfolio
 	$(BIN)/dpmerge plan $(DEMO)/portfolio --epsilon 2 --delta 1e-4
 	$(BIN)/dpmerge ledger new $(DEMO)/ledger.db --dataset sklearn-digits-train-1437 --epsilon 8.5 --delta 1e-4
 	$(BIN)/dpmerge merge $(DEMO)/portfolio --rule combination --epsilon 2 --delta 1e-4 --ledger $(DEMO)/ledger.db --out $(DEMO)/released

@@ -33,10 +33,11 @@ def report(times, before):
     print((times[-1] - times[warm_up - 1]) / steps * 1e3, max(memory("VmHWM") - before, 0.1))
 """
 OURS = """
-from dpmerge.training.linear import Recipe, bounded_features, train
+from dpmerge.datasets import bounded_features
+from dpmerge.training import Recipe, train
 x = bounded_features(x, 2.0)
 times = []
-recipe = Recipe(warm_up + steps, 0.1, 1.0, 1.0, rate=None if full else BATCH / COUNT)
+recipe = Recipe(steps=warm_up + steps, learning_rate=0.1, clip=1.0, noise_multiplier=1.0, rate=None if full else BATCH / COUNT)
 before = forget_the_peak()
 train(x, y, CLASSES, recipe, norm_bound=2.0, dataset="synthetic", on_step=lambda step: times.append(time.perf_counter()))
 report(times, before)

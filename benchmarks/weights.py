@@ -75,8 +75,8 @@ def simplex_of_combinations() -> Iterator[Claim]:
     points = [tuple(row) for row in simplex_grid(3, 0.01).tolist()]
     spent: list[float] = []
     start = time.perf_counter()
-    accounting = Accounting(DELTA, assume_smoothness=0.0)
-    found = combination_points(portfolio, points, accounting, _everywhere(spent), ("proved",), ("pld",))
+    accounting = Accounting(assume_smoothness=0.0)
+    found = combination_points(portfolio, points, DELTA, accounting, _everywhere(spent), ("proved",), ("pld",))
     wall = time.perf_counter() - start
     ours = np.array([point["proved"]["pld"] for point in found])
     reference = np.array(run_all(partial(_reference, portfolio), points))

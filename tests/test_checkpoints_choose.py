@@ -16,14 +16,16 @@ from hypothesis import given, settings, strategies as st
 
 from dpmerge.checkpoints import Grid, Run, Score, Search, Tuned, aggregate, averaging, predictions
 from dpmerge.checkpoints.tuning import Trials
+from dpmerge.datasets import bounded_features
 from dpmerge.errors import DataError, DependentRuns, DpmergeError, EvaluationError, PortfolioError, TrainingError, WeightsError
 from dpmerge.jobs import Finished, run_all
 from dpmerge.profiles import gaussian_epsilon
 from dpmerge.records import Record
 from dpmerge.rules import Joint
 from dpmerge.tensors import linear, read_tensors
-from dpmerge.training import MovingAverage, Recipe, TrainingOn, bounded_features, train
+from dpmerge.training import Recipe, train
 from dpmerge_lab.tasks import digits
+from dpmerge_lab.training.averaging import MovingAverage, TrainingOn
 from dpmerge_lab.training.tuning import Trial, TunedTraining, tune_training
 from tests import builders
 from tests.release_builders import DELTA, dpmerge
@@ -52,7 +54,7 @@ def search(folder: Path, grid: Grid, **changes: Any) -> Search:
 
 def inputs() -> tuple[Any, Any]:
     _, test = digits.load()
-    return linear.bounded(test.images.astype(np.float32), NORM), test.labels
+    return bounded_features(test.images, NORM)[:, :-1], test.labels
 
 
 def complaint(*arguments: object) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpmerge.datasets import bounded_features
 from dpmerge.records import DpSgd, Model, NoiseGenerator, Portfolio, Record
 from dpmerge.rules import Base, Joint, Selection
-from dpmerge.training import fresh_generator, linear
-from dpmerge.training.randomness import together
+from dpmerge.training import Recipe, fresh_generator, together, train
 from tests.builders import dp_sgd
 
 SAID = "training noise of a generator that is not known to be cryptographic is as good as true noise"
@@ -59,8 +59,9 @@ def test_fresh_generators_are_chacha20_with_256_bits_of_the_systems_entropy(monk
 
 
 def test_linear_models_say_chacha20() -> None:
-    features = linear.bounded_features(np.eye(4, dtype=np.float32), 2.0)
-    (trained,) = linear.train(features, np.arange(4) % 2, 2, linear.Recipe(1, 0.1, 1.0, 1.0, None), norm_bound=2.0, dataset="d")
+    features = bounded_features(np.eye(4, dtype=np.float32), 2.0)
+    recipe = Recipe(steps=1, learning_rate=0.1, clip=1.0, noise_multiplier=1.0)
+    (trained,) = train(features, np.arange(4) % 2, 2, recipe, norm_bound=2.0, dataset="d")
     assert trained.record.mechanism.noise_generator == "chacha20" and assumed(Model("a", trained.record)) == []
 
 
@@ -73,7 +74,8 @@ def test_a_run_with_several_generators() -> None:
 def test_networks_and_the_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
-    from dpmerge.training import private_sgd, recorder_randomness
+    from dpmerge.training import recorder_randomness
+    from dpmerge_lab.training import private_sgd
     from tests.opacus_builders import private
 
     monkeypatch.setattr(recorder_randomness, "_COST", 2)

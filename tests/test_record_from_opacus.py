@@ -26,7 +26,7 @@ from opacus.schedulers import StepGradClip, StepNoise  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from dpmerge.training import Stated, from_opacus, opacus_history  # noqa: E402
-from dpmerge.training.recorder_folder import dp_sgd_record  # noqa: E402
+from dpmerge.training.recipe import dp_sgd_record  # noqa: E402
 from tests.opacus_builders import OPACUS_WARNINGS, Private, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]

@@ -984,7 +984,7 @@ def test_saved_folders_are_a_portfolio(tmp_path: Path) -> None:
 
 
 def test_the_training_room_loads_no_torch() -> None:
-    script = "import dpmerge.training, sys; assert 'torch' not in sys.modules; assert 'record' in dpmerge.training.__all__"
+    script = "import dpmerge.training, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
     missing = (
         "import sys; sys.modules['torch'] = None\n"

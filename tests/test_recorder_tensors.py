@@ -18,7 +18,9 @@ pytest.importorskip("opacus", reason="Opacus is not installed")
 from safetensors.torch import load_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-from dpmerge.training import private_sgd, record, recorder_randomness  # noqa: E402
+from dpmerge.training import record, recorder_randomness  # noqa: E402
+from dpmerge_lab.training import private_sgd  # noqa: E402
+from dpmerge_lab.training.recipe import LabRecipe  # noqa: E402
 from tests.opacus_builders import OPACUS_WARNINGS, Private, examples, network, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
@@ -193,7 +195,7 @@ def test_what_was_left_out_stays_out_of_a_resumed_run(tmp_path: Path) -> None:
 
 def test_our_own_trainers_refuse_buffers() -> None:
     inputs, labels = examples().tensors
-    recipe = private_sgd.Recipe(1, 0.5, 0.1, 1.0, 1.0)
+    recipe = LabRecipe(steps=1, rate=0.5, learning_rate=0.1, clip=1.0, noise_multiplier=1.0)
     with pytest.raises(TrainingError, match=r"keeps '0\.kept' beside its parameters"):
         private_sgd.train(keeping(), inputs, labels, recipe, "d", "r")
 

@@ -29,7 +29,7 @@ from dpmerge.errors import (
     UtilityError,
     WeightsError,
 )
-from dpmerge.planning import Utilities
+from dpmerge.planning import Accounting, Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
     Certificate,
@@ -38,7 +38,6 @@ from dpmerge.release import (
     Ledger,
     Merge,
     RuleName,
-    Settings,
     Signer,
     choose,
     model_card,
@@ -381,8 +380,8 @@ def test_a_noisy_choice_is_drawn_by_the_scores(tmp_path: Path) -> None:
         ("tempered", {"kappa": math.inf}, "finite and not negative"),
         ("tempered", {"kappa": -1.0}, "finite and not negative"),
         ("tempered", {"utility": None}, "give their scores"),
-        ("selection", {"settings": Settings(assume_smoothness=0.0)}, "only linear combination uses it"),
-        ("combination", {"settings": Settings(assume_smoothness=-1.0)}, "finite and not negative"),
+        ("selection", {"accounting": Accounting(assume_smoothness=0.0)}, "only linear combination uses it"),
+        ("combination", {"accounting": Accounting(assume_smoothness=-1.0)}, "finite and not negative"),
         ("joint", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("tempered", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("joint", {"provenance": "private-validation"}, "describes their set"),

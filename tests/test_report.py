@@ -342,7 +342,7 @@ def test_a_ledger_of_other_data_is_refused(three: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpmerge.figures.os.access", lambda _, mode: not mode & os.W_OK)
+    monkeypatch.setattr("dpmerge.figures.drawing.os.access", lambda _, mode: not mode & os.W_OK)
     result = command("report", three, "-o", tmp_path / "r.html", *QUICK)
     assert isinstance(result.exception, FigureError) and "read-only" in str(result.exception)
 

@@ -16,13 +16,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import dpmerge
 from dpmerge.cli import app
 from dpmerge.errors import DataError, DpmergeError, TrainingError
 from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Portfolio
-from dpmerge.training import PortfolioFile, data as training_data, linear, run, train_portfolio
-from dpmerge.training.data import Source, load
+from dpmerge.training import PortfolioFile, Recipe, data as training_data, linear, portfolio, train_portfolio
+from dpmerge.training.data import DataSource, load
 
 DEFAULTS = {"model": "softmax", "learning_rate": 1.2, "rate": 0.1, "steps": 20, "clip": 2.01}
 LINEAR = {
@@ -107,7 +106,7 @@ def test_epochs_batches_schedules_and_two_classes(tmp_path: Path) -> None:
     assert found["batch"].steps == 12  # two times ⌈1437/256⌉
     assert found["batch"].sampling.rate == 256 / 1437 and found["batch"].expected_batch == pytest.approx(256)
     rates = [phase.learning_rate for phase in found["batch"].phases for _ in range(phase.steps)]
-    assert rates == linear.Recipe(12, 0.1, 1.0, 1.0, warmup=6, decay=True).learning_rates()
+    assert rates == Recipe(steps=12, learning_rate=0.1, clip=1.0, noise_multiplier=1.0, warmup=6, decay=True).learning_rates()
     assert (found["full"].steps, found["full"].sampling.scheme, found["full"].expected_batch) == (3, "full-batch", 1437.0)
     assert {record.convex for record in found.values()} == {"glm"}
     assert {record.smoothness for record in found.values()} == {9 / 4}
@@ -210,8 +209,8 @@ def test_a_run_may_say_the_same_otherwise_than_the_defaults(tmp_path: Path) -> N
         ({"norm_bound": None}, "run 'a': softmax regression needs norm_bound"),
         ({"runs": {"a": {"noise_multiplier": 1, "model": "logistic"}}}, "run 'a': logistic regression has two classes, not 10"),
         ({"runs": {"a": {"noise_multiplier": 1, "batch": 2000}}}, "run 'a': batch is 2000, but there are 1437 examples"),
-        ({"data": "imagenet"}, "no data set is called 'imagenet'"),
-        ({"data": "mnist"}, "mnist.npz is needed: name its folder with --data"),
+        ({"data": "imagenet"}, "no data set is named 'imagenet'"),
+        ({"data": "mnist"}, "mnist.npz is needed: name the folder that holds it"),
         ({"classes": 7}, "classes is 7, but digits has 10"),
         ({"positive": [10]}, "some, not all, of the labels 0 to 9"),
         ({"positive": list(range(10))}, "some, not all, of the labels 0 to 9"),
@@ -244,7 +243,7 @@ def test_a_wrong_data_folder_is_one_line(tmp_path: Path, name: str) -> None:
     result = CliRunner().invoke(app, ["train", str(path), "--out", str(tmp_path / "out"), "--data", str(folder)])
     assert isinstance(result.exception, DataError)  # which the entry point prints as one line, with exit code 2
     assert "mnist.npz" in str(result.exception)
-    with pytest.raises(DataError, match="digits needs none"):
+    with pytest.raises(DataError, match=r"digits .*need no folder"):
         trained(written(tmp_path), tmp_path / "out", data=tmp_path)
 
 
@@ -324,13 +323,13 @@ def datasets() -> Any:
 def test_data_by_module_and_function(tmp_path: Path) -> None:
     content = changed(data="tests.test_train_command:arrays", classes=3, dataset="mine", runs={"a": {"noise_multiplier": 1}})
     assert set(trained(written(tmp_path, content), tmp_path / "out")["models"]) == {"a"}
-    pairs = load(Source("tests.test_train_command:datasets", classes=3))
+    pairs = load(DataSource("tests.test_train_command:datasets", classes=3))
     assert pairs.shape == (1, 2, 2) and pairs.train.dtype == np.float32
-    assert np.array_equal(pairs.train.reshape(-1, 4), load(Source("tests.test_train_command:arrays", classes=3)).train)
+    assert np.array_equal(pairs.train.reshape(-1, 4), load(DataSource("tests.test_train_command:arrays", classes=3)).train)
 
 
 def test_data_that_change_between_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "load", training_data.load.__wrapped__)  # a worker's, which loads anew
+    monkeypatch.setattr(portfolio, "load", training_data.load.__wrapped__)  # a worker's, which loads anew
     content = changed(data="tests.test_train_command:restless", classes=3, dataset="mine", runs={"a": {"noise_multiplier": 1}})
     with pytest.raises(TrainingError, match="not the same in every process"):
         trained(written(tmp_path, content), tmp_path / "out")
@@ -412,7 +411,7 @@ def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(linear, "train", too_much)
-        with pytest.raises(TrainingError, match="run 'a': the memory of this machine is too small; use fewer --jobs"):
+        with pytest.raises(TrainingError, match="run 'a': the memory of this machine is too small; use fewer jobs"):
             trained(written(tmp_path), tmp_path / "out")
     monkeypatch.setattr("dpmerge.training.portfolio.load", too_much)
     with pytest.raises(TrainingError, match="the memory of this machine is too small for the data 'digits'"):
@@ -448,21 +447,21 @@ def test_a_portfolio_killed_in_the_middle_is_continued(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpmerge.training.portfolio.find_spec", lambda name: None)
+    monkeypatch.setattr("dpmerge_lab.training.trainers.find_spec", lambda name: None)
     path = written(tmp_path, changed(runs={"a": {"noise_multiplier": 1, "model": "mlp"}}))
     with pytest.raises(TrainingError, match=r"run 'a': networks need torch and Opacus; install dpmerge\[torch\]"):
         trained(path, tmp_path / "out")
-    with pytest.raises(TrainingError, match="--device cuda: all runs are linear models"):
+    with pytest.raises(TrainingError, match="device cuda: all runs are linear models"):
         trained(written(tmp_path), tmp_path / "out", device="cuda")
 
 
 def test_the_examples_are_those_of_the_docs(tmp_path: Path) -> None:
-    folder = Path(dpmerge.__file__).parent / "data" / "training"
+    folder = Path(__file__).parent.parent / "lab" / "portfolios"
     text = (Path(__file__).parent.parent / "docs" / "training.md").read_text()
     files = {path.stem: PortfolioFile.load(path) for path in folder.glob("*.yaml")}
     assert set(files) == {"mnist", "digits", "digits-mlp"}
     assert all(f"```yaml\n{(folder / name).read_text()}```" in text for name in ("mnist.yaml", "digits-mlp.yaml"))
-    assert files["mnist"].runs["c2-s0.5"].schedule(np.zeros(60_000, dtype=np.int64))["steps"] == 705
+    assert files["mnist"].runs["c2-s0.5"].kept(np.zeros(60_000, dtype=np.int64)) == [705]
     document = train_portfolio(files["digits"], tmp_path / "out", jobs=1)
     assert document["models"]["noise-1"]["accuracy"] > 0.8
     assert {mechanism.convex for mechanism in mechanisms(tmp_path / "out").values()} == {"unclipped"}

@@ -17,9 +17,10 @@ import pytest
 from attacks.poisoned_cache import ask_like_a_recheck, poison
 from attacks.victim import forge
 from dpmerge.errors import DpmergeError
+from dpmerge.planning import Accounting
 from dpmerge.profiles import accuracy, curves, epsilon_from_renyi, gaussian_delta, profile
 from dpmerge.records import Adjacency, Model, Portfolio
-from dpmerge.release import Ledger, Merge, Released, RuleName, Settings, Verdict, canonical, release, sha256, verify
+from dpmerge.release import Ledger, Merge, Released, RuleName, Verdict, canonical, release, sha256, verify
 from dpmerge.rules import round_up
 from dpmerge.tensors import read_tensors
 from tests import builders
@@ -506,7 +507,7 @@ def test_the_second_path_notices_a_wrong_closed_form(rule: RuleName, tmp_path: P
 def test_the_second_path_notices_wrong_renyi_divergences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     portfolio = runs(tmp_path)
     monkeypatch.setattr(profile, "epsilon_from_renyi", halved(epsilon_from_renyi))
-    released = release(portfolio, chosen(portfolio, "joint", settings=Settings(by="rdp")), tmp_path / "out")
+    released = release(portfolio, chosen(portfolio, "joint", accounting=Accounting(by="rdp")), tmp_path / "out")
     broken = verify(released.folder).broken
     assert len(broken) == 1 and broken[0].startswith("a second path gives")
 
@@ -568,7 +569,7 @@ def test_no_false_alarms(names: tuple[str, str], adjacency: Adjacency, tmp_path:
             shares = (1e-7, 1 - 1e-7) if "open" in names else (0.3, 0.7)
             weights = portfolio.weights(dict(zip(names, shares, strict=True)))
             try:
-                choice = chosen(portfolio, rule, weights=weights, settings=Settings(by=by))
+                choice = chosen(portfolio, rule, weights=weights, accounting=Accounting(by=by))
             except DpmergeError:
                 continue  # no accountant for this, or no finite ε
             verdict = verify(release(portfolio, choice, tmp_path / f"{rule}-{by}").folder, portfolio=portfolio)

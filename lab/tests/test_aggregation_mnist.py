@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpmerge.datasets import bounded_features
 from dpmerge.figures import render
 from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Model
-from dpmerge.training import PeriodicShift, Recipe, accuracy, bounded_features, train
+from dpmerge.training import Recipe, accuracy, train
 from dpmerge_lab.experiments import aggregation_mnist as experiment
 from dpmerge_lab.experiments.aggregation_cifar10 import METHODS, PAPER
 from dpmerge_lab.experiments.aggregation_mnist import CASES, DELTA, QUICK, Case, Work, aggregation_mnist
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, write
+from dpmerge_lab.training.recipe import LabRecipe
+from dpmerge_lab.training.shift import PeriodicShift
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def result() -> Result:
 
 @pytest.mark.parametrize(("steps", "epsilon"), [(1, 0.3), (100, 1.0), (7, 20.0)])
 def test_the_least_noise_for_full_batches_is_that_of_the_closed_form(steps: int, epsilon: float) -> None:
-    found = least_noise(Recipe(steps, 1.0, 1.0, 1.0), 1000, epsilon, DELTA)
+    found = least_noise(Recipe(steps=steps, learning_rate=1.0, clip=1.0, noise_multiplier=1.0), 1000, epsilon, DELTA)
     assert gaussian_epsilon(math.sqrt(steps) / found, DELTA) <= epsilon * (1 + 1e-6)
     assert gaussian_epsilon(math.sqrt(steps) / (found - 0.001), DELTA) > epsilon
     assert found * 1000 == pytest.approx(round(found * 1000), abs=1e-9)
@@ -41,11 +44,12 @@ def test_the_least_noise_for_full_batches_is_that_of_the_closed_form(steps: int,
 @pytest.mark.parametrize("shifting", [False, True])
 def test_the_least_noise_for_sampled_batches(shifting: bool) -> None:
     shift = PeriodicShift.even_and_odd(np.arange(1000) % 10, 8, 50.0) if shifting else None
-    recipe = Recipe(40, 1.0, 1.0, 1.0, None if shifting else 0.05, shift=shift)
+    rate = None if shifting else 0.05
+    recipe = LabRecipe(steps=40, learning_rate=1.0, clip=1.0, noise_multiplier=1.0, rate=rate, shift=shift)
     found = least_noise(recipe, 1000, 1.0, DELTA)
     epsilons = []
     for noise in (found, found - 0.001):
-        record = replace(recipe, noise_multiplier=noise).record(40, 50.0, "data", "run", "n", "s")
+        record = replace(recipe, noise_multiplier=noise).record(40, 1000, dataset="data", run="run", noise="n", sampler="s")
         epsilons.append(run_profile(Model("run", record)).profile.epsilon(DELTA))
     assert epsilons[0] <= 1.0 < epsilons[1]
 
@@ -143,7 +147,7 @@ def test_pictures_can_be_drawn_and_everything_is_strict_json(result: Result, tmp
     assert set(result.pictures) == {"steps", "table", "learning-rates"}
     for document in result.pictures.values():
         assert len(document["panels"]) == 4
-    assert render(result.pictures["steps"], ".svg").startswith(b"<?xml")
+    assert render(result.pictures["steps"], ".png").startswith(b"\x89PNG")
     write(result, tmp_path, suffixes=())
     held = json.loads((tmp_path / "aggregation-mnist.json").read_text())
     assert held["configuration"]["steps"] == QUICK.steps and set(held["numbers"]) == set(result.numbers)
@@ -155,4 +159,4 @@ def test_one_repetition_has_no_standard_error(monkeypatch: pytest.MonkeyPatch) -
     found = aggregation_mnist(Options(quick=True, seeds=1, jobs=1))
     assert all(gain["ratio"] is None for gain in found.numbers["eps1"]["gain over no aggregation"].values())
     assert found.numbers["outside two standard errors"] == {"eps1": []}
-    assert render(found.pictures["table"], ".svg").startswith(b"<?xml")
+    assert render(found.pictures["table"], ".png").startswith(b"\x89PNG")

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from dpmerge.audit import Game, about, find_game
+from dpmerge.datasets import bounded_features
 from dpmerge.errors import DependentRuns, UnsupportedMechanism, WeightsError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Model
 from dpmerge.release import Ledger
 from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.training import Recipe, bounded_features, train
+from dpmerge.training import Recipe, train
 from dpmerge_lab.audit import SCENARIOS
 from dpmerge_lab.audit.scenarios import digits as audited_digits, poisson
 from dpmerge_lab.audit.scenarios.accounts import DATASET, even
@@ -136,9 +137,9 @@ def test_the_vectorised_regression_is_the_real_one() -> None:
             features[-1] *= with_record
             merged = 0.0
             for weight, rate in zip(game.weights, rates, strict=True):
-                recipe = Recipe(steps=5, learning_rate=rate * 10_001 / 10_000, clip=1.02, noise_multiplier=0.0, loss="logistic")
+                recipe = Recipe(steps=5, learning_rate=rate * 10_001 / 10_000, clip=1.02, noise_multiplier=0.0)
                 wide = np.hstack([features, np.zeros_like(features)])  # the trainer keeps its last column apart, as the bias
-                (model,) = train(wide, labels, 2, recipe, norm_bound=2.0, dataset="test")
+                (model,) = train(wide, labels, 2, recipe, norm_bound=2.0, dataset="test", loss="logistic")
                 merged += weight * float(model.tensors["weight"][0, 0])
             played = game.play(np.random.default_rng(7), 1, with_record)[0]
             assert merged == pytest.approx(played, rel=0.02, abs=5e-8)  # trained in single precision

@@ -263,11 +263,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
 from dpmerge.checkpoints import Run  # noqa: E402
-from dpmerge.training import (  # noqa: E402
-    TailMean,
-    TrainingOn,
-    ftrl,
-)
+from dpmerge_lab.training import ftrl  # noqa: E402
+from dpmerge_lab.training.averaging import TailMean, TrainingOn  # noqa: E402
 from dpmerge_lab.training.lstm import NextWord, next_word_accuracy, next_word_loss  # noqa: E402
 
 

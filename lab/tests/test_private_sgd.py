@@ -19,10 +19,10 @@ from dpmerge.records import DpSgd, Portfolio
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
-from dpmerge.training import networks, private_sgd  # noqa: E402
+from dpmerge_lab.training import networks, private_sgd  # noqa: E402
+from dpmerge_lab.training.recipe import LabRecipe as Recipe  # noqa: E402
 
 torch.set_num_threads(1)  # the suite already uses every core
-Recipe = private_sgd.Recipe
 QUIET = Recipe(steps=1, rate=1.0, learning_rate=1.0, clip=1.0, noise_multiplier=0.0)
 
 
@@ -84,7 +84,7 @@ def test_batches_are_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_full_batches_with_a_schedule_are_gradient_descent() -> None:
     examples, labels = images(6)
     network, copy = (networks.from_seed(lambda: networks.mlp(192, 4), 1) for _ in range(2))
-    recipe = Recipe(4, None, 0.5, 0.7, 0.0, warmup=2, decay=True)
+    recipe = Recipe(steps=4, learning_rate=0.5, clip=0.7, noise_multiplier=0.0, warmup=2, decay=True)
     (trained,) = private_sgd.train(network, examples, labels, recipe, "d", "r", micro_batch=4)
     for rate in (0.25, 0.5, 0.5, 0.25):
         total = by_hand(copy, examples, labels, 0.7)

@@ -14,14 +14,13 @@ from typer.testing import CliRunner
 from dpmerge.cli import app
 from dpmerge.errors import DpmergeError, TrainingError
 from dpmerge.records import Portfolio
-from dpmerge.training import run
-from dpmerge.training.data import Source, load
+from dpmerge.training.data import DataSource, load
 from tests.test_train_command import mechanisms, trained, written
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
-from dpmerge.training import networks, private_sgd  # noqa: E402
+from dpmerge_lab.training import networks, private_sgd, trainers  # noqa: E402
 
 NETWORKS: dict[str, Any] = {
     "data": "digits",
@@ -46,7 +45,7 @@ def stopped_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*arguments)
 
     monkeypatch.setattr(private_sgd, "clipped_sums", counted)
-    monkeypatch.setattr(run, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(trainers, "SAVE_EVERY", 0.0)
 
 
 def changed(**fields: Any) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def test_a_portfolio_of_networks(tmp_path: Path) -> None:
     network = networks.mlp(64, 8)
     state = load_file(tmp_path / "out" / "small" / "model.safetensors")
     network.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in state.items()})
-    data = load(Source("digits"))
+    data = load(DataSource("digits"))
     assert scores["small"] == np.mean(network(torch.from_numpy(data.test)).argmax(1).numpy() == data.test_labels)
 
 
@@ -159,7 +158,7 @@ def test_what_was_begun_is_not_continued_differently(tmp_path: Path, monkeypatch
         ),
         (
             lambda: RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"),
-            "of this machine .* fewer --jobs",
+            "of this machine .* fewer jobs",
         ),
         (
             lambda: RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
@@ -191,7 +190,7 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     command = ["train", str(written(tmp_path, NETWORKS)), "--out", str(tmp_path / "out"), "--device", "cuda"]
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, TrainingError)
-    assert str(result.exception) == "device cuda: torch sees no CUDA GPU on this machine; use --device cpu"
+    assert str(result.exception).endswith("run 'a': device cuda: torch sees no CUDA GPU on this machine; use cpu")
     content = {**changed(model="cnn"), "data": "tests.test_train_command:arrays", "classes": 3, "dataset": "mine"}
     with pytest.raises(TrainingError, match=r"run 'a': cnn needs images; the inputs have shape \(4,\): use mlp"):
         trained(written(tmp_path, content), tmp_path / "out")
@@ -210,3 +209,9 @@ def test_a_network_on_aggregates_that_was_stopped_begins_anew(tmp_path: Path, mo
     trained(written(tmp_path, content), tmp_path / "out")
     record = mechanisms(tmp_path / "out")["a"]
     assert record.steps == 12 and record.optimizer.startswith("sgd from the mean of the last 2 iterates")
+
+
+def test_fingerprints_of_a_continued_run_tell_continuations_apart() -> None:
+    chained = trainers.chained
+    assert chained(["a"]) == "a"
+    assert len({chained(["a"]), chained(["a", "b"]), chained(["a", "c"]), chained(["a", "b", "c"])}) == 4

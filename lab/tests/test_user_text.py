@@ -194,7 +194,7 @@ def test_private_training_on_users_text_lowers_the_loss(tmp_path: Path) -> None:
     pytest.importorskip("opacus", reason="Opacus is not installed")
     from safetensors.torch import load_file
 
-    from dpmerge.training import ftrl
+    from dpmerge_lab.training import ftrl
     from dpmerge_lab.training.ftrl_recipe import FtrlRecipe
     from dpmerge_lab.training.lstm import NextWord, next_word_accuracy, next_word_loss
 

@@ -1,15 +1,20 @@
-"""Data sets by name: what the laboratory or another installed package adds (entry points `dpmerge.datasets`)."""
+"""Data sets by name, which installed packages add (entry points `dpmerge.datasets`), and inputs of bounded norm."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import DataError
 from dpmerge.user_code import added, find
+
+# Norms and products are rounded to 24 bits; shortening by this much more keeps every result within its bound.
+NORM_MARGIN = 1 - 1e-5
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,6 @@ class Images:
 
 
 def dataset_names() -> list[str]:
-    """Every name that `load_dataset` knows here."""
     return list(added("datasets"))
 
 
@@ -36,3 +40,23 @@ def load_dataset(name: str, folder: Path | None) -> Images:
     if not isinstance(found, Images):
         raise DataError(f"the data set {name!r} gave {type(found).__name__}; it must give dpmerge's Images")
     return found
+
+
+def bounded_features(inputs: npt.NDArray[Any], norm_bound: float) -> npt.NDArray[np.float32]:
+    """What linear models see: the inputs with a last column of ones, each row of norm `norm_bound` at most, the 1 included."""
+    if not 1 < norm_bound < math.inf:
+        raise DataError(f"norm_bound is {norm_bound}; it includes the bias, so it must exceed 1, and be finite")
+    rows = np.asarray(inputs, dtype=np.float32).reshape(len(inputs), -1)
+    if not np.isfinite(rows).all():
+        raise DataError("the inputs hold NaN or infinite values")
+    longest = math.sqrt(norm_bound**2 - 1) * NORM_MARGIN
+    features = np.ones((len(rows), rows.shape[1] + 1), dtype=np.float32)
+    factors = np.minimum(1.0, longest / np.maximum(row_norms(rows), 1e-300)).astype(np.float32)
+    np.multiply(rows, factors[:, None], out=features[:, :-1])
+    return features
+
+
+def row_norms(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Euclidean norms in double precision, without a copy of all rows in it."""
+    parts = (part.astype(np.float64) for part in np.array_split(rows, max(1, len(rows) // 64)))
+    return np.asarray(np.sqrt(np.concatenate([np.einsum("ij,ij->i", part, part) for part in parts])))

@@ -1,7 +1,6 @@
 """Code that is not this package's: functions named as `module:function`, and tables of them that installed packages add.
 
-The laboratory (lab/, `dpmerge_lab`) adds its data sets, evaluators, audit scenarios and commands in this way; any other
-package may add its own.
+The laboratory (lab/, `dpmerge_lab`) adds data sets, evaluators, trainers, audit scenarios and commands; any other package may.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from dpmerge.errors import DpmergeError
 
-LABORATORY = "or install the laboratory, which has some: lab/ in dpmerge's repository"
+LABORATORY = "more come with the laboratory: install lab/ of dpmerge's repository"
 
 
 def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
@@ -43,6 +42,6 @@ def find(name: str, group: str, what: str, error: type[DpmergeError]) -> Callabl
         return load_function(name, what, error)
     known = added(group)
     if name not in known:
-        there = f"or one of {', '.join(known)}" if known else LABORATORY
-        raise error(f"no {what.removeprefix('the ')} is named {name!r}; give module:function, {there}")
+        there = f", or one of {', '.join(known)}" if known else f"; {LABORATORY}"
+        raise error(f"no {what.removeprefix('the ')} is named {name!r}; give module:function{there}")
     return load_function(known[name], what, error)

@@ -1,6 +1,6 @@
 """Write `api.d.ts`: what the explorer's API takes and answers, as TypeScript types for the page's scripts.
 
-    python -m tools.page.api_types
+python -m tools.page.api_types
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean"
 
 def declarations() -> str:
     """One interface per model; its fields are all there in an answer, and may be left out of a request where there is a default."""
-    known = [one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel]
+    known = [
+        one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel
+    ]
     public = [one for one in known if not one.__name__.startswith("_")]
     _, schema = models_json_schema([(one, "serialization") for one in public])
     parts = [_interface(name, one) for name, one in sorted(schema["$defs"].items())]
@@ -32,7 +34,8 @@ def _interface(name: str, schema: dict[str, Any]) -> str:
     needed = schema.get("required", [])
     is_request = name.endswith("Request")
     fields = [
-        f"  {field}{'?' if is_request and field not in needed else ''}: {_type(one)};\n" for field, one in schema["properties"].items()
+        f"  {field}{'?' if is_request and field not in needed else ''}: {_type(one)};\n"
+        for field, one in schema["properties"].items()
     ]
     return f"interface {name} {{\n{''.join(fields)}}}\n"
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.training import MovingAverage
+from dpmerge_lab.training.averaging import MovingAverage
 
 DECAYS = (0.85, 0.9, 0.95, 0.99, 0.999, 0.9999)
 TAILS = (3, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)

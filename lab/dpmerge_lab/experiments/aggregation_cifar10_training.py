@@ -25,14 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
-from dpmerge.training import MovingAverage, PeriodicShift, TailMean, TrainingOn
-from dpmerge.training.averaging_torch import flat, load
-from dpmerge.training.networks import from_seed, small_cnn, wide_resnet
-from dpmerge.training.private_sgd import Randomness, Recipe, device, record, steps
 from dpmerge_lab.experiments.aggregation import Probabilities, Watcher, accuracies
 from dpmerge_lab.experiments.aggregation_settings import SETTINGS, Setting, Size
 from dpmerge_lab.experiments.cifar10_training import SEED, as_tensors, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
+from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
+from dpmerge_lab.training.averaging_torch import flat, load
+from dpmerge_lab.training.networks import from_seed, small_cnn, wide_resnet
+from dpmerge_lab.training.private_sgd import Randomness, device, steps
+from dpmerge_lab.training.recipe import LabRecipe
+from dpmerge_lab.training.shift import PeriodicShift
 
 _WATCHED = 0.95  # the decay whose accuracy is followed as training goes on
 
@@ -93,14 +95,12 @@ def _measure(setting: Setting, train: tuple[Tensor, Tensor], test: tuple[Tensor,
         for _ in take(recipe=branch, randomness=Randomness(examples.device), done=setting.start, aggregated=run):
             pass
         found[name] = accuracies(predict(run.current), answers)
-    known = record(
-        recipe,
+    known = recipe.record(
         setting.steps,
-        recipe.expected_batch(len(labels)),
-        f"{size.data}-train-{len(labels)}",
-        f"aggregation-{secrets.token_hex(4)}",
-        *randomness.fingerprints,
-        randomness.noise.generator,
+        len(labels),
+        dataset=f"{size.data}-train-{len(labels)}",
+        run=f"aggregation-{secrets.token_hex(4)}",
+        **randomness.said,
     )
     return {
         "setting": dataclasses.asdict(setting),
@@ -113,11 +113,18 @@ def _measure(setting: Setting, train: tuple[Tensor, Tensor], test: tuple[Tensor,
     }
 
 
-def _recipe(setting: Setting, size: Size, labels: Tensor) -> Recipe:
+def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
     known = labels.cpu().numpy()
     shift = PeriodicShift.even_and_odd(known, size.period, float(size.batch)) if setting.shifting else None
     rate = None if setting.shifting else size.batch / len(known)
-    return Recipe(setting.steps, rate, setting.learning_rate, setting.clip, setting.noise_multiplier, shift=shift)
+    return LabRecipe(
+        steps=setting.steps,
+        learning_rate=setting.learning_rate,
+        clip=setting.clip,
+        noise_multiplier=setting.noise_multiplier,
+        rate=rate,
+        shift=shift,
+    )
 
 
 def _probabilities(network: nn.Module, parameters: Sequence[Tensor], images: Tensor, vector: Tensor) -> Probabilities:

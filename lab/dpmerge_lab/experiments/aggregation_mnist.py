@@ -20,17 +20,20 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
-from dpmerge.datasets import Images
+from dpmerge.datasets import Images, bounded_features
 from dpmerge.jobs import run_all
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
-from dpmerge.training import MovingAverage, PeriodicShift, Recipe, TailMean, Tensors, TrainingOn, bounded_features, train
+from dpmerge.training import Tensors, train
 from dpmerge_lab.experiments.aggregation import Accuracies, Probabilities, Watcher, accuracies
 from dpmerge_lab.experiments.aggregation_cifar10 import METHODS, PAPER
 from dpmerge_lab.experiments.aggregation_mnist_pictures import pictures
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge_lab.tasks.images import digits_as_images, load_images
+from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
+from dpmerge_lab.training.recipe import LabRecipe
+from dpmerge_lab.training.shift import PeriodicShift
 from dpmerge_lab.training.tuning import TunedTraining, tune_training
 
 DELTA = 1e-5
@@ -71,11 +74,13 @@ class Design:
     learning_rates: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     look_every: int = 10
 
-    def recipe(self, case: Case, labels: npt.NDArray[np.int64], learning_rate: float, noise: float = 1.0) -> Recipe:
+    def recipe(self, case: Case, labels: npt.NDArray[np.int64], learning_rate: float, noise: float = 1.0) -> LabRecipe:
         """Of one run."""
         shift = PeriodicShift.even_and_odd(labels, self.period, self.batch) if case.shifting else None
         rate = None if case.shifting else self.batch / len(labels)
-        return Recipe(self.steps, learning_rate, self.clip, noise, rate, shift=shift)
+        return LabRecipe(
+            steps=self.steps, learning_rate=learning_rate, clip=self.clip, noise_multiplier=noise, rate=rate, shift=shift
+        )
 
 
 QUICK = Design("digits", 30, 200.0, 1.0, 16.0, 10, (0.8,), (3,), (15, 20), (4.0, 16.0), 5)

@@ -28,5 +28,5 @@ def least_noise(recipe: Recipe, examples: int, epsilon: float, delta: float) -> 
 def _epsilon(recipe: Recipe, examples: int, noise: float, delta: float) -> float:
     """Of a run by this recipe with other noise."""
     noisy = replace(recipe, noise_multiplier=noise)
-    record = noisy.record(recipe.steps, recipe.expected_batch(examples), "planned", "planned", "noise", "sampler")
+    record = noisy.record(recipe.steps, examples, dataset="planned", run="planned", noise="noise", sampler="sampler")
     return run_profile(Model("planned", record)).profile.epsilon(delta)

@@ -70,7 +70,7 @@ def find(name: str, options: Options) -> Callable[[], Result]:
     with _in_one_line(name, options):
         if options.device != "cpu":
             # By name: this module is loaded without torch too.
-            importlib.import_module("dpmerge.training.private_sgd").device(options.device)
+            importlib.import_module("dpmerge_lab.training.private_sgd").device(options.device)
         found: Callable[[Options], Result] = getattr(importlib.import_module(f"dpmerge_lab.experiments.{module}"), function)
 
     def run() -> Result:

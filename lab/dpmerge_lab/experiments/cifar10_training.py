@@ -31,10 +31,11 @@ from torch import Tensor, nn
 
 from dpmerge.datasets import Images
 from dpmerge.errors import DpmergeError, TrainingError
-from dpmerge.training.networks import from_seed, resnet18, small_cnn
-from dpmerge.training.private_sgd import Recipe, State, device, train
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAINING, RUNS, Size, grid, wanted
 from dpmerge_lab.tasks.images import digits_as_images, load_images
+from dpmerge_lab.training.networks import from_seed, resnet18, small_cnn
+from dpmerge_lab.training.private_sgd import State, device, train
+from dpmerge_lab.training.recipe import LabRecipe
 
 SEED = 42
 CHANNEL_MEANS, CHANNEL_DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -126,7 +127,13 @@ def private_run(task: Task, name: str) -> None:
     per_epoch = math.ceil(len(labels) / size.batch)
     epochs = size.fine_tuning_epochs if setting.pretrained else size.epochs
     keep = [] if setting.pretrained else [epoch * per_epoch for epoch in size.keep]
-    recipe = Recipe(epochs * per_epoch, size.batch / len(labels), setting.learning_rate, setting.clip, setting.noise_multiplier)
+    recipe = LabRecipe(
+        steps=epochs * per_epoch,
+        learning_rate=setting.learning_rate,
+        clip=setting.clip,
+        noise_multiplier=setting.noise_multiplier,
+        rate=size.batch / len(labels),
+    )
     network = task.network()
     if setting.pretrained:
         network.load_state_dict(task.state(PRETRAINING))

@@ -53,25 +53,29 @@ _LONGEST = 78.0  # Σηβ of forty steps with ηβ just below 2
 def papers() -> Setting:
     """M1 App. H.1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2), learning rate 0.1, batches of 256, three epochs."""
     named = {"C=1 σ=0.5": (1.0, 0.5), "C=2 σ=0.5": (2.0, 0.5), "C=1 σ=2": (1.0, 2.0)}
-    recipes = {name: Recipe(3 * EPOCH, 0.1, clip, sigma, RATE) for name, (clip, sigma) in named.items()}
+    recipes = {
+        name: Recipe(steps=3 * EPOCH, learning_rate=0.1, clip=clip, noise_multiplier=sigma, rate=RATE)
+        for name, (clip, sigma) in named.items()
+    }
     return Setting(recipes, norm_bound=50.0, as_the_papers=True)
 
 
 def full_batch(total: float, decay: bool) -> Setting:
     """Forty full batches with Σηβ = `total`; with decay, the rate climbs for four steps and falls for 36."""
-    shape = Recipe(40, 1.0, _CLIP, 1.0, warmup=4 if decay else 0, decay=decay)
+    shape = Recipe(steps=40, learning_rate=1.0, clip=_CLIP, noise_multiplier=1.0, warmup=4 if decay else 0, decay=decay)
     peak = total / (sum(shape.learning_rates()) * _NORM**2 / 2)
     return _with_noise(replace(shape, learning_rate=peak), 50.0, 1000.0)
 
 
 def poisson_twin() -> Setting:
     """Batches, epochs and noise of M1's portfolio: ηβ = 1.2, so no batch up to 1.6 times the expected makes a step expand."""
-    return _with_noise(Recipe(3 * EPOCH, 0.24, _CLIP, 1.0, RATE), 0.5, 2.0)
+    return _with_noise(Recipe(steps=3 * EPOCH, learning_rate=0.24, clip=_CLIP, noise_multiplier=1.0, rate=RATE), 0.5, 2.0)
 
 
 def logistic_twin() -> Setting:
     """The same for even against odd: one slope to clip, so clipping may bind and steps still do not expand."""
-    return _with_noise(Recipe(3 * EPOCH, 0.48, 1.5, 1.0, RATE, loss="logistic"), 0.5, 2.0)
+    recipe = Recipe(steps=3 * EPOCH, learning_rate=0.48, clip=1.5, noise_multiplier=1.0, rate=RATE)
+    return replace(_with_noise(recipe, 0.5, 2.0), loss="logistic")
 
 
 def _with_noise(recipe: Recipe, *sigmas: float) -> Setting:
@@ -91,8 +95,9 @@ def mnist(options: Options) -> Result:
         for label, assumed in (("proved", None), ("formula", 0.0)):
             step = grid_step(options) / 2
             run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {label}"))
-            accounting = Accounting(DELTA, assumed)
-            result.pictures[f"heatmap-{label}"] = heatmap(measured.portfolio, accounting=accounting, step=step, run=run)
+            accounting = Accounting(assume_smoothness=assumed)
+            found = heatmap(measured.portfolio, delta=DELTA, step=step, accounting=accounting, run=run)
+            result.pictures[f"heatmap-{label}"] = found.as_dict()
     return result
 
 

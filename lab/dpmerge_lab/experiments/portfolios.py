@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.datasets import bounded_features
 from dpmerge.jobs import run_all
 from dpmerge.planning import Point, simplex_grid
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Combination, Joint, Selection
-from dpmerge.training import Recipe, Tensors, accuracy, bounded_features, train
+from dpmerge.training import Loss, Recipe, Tensors, accuracy, train
 from dpmerge_lab.experiments.results import Options, mean_and_deviation
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 
@@ -40,6 +41,7 @@ class Setting:
     norm_bound: float
     as_the_papers: bool = False
     epochs: int = 1
+    loss: Loss = "softmax"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ class Setting:
     @property
     def classes(self) -> int:
         """How many are told apart."""
-        return 2 if any(recipe.loss == "logistic" for recipe in self.recipes.values()) else 10
+        return 2 if self.loss == "logistic" else 10
 
     @property
     def smoothness(self) -> float:
@@ -84,6 +86,7 @@ class Setting:
             "data": data_name(options),
             "repetitions": options.seeds,
             "delta": DELTA,
+            "loss": self.loss,
             "recipes": {name: asdict(recipe) for name, recipe in self.recipes.items()},
             "norm_bound": self.norm_bound,
             "smoothness β": self.smoothness,
@@ -160,8 +163,16 @@ def _once(
     models = []
     for recipe in setting.recipes.values():
         ends = [recipe.steps * (epoch + 1) // setting.epochs for epoch in range(setting.epochs)]
-        bound = setting.norm_bound
-        models += train(shown, labels, setting.classes, recipe, norm_bound=bound, dataset=dataset, checkpoints=ends)
+        models += train(
+            shown,
+            labels,
+            setting.classes,
+            recipe,
+            norm_bound=setting.norm_bound,
+            dataset=dataset,
+            loss=setting.loss,
+            checkpoints=ends,
+        )
     tested, answers = setting.features(images.test), setting.targets(images.test_labels)
     scores = [accuracy(average([model.tensors for model in models], point), tested, answers) for point in points]
     return [model.record for model in models], scores

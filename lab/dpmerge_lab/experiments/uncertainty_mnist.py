@@ -56,8 +56,13 @@ class Design:
     def of(cls, quick: bool) -> Design:
         """The paper's pool on MNIST, or a few runs on the digits."""
         if quick:
-            return cls(Recipe(30, 0.5, 1.0, 1.0, 0.1), 6, (3, 5), 5)
-        return cls(Recipe(705, 0.5, 1.0, 1.0, 256 / 60000), 101, (5, 10, 20, 50, 100), 20)
+            return cls(Recipe(steps=30, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=0.1), 6, (3, 5), 5)
+        return cls(
+            Recipe(steps=705, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=256 / 60000),
+            101,
+            (5, 10, 20, 50, 100),
+            20,
+        )
 
     def steps(self, way: str, count: int) -> list[int]:
         """Of the checkpoints to use."""

@@ -18,10 +18,10 @@ _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 def load_images(folder: Path | None, name: str) -> Images:
     """`NAME.npz` with x_train, y_train, x_test and y_test: bytes, one image after the other, channels last if there are any."""
     if folder is None:
-        raise DataError(f"{name}.npz is needed: name its folder with --data")
+        raise DataError(f"{name}.npz is needed: name the folder that holds it")
     path = folder / f"{name}.npz"
     if not path.is_file():
-        raise DataError(f"{path}: no such file; --data names a folder that holds {name}.npz")
+        raise DataError(f"{path}: no such file; name a folder that holds {name}.npz")
     try:
         with np.load(path, allow_pickle=False) as held:
             x_train, y_train, x_test, y_test = (held[key] for key in _ARRAYS)

@@ -24,13 +24,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import TrainingError
 from dpmerge.jobs import Progress
 from dpmerge.tensors import require_absent
-from dpmerge.training import CLIP_MARGIN, TrainingOn, first_share, fresh_generator, save_model
-from dpmerge.training.averaging_torch import flat, load
-from dpmerge.training.private_sgd import Randomness, Trained, require_no_buffers, snapshot
+from dpmerge.training import fresh_generator, save_model
+from dpmerge_lab.training.averaging import TrainingOn
+from dpmerge_lab.training.averaging_torch import flat, load
 from dpmerge_lab.training.ftrl_recipe import FtrlRecipe, Users
+from dpmerge_lab.training.private_sgd import Randomness, Trained, require_no_buffers, snapshot
+from dpmerge_lab.training.shift import first_share
 from dpmerge_lab.training.tree_noise import TreeNoise
 
 Examples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -139,8 +142,8 @@ def checkpoints(
     randomness = Randomness(parameters[0].device)
     users = len(clients)
     rounds = recipe.draw_users(randomness.sampler, users) if order is None else recipe.check_users(order, users)
-    noise_print, order_print = randomness.fingerprints[0], randomness.fingerprints[1] if order is None else None
-    facts = (dataset, run, noise_print, order_print, randomness.noise.generator)
+    said = randomness.said
+    facts = (dataset, run, said["noise"], said["sampler"] if order is None else None, said["noise_generator"])
     recipe.record(recipe.rounds, *facts)
 
     def made() -> Iterator[Trained]:
@@ -212,7 +215,7 @@ def clipped(update: Tensor, clip: float) -> Tensor:
     norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
     if not norm < torch.inf:
         return torch.zeros_like(update)
-    return update * min(1.0, clip * CLIP_MARGIN / max(norm, 1e-30))
+    return update * min(1.0, clip * NORM_MARGIN / max(norm, 1e-30))
 
 
 def _trained(network: nn.Module) -> list[Tensor]:

@@ -25,7 +25,7 @@ from dpmerge.training import fresh_generator
 AnyGame = TypeVar("AnyGame", bound=Game | CanaryGame)
 
 # A score that was kept is worth nothing once the code that made it has changed.
-_CODE = ("audit", "audit/scenarios", "training", "release", "weights", "rules", "profiles", "records")
+_CODE = ("audit", "training", "release", "planning", "rules", "profiles", "records")
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,9 @@ def _fingerprint(game: Game | CanaryGame, trials: int, seed: int | None, where: 
     digest.update(f"{trials} {seed} {getattr(game, 'chunk', '')} {code_fingerprint(*_CODE)}".encode())
     parts = [type(game), *(value for value in vars(game).values() if callable(value))]
     for module in sorted({getattr(part, "__module__", None) or "" for part in parts}):
-        source = getattr(sys.modules.get(module), "__file__", None)
-        digest.update(Path(source).read_bytes() if source else b"")
+        found = sys.modules.get(module)
+        source = Path(getattr(found, "__file__", None) or "")
+        # With a game from a package counts what lies beside it there: scenarios share code.
+        for path in sorted(source.parent.glob("*.py")) if getattr(found, "__package__", None) else [source]:
+            digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()[:24]

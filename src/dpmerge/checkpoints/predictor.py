@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.datasets import load_dataset
+from dpmerge.datasets import bounded_features, load_dataset
 from dpmerge.errors import DataError, EvaluationError
-from dpmerge.tensors import bounded, linear_scores
+from dpmerge.tensors import linear_scores
 from dpmerge.user_code import load_function
 
 Array = npt.NDArray[Any]
@@ -46,7 +46,7 @@ def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = 
     found = _from_file(data) if task is None else _from_task(task, data)
     if norm_bound is None:
         return found
-    return Inputs(bounded(found.values, norm_bound), found.labels, found.source)
+    return Inputs(bounded_features(found.values, norm_bound)[:, :-1], found.labels, found.source)
 
 
 def _from_task(task: str, data: Path | None) -> Inputs:

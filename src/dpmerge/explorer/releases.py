@@ -13,6 +13,7 @@ import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.planning import Accounting
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
@@ -20,7 +21,6 @@ from dpmerge.release import (
     Entry,
     Ledger,
     Released,
-    Settings,
     Verdict,
     choose,
     files_to_write,
@@ -171,7 +171,7 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # whoever looked at the page has seen them
             provenance=asked.provenance,
-            settings=Settings(
+            accounting=Accounting(
                 assume_smoothness=asked.assume_smoothness, shuffle=self._state.shuffle, any_delta=asked.any_delta
             ),
         )

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from dpmerge.planning import Option
-from dpmerge.records import Adjacency
 from dpmerge.rules import THEOREMS, Guarantee
 
 NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
@@ -23,11 +22,10 @@ def guarantee_words(found: Guarantee) -> dict[str, Any]:
     return _words(found, f"{NOTHING} ({because})" if because else NOTHING)
 
 
-def option_words(option: Option, adjacency: Adjacency) -> dict[str, Any]:
+def option_words(option: Option) -> dict[str, Any]:
     """The same for an option of a plan; one that is refused says why."""
-    found = option.guarantee(adjacency)
-    if found is not None:
-        return _words(found, option.why or NOTHING)
+    if option.guarantee is not None:
+        return _words(option.guarantee, option.why or NOTHING)
     why = option.why or NOTHING
     return {"standing": option.standing, "claim": why, "sentence": why, "theorem_title": None, "theorem_source": None}
 

@@ -10,7 +10,7 @@ from dpmerge.tensors.folder import (
     require_absent as require_absent,
 )
 from dpmerge.tensors.kernel import weighted_sum as weighted_sum
-from dpmerge.tensors.linear import bounded as bounded, linear_scores as linear_scores
+from dpmerge.tensors.linear import linear_scores as linear_scores
 from dpmerge.tensors.merge import copy_model as copy_model, merge_models as merge_models, open_plan as open_plan
 from dpmerge.tensors.methods import METHODS as METHODS
 from dpmerge.tensors.opening import ADAPTER_CONFIG as ADAPTER_CONFIG, INDEX as INDEX, open_model as open_model

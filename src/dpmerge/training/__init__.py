@@ -1,4 +1,4 @@
-"""Private training: what makes a model, and the record of it. Nothing is loaded before it is used: torch may be absent."""
+"""Private training: linear models, portfolios of runs, and the recorder for Opacus. Torch is loaded only where it is used."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.training.averaging import MovingAverage as MovingAverage, TailMean as TailMean, TrainingOn as TrainingOn
-from dpmerge.training.linear import (
-    Recipe as Recipe,
-    Tensors as Tensors,
-    accuracy as accuracy,
-    bounded_features as bounded_features,
-    scores as scores,
-    train as train,
-)
+from dpmerge.training.data import Data as Data
+from dpmerge.training.linear import Loss as Loss, accuracy as accuracy, scores as scores, train as train
 from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
 from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
-from dpmerge.training.randomness import fresh_generator as fresh_generator
-from dpmerge.training.recipe import CLIP_MARGIN as CLIP_MARGIN
-from dpmerge.training.saving import save_model as save_model
-from dpmerge.training.shift import PeriodicShift as PeriodicShift, first_share as first_share
+from dpmerge.training.randomness import (
+    GENERATOR as GENERATOR,
+    fingerprint as fingerprint,
+    fresh_generator as fresh_generator,
+    poisson_batch as poisson_batch,
+    together as together,
+)
+from dpmerge.training.recipe import Recipe as Recipe
+from dpmerge.training.run_folder import RunFolder as RunFolder
+from dpmerge.training.saving import Checkpoint as Checkpoint, Tensors as Tensors, save_model as save_model
+from dpmerge.training.trainer import (
+    TELL_EVERY as TELL_EVERY,
+    Job as Job,
+    Linear as Linear,
+    LinearRun as LinearRun,
+    Run as Run,
+    Trainer as Trainer,
+    every as every,
+)
 
 if TYPE_CHECKING:
     from dpmerge.training.opacus_accounting import (

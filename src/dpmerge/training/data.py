@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.datasets import load_dataset
+from dpmerge.datasets import bounded_features, load_dataset
 from dpmerge.errors import DataError
-from dpmerge.training.linear import bounded_features
 from dpmerge.user_code import load_function
 
 Floats = npt.NDArray[np.float32]
@@ -21,7 +20,7 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where the data are and how they are prepared: small enough to be sent to every worker, which then loads them itself."""
 
     name: str
@@ -45,7 +44,6 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input."""
         return self.train.shape[1:]
 
     def digest(self) -> str:
@@ -57,7 +55,7 @@ class Data:
 
 
 @lru_cache(maxsize=1)
-def load(source: Source) -> Data:
+def load(source: DataSource) -> Data:
     """Read, check and prepare; once for all runs of a process."""
     if ":" in source.name:
         if source.folder is not None:
@@ -73,7 +71,7 @@ def load(source: Source) -> Data:
 
 
 @lru_cache(maxsize=1)
-def features(source: Source, norm_bound: float) -> tuple[Floats, Floats]:
+def features(source: DataSource, norm_bound: float) -> tuple[Floats, Floats]:
     """What linear models see of the training and the test part."""
     data = load(source)
     return bounded_features(data.train, norm_bound), bounded_features(data.test, norm_bound)
@@ -126,7 +124,7 @@ def _two_classes(data: Data, positive: tuple[int, ...]) -> Data:
     return Data(data.train, train, data.test, test, 2, data.identity)
 
 
-def _normalised(data: Data, source: Source) -> Data:
+def _normalised(data: Data, source: DataSource) -> Data:
     channels = data.shape[0] if len(data.shape) == 3 else 1
     if len(source.mean) != channels:
         raise DataError(f"normalise has numbers for {len(source.mean)} channels, but the inputs have {channels}")

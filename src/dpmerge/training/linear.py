@@ -10,68 +10,19 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.datasets import NORM_MARGIN, row_norms
 from dpmerge.errors import TrainingError
-from dpmerge.records import Record
-from dpmerge.training.averaging import TrainingOn
 from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
-from dpmerge.training.recipe import CLIP_MARGIN, DpSgdRecipe
-from dpmerge.training.saving import save_model
-from dpmerge.training.shift import PeriodicShift
+from dpmerge.training.recipe import Recipe
+from dpmerge.training.saving import Checkpoint, Tensors
 
 Loss = Literal["softmax", "logistic"]
-Tensors = dict[str, npt.NDArray[np.float32]]
 _ROWS = 512  # of the full batch at a time: they are read twice, the second time from the cache
-
-
-@dataclass(frozen=True)
-class Recipe(DpSgdRecipe):
-    """How a linear model is trained."""
-
-    steps: int
-    learning_rate: float
-    clip: float
-    noise_multiplier: float
-    rate: float | None = None
-    warmup: int = 0
-    decay: bool = False
-    loss: Loss = "softmax"
-    shift: PeriodicShift | None = None
-    training_on: TrainingOn | None = None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model after so many steps, and the record of the run up to there."""
-
-    step: int
-    tensors: Tensors
-    record: Record
-
-    def save(self, folder: Path) -> None:
-        """`model.safetensors` and `record.json` in a new folder."""
-        save_model(folder, self.tensors, self.record)
-
-
-def bounded_features(inputs: npt.NDArray[Any], norm_bound: float) -> npt.NDArray[np.float32]:
-    """The inputs with a last column of ones, each row shortened to norm `norm_bound` at most, the 1 included."""
-    if not norm_bound > 1:
-        raise TrainingError(f"norm_bound is {norm_bound}; it includes the bias, so it must exceed 1")
-    rows = np.asarray(inputs, dtype=np.float32).reshape(len(inputs), -1)
-    if not np.isfinite(rows).all():
-        raise TrainingError("the inputs hold NaN or infinite values")
-    longest = math.sqrt(norm_bound**2 - 1) * CLIP_MARGIN
-    norms = _norms(rows)
-    features = np.ones((len(rows), rows.shape[1] + 1), dtype=np.float32)
-    factors = np.minimum(1.0, longest / np.maximum(norms, 1e-300)).astype(np.float32)
-    np.multiply(rows, factors[:, None], out=features[:, :-1])
-    return features
 
 
 def train(
@@ -82,6 +33,7 @@ def train(
     *,
     norm_bound: float,
     dataset: str,
+    loss: Loss = "softmax",
     run: str | None = None,
     checkpoints: Iterable[int] = (),
     on_step: Callable[[int], None] | None = None,
@@ -92,32 +44,37 @@ def train(
     state of each, by which two runs with the same randomness are recognised.
     """
     kept = recipe.kept(checkpoints)
-    outputs = _outputs(recipe.loss, classes)
+    if loss == "logistic" and classes != 2:
+        raise TrainingError(f"logistic regression has two classes, not {classes}; use softmax")
     known = _checked_labels(labels, classes, len(features))
-    norms = _norms(features).astype(np.float32)
+    norms = row_norms(features).astype(np.float32)
     if not norms.max() <= norm_bound:  # what the record says of smoothness and clipping rests on it
         raise TrainingError(f"an input has norm {norms.max():.6g}, above norm_bound {norm_bound:g}; use bounded_features")
     noise, sampler = fresh_generator(), fresh_generator()
-    fingerprints = (fingerprint(noise), fingerprint(sampler))
-    identity = run or f"linear-{secrets.token_hex(8)}"
+    smoothness, convex = _facts(loss, recipe.clip, norm_bound)
+    said: dict[str, Any] = {
+        "dataset": dataset,
+        "run": run or f"linear-{secrets.token_hex(8)}",
+        "noise": fingerprint(noise),
+        "sampler": fingerprint(sampler),
+        "noise_generator": GENERATOR,
+        "smoothness": smoothness,
+        "convex": convex,
+    }
     expected = recipe.expected_batch(len(features))
-    weights = np.zeros((outputs, features.shape[1]))
-    aggregated = None if recipe.training_on is None else recipe.training_on.begin(weights)
-    found = []
+    weights = np.zeros((1 if loss == "logistic" else classes, features.shape[1]))
+    next_start, found = recipe.begin(weights), []
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite any more is found below
         for step, learning_rate in enumerate(recipe.learning_rates(), start=1):
             batch = recipe.batch(sampler, len(features), step)
-            total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe)
+            total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe.clip)
             total += recipe.noise_multiplier * recipe.clip * noise.standard_normal(weights.shape)
-            weights = weights - learning_rate / expected * total
-            if aggregated is not None:
-                weights = aggregated.next_start(weights)
+            weights = next_start(weights - learning_rate / expected * total)
             if step in kept:
-                tensors = _named(weights)
+                tensors = {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
                 if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-                    raise TrainingError(f"run {identity}: the parameters are no longer finite; use a smaller learning rate")
-                said = (dataset, identity, *fingerprints, *_facts(recipe, norm_bound))
-                found.append(Checkpoint(step, tensors, recipe.record(step, expected, *said, noise_generator=GENERATOR)))
+                    raise TrainingError(f"run {said['run']}: the parameters are no longer finite; use a smaller learning rate")
+                found.append(Checkpoint(step, tensors, recipe.record(step, len(features), **said)))
             if on_step is not None:
                 on_step(step)
     return found
@@ -140,7 +97,7 @@ def _clipped_sum(
     labels: npt.NDArray[np.int64],
     norms: npt.NDArray[np.float32],
     weights: npt.NDArray[np.float32],
-    recipe: Recipe,
+    clip: float,
 ) -> npt.NDArray[np.float64]:
     total = np.zeros(weights.shape)
     for start in range(0, len(features), _ROWS):
@@ -152,7 +109,7 @@ def _clipped_sum(
         else:
             errors[np.arange(len(x)), labels[part]] -= 1
         sizes = np.linalg.norm(errors, axis=1) * norms[part]
-        errors *= (np.minimum(1.0, recipe.clip / np.maximum(sizes, 1e-30)) * CLIP_MARGIN)[:, None]
+        errors *= (np.minimum(1.0, clip / np.maximum(sizes, 1e-30)) * NORM_MARGIN)[:, None]
         total += errors.T @ x
     return total
 
@@ -164,12 +121,6 @@ def _probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
 
-def _outputs(loss: Loss, classes: int) -> int:
-    if loss == "logistic" and classes != 2:
-        raise TrainingError(f"logistic regression has two classes, not {classes}; use softmax")
-    return 1 if loss == "logistic" else classes
-
-
 def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.NDArray[np.int64]:
     known = np.asarray(labels).astype(np.int64, copy=False)
     if len(known) != count or known.size == 0:
@@ -179,23 +130,14 @@ def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.N
     return known
 
 
-def _named(weights: npt.NDArray[np.float64]) -> Tensors:
-    return {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
-
-
-def _facts(recipe: Recipe, norm_bound: float) -> tuple[float, str | None]:
+def _facts(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | None]:
     """Smoothness, and why clipped gradients are those of convex functions (docs/theory.md §3.3), for inputs with ‖x‖ ≤ r.
 
     Softmax: the Hessian is (diag p − ppᵀ) ⊗ xxᵀ, at most r²/2, and ‖p − y‖·‖x‖ ≤ √2·r: beyond that clipping never binds.
     Logistic: the slope changes by r²/4 at most, and clipping clips it, a monotone function of the score. The margin of
     clipping is one factor for all gradients, below 1: it shrinks both and bends nothing.
     """
-    if recipe.loss == "logistic":
+    if loss == "logistic":
         return norm_bound**2 / 4, "glm"
-    never_binds = recipe.clip * CLIP_MARGIN >= math.sqrt(2) * norm_bound
+    never_binds = clip * NORM_MARGIN >= math.sqrt(2) * norm_bound
     return norm_bound**2 / 2, "unclipped" if never_binds else None
-
-
-def _norms(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    parts = (part.astype(np.float64) for part in np.array_split(rows, max(1, len(rows) // 64)))
-    return np.asarray(np.sqrt(np.concatenate([np.einsum("ij,ij->i", part, part) for part in parts])))

@@ -17,7 +17,8 @@ from typing import Any, Literal
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
 from dpmerge.records import DpSgd, FullPhase, Record, Sampling
 from dpmerge.tensors import pytorch, require_absent
-from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
+from dpmerge.training.recipe import dp_sgd_record
+from dpmerge.training.saving import save_torch_model
 
 History = list[tuple[float, float, int]]
 Spans = list[tuple[float, int]]
@@ -130,7 +131,7 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
     tensors = _shown(pytorch.state_of(held, where)[0], stated, where)
-    save_folder(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
+    save_torch_model(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
     return record
 
 

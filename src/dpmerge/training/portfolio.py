@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
 from dpmerge.figures import write_json
 from dpmerge.jobs import run_all
-from dpmerge.training.data import Data, Source, load
-from dpmerge.training.portfolio_file import LinearRun, NetworkRun, PortfolioFile
-from dpmerge.training.run import Job, train_run
+from dpmerge.training.data import Data, load
+from dpmerge.training.portfolio_file import PortfolioFile
 from dpmerge.training.run_folder import RunFolder, accuracies
+from dpmerge.training.trainer import Job, find_trainer
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,12 @@ def train_portfolio(
     _require_device(file, device)
     loaded, asked = _checked(file, out, data, device)
     finished, pending = {}, []
-    for job, steps in asked:
+    for job in asked:
         summary = job.folder.finished(job.asked)
         if summary is None:
+            steps = job.settings.kept(loaded.train_labels)
             job.folder.require_room(steps)
-            job.folder.saved(job.asked, job.digest)
+            find_trainer(job.settings.model).check_unfinished(job)
             pending.append((job, Pending(job.name, steps[-1], job.folder)))
         else:
             finished[job.name] = summary
@@ -65,7 +69,7 @@ def train_portfolio(
             raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
         finished[job.name] = summary
     scores = accuracies(out)
-    measured_on = f"public test part of {file.data}, {len(loaded.test)} examples"
+    measured_on = f"public test part of {file.about.data}, {len(loaded.test)} examples"
     try:
         write_json({"schema": 1, "measured_on": measured_on, "models": "private", "utilities": scores}, out / "utilities.json")
     except OSError as fault:
@@ -73,35 +77,44 @@ def train_portfolio(
     told = {model: {"run": of["run"], **facts} for of in finished.values() for model, facts in of["models"].items()}
     return {
         "folder": str(out),
-        "dataset": asked[0][0].dataset,
+        "dataset": asked[0].dataset,
         "trained": [job.name for job, _ in pending],
         "models": {model: facts for model, facts in told.items() if model in scores},
         "utilities": str(out / "utilities.json"),
     }
 
 
-def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -> tuple[Data, list[tuple[Job, list[int]]]]:
-    """The data, and every run with the steps at which it is kept, once nothing is left to complain of."""
-    normal = file.normalise
-    mean, deviation = ((), ()) if normal is None else (tuple(normal.mean), tuple(normal.deviation))
-    where = None if folder is None else folder.resolve()
-    source = Source(file.data, where, file.classes, file.positive, mean, deviation)
+def _require_device(file: PortfolioFile, device: str) -> None:
+    trainers = {name: find_trainer(run.model) for name, run in file.runs.items()}
+    if device != "cpu" and not any(trainer.uses_device for trainer in trainers.values()):
+        raise TrainingError(f"device {device}: all runs are linear models, which are trained on the CPU; leave it out")
+    for name, trainer in trainers.items():
+        try:
+            trainer.require(device)
+        except TrainingError as fault:
+            raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
+
+
+def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -> tuple[Data, list[Job]]:
+    """The data and every run, once nothing is left to complain of."""
+    about, source = file.about, file.source(folder)
     try:
         data = load(source)
         digest = data.digest()
     except MemoryError:
-        raise TrainingError(f"{file.path}: the memory of this machine is too small for the data {file.data!r}") from None
-    dataset = file.dataset or data.identity
+        raise TrainingError(f"{file.path}: the memory of this machine is too small for the data {about.data!r}") from None
+    dataset = about.dataset or data.identity
     if dataset is None:
-        raise TrainingError(f"{file.path}: field dataset: records need a name for the data of {file.data!r}")
+        raise TrainingError(f"{file.path}: field dataset: records need a name for the data of {about.data!r}")
     jobs = []
     for name, settings in file.runs.items():
+        job = Job(name, settings, source, digest, dataset, about.norm_bound, device, out, file.asked(name))
         try:
-            steps = _steps(settings, file, data)
+            find_trainer(settings.model).check(job, data)
+            settings.kept(data.train_labels)
         except TrainingError as fault:
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
-        job = Job(name, settings, source, digest, dataset, file.norm_bound, device, out, file.asked(name))
-        jobs.append((job, steps))
+        jobs.append(job)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -109,27 +122,27 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
     return data, jobs
 
 
-def _steps(settings: LinearRun | NetworkRun, file: PortfolioFile, data: Data) -> list[int]:
-    """The steps at which the run is kept; refused if the run does not suit the data."""
-    if isinstance(settings, LinearRun) and file.norm_bound is None:
-        raise TrainingError(f"{settings.model} regression needs norm_bound, the largest norm of an input with its bias")
-    if settings.model == "logistic" and data.classes != 2:
-        raise TrainingError(f"logistic regression has two classes, not {data.classes}; use softmax or positive: […]")
-    if isinstance(settings, NetworkRun) and settings.model != "mlp" and len(data.shape) != 3:
-        raise TrainingError(f"{settings.model} needs images; the inputs have shape {data.shape}: use mlp")
-    count = len(data.train)
-    last = settings.schedule(data.train_labels)["steps"]
-    return sorted({*(settings.in_steps(kept, count) for kept in settings.checkpoints), last})
+def train_run(job: Job) -> dict[str, Any]:
+    """Make the run, or what is left of it, and say what came of it: in this process, in a worker, or on another machine."""
+    from safetensors import SafetensorError
+
+    if multiprocessing.parent_process() is not None:
+        with contextlib.suppress(ValueError):  # Ctrl-C is for whoever waits, which then ends its workers
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with job.folder.alone():
+            return job.folder.finished(job.asked) or _made(job)
+    except MemoryError:
+        raise TrainingError(f"run {job.name!r}: the memory of this machine is too small; use fewer jobs") from None
+    except (OSError, SafetensorError) as fault:
+        raise TrainingError(f"run {job.name!r}: cannot be kept in {job.out}: {fault}") from None
 
 
-def _require_device(file: PortfolioFile, device: str) -> None:
-    networks = [name for name, settings in file.runs.items() if isinstance(settings, NetworkRun)]
-    if not networks:
-        if device != "cpu":
-            raise TrainingError(f"--device {device}: all runs are linear models, which are trained on the CPU; leave it out")
-        return
-    if find_spec("torch") is None or find_spec("opacus") is None:
-        raise TrainingError(f"{file.path}: run {networks[0]!r}: networks need torch and Opacus; install dpmerge[torch]")
-    from dpmerge.training.private_sgd import device as check
-
-    check(device)
+def _made(job: Job) -> dict[str, Any]:
+    start = time.perf_counter()
+    job.folder.tell(0)
+    data = load(job.source)
+    if data.digest() != job.digest:
+        raise TrainingError(f"run {job.name!r}: data {job.source.name!r} are not the same in every process")
+    models = find_trainer(job.settings.model).make(job, data)
+    return job.folder.finish(job.asked, models, time.perf_counter() - start)

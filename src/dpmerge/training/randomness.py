@@ -26,16 +26,6 @@ def fingerprint(generator: np.random.Generator) -> str:
     return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:32]
 
 
-def chained(fingerprints: list[str]) -> str:
-    """Of all generators of one run in their order: a run that was continued has had several.
-
-    Two continuations of one beginning share its run id but not this, so their records do not pass for one run's.
-    """
-    if len(fingerprints) == 1:
-        return fingerprints[0]
-    return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()[:32]
-
-
 def together(generators: Sequence[NoiseGenerator | None]) -> NoiseGenerator | None:
     """What a record says of the generators of one run; nothing if one of them is not known."""
     known = set(generators)

@@ -1,10 +1,11 @@
-"""What all recipes of DP-SGD share: their schedule, their batches, and the record of a run made by one."""
+"""How a model is trained by DP-SGD, and the record of such a run."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,31 +13,29 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import NoiseGenerator, Record
-from dpmerge.training.averaging import TrainingOn
+from dpmerge.records import NoiseGenerator, FullPhase, Record, Sampling, Source
 from dpmerge.training.randomness import poisson_batch
-from dpmerge.training.shift import PeriodicShift
 
-# Norms and products are rounded to 24 bits; clipping by this much more keeps every contribution within the clip.
-CLIP_MARGIN = 1 - 1e-5
+# What a phase may leave to the run.
+_INHERITED = ("noise_multiplier", "clip", "sampling", "expected_batch")
 
 
-class DpSgdRecipe:
-    """How a run is made: Poisson batches with `rate`, or full ones without; noise of σ·clip on the sum of clipped gradients.
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Poisson batches with `rate`, or full ones without; noise of σ·clip on the sum of clipped gradients.
 
-    The learning rate climbs linearly to its peak over `warmup` steps, and with `decay` falls linearly towards 0 after. With a
-    `shift`, batches swing between two parts of the data; with `training_on`, later steps start at aggregates of iterates.
+    The learning rate climbs linearly to its peak over `warmup` steps; with `decay` it then falls linearly towards 0.
+    A recipe that draws other batches, or does more than SGD, overrides `expected_batch`, `batch`, `rate_at`, `optimizer` and
+    `begin`: its record then says so.
     """
 
     steps: int
     learning_rate: float
     clip: float
     noise_multiplier: float
-    rate: float | None
-    warmup: int
-    decay: bool
-    shift: PeriodicShift | None
-    training_on: TrainingOn | None
+    rate: float | None = None
+    warmup: int = 0
+    decay: bool = False
 
     def __post_init__(self) -> None:
         faults = [
@@ -46,7 +45,6 @@ class DpSgdRecipe:
             (not 0 <= self.noise_multiplier < math.inf, "noise_multiplier must be finite and not negative"),
             (self.rate is not None and not 0 < self.rate <= 1, "rate must lie in (0, 1]"),
             (not 0 <= self.warmup <= self.steps, "warmup must lie between 0 and steps"),
-            (self.shift is not None and self.rate is not None, "batches that shift have no rate: it is their shift's"),
         ]
         for wrong, text in faults:
             if wrong:
@@ -71,63 +69,76 @@ class DpSgdRecipe:
             raise TrainingError(f"checkpoints must lie between 1 and {self.steps} steps; asked for {wanted}")
         return wanted
 
-    def expected_batch(self, count: int) -> float:
+    def expected_batch(self, examples: int) -> float:
         """The divisor of every update."""
-        if self.shift is not None:
-            return self.shift.expected_batch
-        return float(count) if self.rate is None else self.rate * count
+        return float(examples) if self.rate is None else self.rate * examples
 
-    def batch(self, sampler: np.random.Generator, count: int, step: int) -> npt.NDArray[np.int64] | slice:
-        """Which of `count` examples take part in this step, the first being 1."""
-        if self.shift is not None:
-            return self.shift.batch(sampler, step - 1)
-        return slice(None) if self.rate is None else poisson_batch(sampler, count, self.rate)
+    def batch(self, sampler: np.random.Generator, examples: int, step: int) -> npt.NDArray[np.int64] | slice:
+        """Which examples take part in this step, counted from 1."""
+        return slice(None) if self.rate is None else poisson_batch(sampler, examples, self.rate)
+
+    def rate_at(self, step: int) -> float | None:
+        """The Poisson rate that the record states for this step, counted from 1; none for a full batch."""
+        return self.rate
+
+    @property
+    def optimizer(self) -> str:
+        """For the record. Only "sgd" lets the theorems on averages look into the steps: plain SGD with the rates recorded."""
+        return "sgd"
+
+    def begin(self, first: Any) -> Callable[[Any], Any]:
+        """For a run whose first iterate this is: a function from each step's result to where the next step starts."""
+        return lambda iterate: iterate
 
     def record(
         self,
         steps: int,
-        expected_batch: float,
+        examples: int,
+        *,
         dataset: str,
         run: str,
         noise: str,
         sampler: str,
+        noise_generator: NoiseGenerator | None = None,
         smoothness: float | None = None,
         convex: str | None = None,
-        *,
-        noise_generator: NoiseGenerator | None = None,
     ) -> Record:
         """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints."""
-        rates = [self._sampling(step) for step in range(1, steps + 1)]
-        phases = [(value, len(list(same))) for value, same in groupby(zip(self.learning_rates()[:steps], rates, strict=True))]
-        first = rates[0]
+        settings = [(rate, self.rate_at(step)) for step, rate in enumerate(self.learning_rates()[:steps], start=1)]
+        phases = [
+            FullPhase(
+                steps=len(list(same)),
+                learning_rate=rate,
+                noise_multiplier=self.noise_multiplier,
+                clip=self.clip,
+                sampling=Sampling(scheme="full-batch") if sampled is None else Sampling(scheme="poisson", rate=sampled),
+                expected_batch=self.expected_batch(examples),
+            )
+            for (rate, sampled), same in groupby(settings)
+        ]
         mechanism = {
-            "kind": "dp-sgd",
             "run": run,
             "noise_fingerprint": noise,
-            "sampler_fingerprint": None if first["scheme"] == "full-batch" else sampler,
-            "optimizer": self._optimizer(),
-            "sampling": first,
-            "expected_batch": expected_batch,
-            "noise_multiplier": self.noise_multiplier,
-            "clip": self.clip,
+            "sampler_fingerprint": None if settings[0][1] is None else sampler,
+            "optimizer": self.optimizer,
             "clipping": "flat",
-            "phases": [
-                {"steps": length, "learning_rate": value} | ({} if sampling == first else {"sampling": sampling})
-                for (value, sampling), length in phases
-            ],
             "smoothness": smoothness,
             "convex": convex,
             "noise_generator": noise_generator,
         }
-        content = {"schema": 1, "dataset": dataset, "adjacency": "add-remove", "source": "recorded", "mechanism": mechanism}
-        return Record.parse(json.dumps(content), source=run)
+        return dp_sgd_record(dataset, mechanism, phases, "recorded")
 
-    def _sampling(self, step: int) -> dict[str, Any]:
-        if self.shift is not None:
-            return {"scheme": "poisson", "rate": self.shift.dominating_rate(step - 1)}
-        return {"scheme": "full-batch"} if self.rate is None else {"scheme": "poisson", "rate": self.rate}
 
-    def _optimizer(self) -> str:
-        """Only "sgd" lets the theorems on averages look into the steps, and they know plain SGD with the rates recorded."""
-        moving = "" if self.shift is None else "; batches shift between two parts of the data, rates here dominate either's"
-        return ("sgd" if self.training_on is None else self.training_on.optimizer) + moving
+def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[FullPhase], source: Source) -> Record:
+    """The record of a run; `phases` state every setting, and the record repeats only those that differ from the first's."""
+    rows = [phase.model_dump(mode="json") for phase in phases]
+    common = {name: rows[0][name] for name in _INHERITED}
+    different = [{name: row[name] for name in row if common.get(name) != row[name]} for row in rows]
+    content = {
+        "schema": 1,
+        "dataset": dataset,
+        "adjacency": "add-remove",
+        "source": source,
+        "mechanism": {"kind": "dp-sgd", **mechanism, **common, "phases": different},
+    }
+    return Record.parse(json.dumps(content), source=f"run {mechanism['run']}")

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, FullPhase, NoiseGenerator, Record, Sampling
 from dpmerge.training.randomness import together
+from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
-from dpmerge.training.recorder_folder import dp_sgd_record, save_folder
 from dpmerge.training.recorder_randomness import (
     Starts,
     continued,
@@ -35,6 +35,7 @@ from dpmerge.training.recorder_randomness import (
 )
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
+from dpmerge.training.saving import save_torch_model
 
 Convex = Literal["glm", "unclipped"]
 
@@ -163,7 +164,7 @@ class Recorder:
         """
         path, record = Path(folder), self.record(leave_out=leave_out)
         assert isinstance(record.mechanism, DpSgd)
-        save_folder(path, self._tensors.shown(record.mechanism.left_out or ()), record)
+        save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
         return path
 
     def _follow(self, optimizer: Any) -> None:

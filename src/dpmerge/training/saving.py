@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,48 @@ import numpy.typing as npt
 
 from dpmerge.errors import CheckpointError
 from dpmerge.records import Record
-from dpmerge.tensors import new_folder
+from dpmerge.tensors import new_folder, open_model
+
+Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-def save_model(folder: Path, tensors: Mapping[str, npt.NDArray[Any]], record: Record) -> None:
-    """`model.safetensors` and `record.json` in a new folder, which appears whole."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model after so many steps, and the record of the run up to there."""
+
+    step: int
+    tensors: Tensors
+    record: Record
+
+    def save(self, folder: Path) -> None:
+        save_model(folder, self.tensors, self.record)
+
+
+def save_model(folder: Path, tensors: Tensors, record: Record) -> None:
+    """Write `model.safetensors` and `record.json` into a new folder, which appears whole."""
     from safetensors.numpy import save_file
 
     contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    with recorded_folder(folder, record) as made:
+    with _recorded_folder(folder, record) as made:
         save_file(contiguous, made / "model.safetensors", metadata={"format": "pt"})
 
 
+def save_torch_model(folder: Path, tensors: Mapping[str, Any], record: Record) -> None:
+    """The same for torch tensors, each in memory of its own. A model that dpmerge could not read again is refused."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with _recorded_folder(folder, record) as made:
+        try:
+            save_file(dict(tensors), made / "model.safetensors", metadata={"format": "pt"})
+        except (SafetensorError, ValueError, RuntimeError, KeyError) as fault:
+            raise CheckpointError(f"{folder}: the tensors cannot be written as safetensors: {fault}") from None
+        with open_model(made, folder.name):
+            pass
+
+
 @contextmanager
-def recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
-    """A new folder with the record, for whoever writes the tensors into it; it appears whole or not at all."""
+def _recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:

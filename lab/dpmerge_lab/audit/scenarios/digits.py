@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.audit import BoolArray, CanaryGame, Claim, Game, dot_product
+from dpmerge.datasets import bounded_features
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Model
 from dpmerge.rules import Joint
-from dpmerge.training import Recipe, bounded_features, train
+from dpmerge.training import Recipe, train
 from dpmerge_lab.audit.scenarios.accounts import DATASET, claim, even
 from dpmerge_lab.tasks import digits
 

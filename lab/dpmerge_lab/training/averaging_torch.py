@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dpmerge.training.averaging import MovingAverage, TrainingOn
+from dpmerge_lab.training.averaging import MovingAverage, TrainingOn
 
 
 class AggregatedTraining:

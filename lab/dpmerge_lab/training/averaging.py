@@ -40,7 +40,6 @@ class TailMean:
             raise TrainingError(f"the mean of the last {self.last} iterates is of none; give at least 1")
 
     def begin(self) -> Update:
-        """For one run."""
         held: deque[Any] = deque(maxlen=self.last)
 
         def update(iterate: Any) -> Any:
@@ -55,9 +54,9 @@ class TailMean:
 
 @dataclass(frozen=True)
 class MovingAverage:
-    """EMA: θ̄ₜ = (1 − b)·θ̄ₜ₋₁ + b·θₜ, begun at θ̄₀ = θ₀; b is `new_weight`, as RSc Eq. (3) writes it, or 1 − `decay`.
+    """EMA: θ̄ₜ = (1 − b)·θ̄ₜ₋₁ + b·θₜ, begun at θ̄₀ = θ₀ (Eq. 3); b is `new_weight`, or 1 − `decay`.
 
-    With `warm_up`, whichever is stated is at most (1 + t)/(10 + t), as in averages of checkpoints (weights/averaging.py).
+    With `warm_up`, whichever is stated is at most (1 + t)/(10 + t), as in averages of checkpoints.
     """
 
     new_weight: float | None = None
@@ -77,7 +76,6 @@ class MovingAverage:
         return 1 - grown if self.new_weight is None else grown
 
     def begin(self) -> Update:
-        """For one run."""
         average: Any = None
         t = -1
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from dpmerge.errors import TrainingError
 from dpmerge.planning import Averaging
-from dpmerge.training import MovingAverage, TailMean, TrainingOn
+from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
 
 ITERATES = st.lists(st.floats(-100, 100), min_size=1, max_size=12)
 
@@ -80,7 +80,7 @@ def test_refusals(wrong: Any) -> None:
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_torch_loop_takes_the_same_path_as_the_recursion(start: int) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from dpmerge.training.averaging_torch import AggregatedTraining
+    from dpmerge_lab.training.averaging_torch import AggregatedTraining
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
@@ -113,7 +113,7 @@ def test_a_torch_loop_takes_the_same_path_as_the_recursion(start: int) -> None:
 @pytest.mark.parametrize("decay", [None, 0.7])
 def test_averages_beside_a_model_are_torchs_own(decay: float | None) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from dpmerge.training.averaging_torch import average_beside, flat
+    from dpmerge_lab.training.averaging_torch import average_beside, flat
 
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
@@ -142,7 +142,7 @@ def test_opacus_steps_that_only_accumulate_are_no_steps() -> None:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    from dpmerge.training.averaging_torch import AggregatedTraining
+    from dpmerge_lab.training.averaging_torch import AggregatedTraining
 
     torch.manual_seed(0)
     model = GradSampleModule(torch.nn.Linear(3, 1))
@@ -166,7 +166,7 @@ def test_the_recorder_sees_that_training_on_aggregates_is_no_plain_sgd() -> None
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
     from dpmerge.training import record
-    from dpmerge.training.averaging_torch import AggregatedTraining
+    from dpmerge_lab.training.averaging_torch import AggregatedTraining
     from tests.opacus_builders import private
 
     made = private()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dpmerge.errors import TrainingError
-from dpmerge.training import PeriodicShift, first_share
+from dpmerge_lab.training.shift import PeriodicShift, first_share
 
 
 def shift(first: int, second: int, period: int, batch: float) -> PeriodicShift:

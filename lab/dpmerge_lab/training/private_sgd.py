@@ -11,36 +11,22 @@ import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from opacus import GradSampleModule
 from torch import Tensor, nn
 
+from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import TrainingError
 from dpmerge.records import NoiseGenerator, Record
-from dpmerge.training.averaging import AggregatedRun, TrainingOn
-from dpmerge.training.averaging_torch import flat, load
-from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
-from dpmerge.training.recipe import CLIP_MARGIN, DpSgdRecipe
-from dpmerge.training.shift import PeriodicShift
+from dpmerge.training import GENERATOR, fingerprint, fresh_generator
+from dpmerge_lab.training.averaging import AggregatedRun
+from dpmerge_lab.training.averaging_torch import flat, load
+from dpmerge_lab.training.recipe import LabRecipe
 
 State = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Recipe(DpSgdRecipe):
-    """How a network is trained."""
-
-    steps: int
-    rate: float | None
-    learning_rate: float
-    clip: float
-    noise_multiplier: float
-    warmup: int = 0
-    decay: bool = False
-    shift: PeriodicShift | None = None
-    training_on: TrainingOn | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,12 @@ class Randomness:
     def __init__(self, where: torch.device) -> None:
         self.noise = GaussianNoise(where)
         self.sampler = fresh_generator()
-        self.fingerprints = (self.noise.fingerprint, fingerprint(self.sampler))
+        # What a record says of them. Of a network's gradients it says nothing: they have no known Lipschitz constant.
+        self.said: dict[str, Any] = {
+            "noise": self.noise.fingerprint,
+            "sampler": fingerprint(self.sampler),
+            "noise_generator": self.noise.generator,
+        }
 
 
 def device(name: str) -> torch.device:
@@ -68,7 +59,7 @@ def device(name: str) -> torch.device:
     except RuntimeError:
         raise TrainingError(f"{name!r} is no device of torch; use cpu or cuda") from None
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise TrainingError(f"device {name}: torch sees no CUDA GPU on this machine; use --device cpu")
+        raise TrainingError(f"device {name}: torch sees no CUDA GPU on this machine; use cpu")
     return found
 
 
@@ -76,7 +67,7 @@ def train(
     network: nn.Module,
     examples: Tensor,
     labels: Tensor,
-    recipe: Recipe,
+    recipe: LabRecipe,
     dataset: str,
     run: str,
     keep: Sequence[int] = (),
@@ -87,10 +78,9 @@ def train(
     Noise and batches come from two generators seeded by the operating system; the records keep a fingerprint of each one's
     first state.
     """
-    kept, expected, randomness = recipe.kept(keep), recipe.expected_batch(len(labels)), Randomness(examples.device)
-    said = (dataset, run, *randomness.fingerprints, randomness.noise.generator)
+    kept, randomness = recipe.kept(keep), Randomness(examples.device)
     return [
-        Trained(step, snapshot(network, run), record(recipe, step, expected, *said))
+        Trained(step, snapshot(network, run), recipe.record(step, len(labels), dataset=dataset, run=run, **randomness.said))
         for step in steps(network, examples, labels, recipe, randomness, run, micro_batch=micro_batch)
         if step in kept
     ]
@@ -100,7 +90,7 @@ def steps(
     network: nn.Module,
     examples: Tensor,
     labels: Tensor,
-    recipe: Recipe,
+    recipe: LabRecipe,
     randomness: Randomness,
     run: str,
     done: int = 0,
@@ -172,7 +162,7 @@ def out_of_memory_is_one_line(run: str, micro_batch: int) -> Iterator[None]:
             raise
         raise TrainingError(
             f"run {run}: the memory of {'the GPU' if on_gpu else 'this machine'} is too small for the gradients of "
-            f"{micro_batch} examples; use a smaller micro_batch{'' if on_gpu else ' or fewer --jobs'}"
+            f"{micro_batch} examples; use a smaller micro_batch{'' if on_gpu else ' or fewer jobs'}"
         ) from None
 
 
@@ -187,7 +177,7 @@ def clipped_sums(network: nn.Module, examples: Tensor, labels: Tensor, clip: flo
         # In parts: over millions of numbers at once torch's norm on a CPU comes out too small by 4e-5.
         parts = [part.norm(dim=1) for gradient in gradients for part in gradient.flatten(1).split(1 << 16, dim=1)]
         norms = torch.stack(parts).norm(dim=0)
-        factors = (clip * CLIP_MARGIN / norms.clamp_min(1e-30)).clamp_max(1.0)
+        factors = (clip * NORM_MARGIN / norms.clamp_min(1e-30)).clamp_max(1.0)
         return [torch.tensordot(factors, gradient, dims=1) for gradient in gradients]
 
 
@@ -259,20 +249,6 @@ class GaussianNoise:
     def _next_seed(self) -> int:
         self._drawn += 1
         return int.from_bytes(hashlib.sha256(b"seed %d " % self._drawn + self._key).digest()[:8])
-
-
-def record(
-    recipe: Recipe,
-    steps: int,
-    expected: float,
-    dataset: str,
-    run: str,
-    noise: str,
-    sampler: str,
-    generator: NoiseGenerator | None,
-) -> Record:
-    """What was run up to `steps`. A network's gradients have no known Lipschitz constant: nothing is claimed of them."""
-    return recipe.record(steps, expected, dataset, run, noise, sampler, noise_generator=generator)
 
 
 @contextlib.contextmanager

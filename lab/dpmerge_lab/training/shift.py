@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.training.randomness import poisson_batch
+from dpmerge.training import poisson_batch
 
 
 def first_share(step: int, period: int) -> float:

@@ -1,0 +1,206 @@
+"""What a run of a portfolio says, and who makes it: linear models here, others by installed packages.
+
+An entry point of `dpmerge.trainers` is a table from model names to `module:class`, each a `Trainer`. A package may extend one
+of the trainers here: what it adds under the same name takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from dpmerge.errors import TrainingError
+from dpmerge.records import NonNegative, Positive, Strict
+from dpmerge.training import linear
+from dpmerge.training.data import Data, DataSource, features
+from dpmerge.training.recipe import Recipe
+from dpmerge.training.run_folder import RunFolder
+from dpmerge.training.saving import Checkpoint
+from dpmerge.user_code import LABORATORY, added, load_function
+
+Count = Annotated[int, Field(ge=1)]
+# A run says one of each; saying one takes the place of another among the defaults.
+ALTERNATIVES = (("steps", "epochs"), ("batch", "rate", "full_batch"))
+TELL_EVERY = 0.3  # seconds
+
+
+class Run(Strict):
+    """What every run says. `warmup` and `checkpoints` are counted as the run is: in steps or in epochs."""
+
+    model: str
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch: Count | None = None
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    full_batch: Literal[True] | None = None
+    learning_rate: Positive
+    warmup: Annotated[int, Field(ge=0)] = 0
+    decay: bool = False
+    clip: Positive
+    noise_multiplier: NonNegative
+    checkpoints: tuple[Count, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Run:
+        for group in ALTERNATIVES:
+            if sum(getattr(self, name) is not None for name in group) != 1:
+                raise ValueError(f"give one of {', '.join(group)}")
+        length = self.steps or self.epochs or 0
+        for field, latest in (("warmup", self.warmup), ("checkpoints", max(self.checkpoints, default=0))):
+            if latest > length:
+                raise ValueError(f"{field} says {latest}, but the run has {length} {'steps' if self.steps else 'epochs'}")
+        return self
+
+    def rate_for(self, examples: int) -> float | None:
+        """The true Poisson rate with which each example joins a batch: B/N; nothing for full batches."""
+        if self.batch is not None and self.batch > examples:
+            raise TrainingError(f"batch is {self.batch}, but there are {examples} examples; use full_batch: true")
+        return self.batch / examples if self.batch is not None else self.rate
+
+    def in_steps(self, count: int, examples: int) -> int:
+        """So many epochs, if that is what the run is counted in: ⌈1/rate⌉ steps each."""
+        rate = self.rate_for(examples)
+        per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
+        return count * per_epoch if self.epochs else count
+
+    def recipe(self, labels: npt.NDArray[np.int64]) -> Recipe:
+        """For examples with these labels."""
+        return Recipe(**self.schedule(len(labels)))
+
+    def schedule(self, examples: int) -> dict[str, Any]:
+        """The fields of the recipe."""
+        return {
+            "steps": self.in_steps(self.steps or self.epochs or 0, examples),
+            "rate": self.rate_for(examples),
+            "learning_rate": self.learning_rate,
+            "warmup": self.in_steps(self.warmup, examples),
+            "decay": self.decay,
+            "clip": self.clip,
+            "noise_multiplier": self.noise_multiplier,
+        }
+
+    def kept(self, labels: npt.NDArray[np.int64]) -> list[int]:
+        """The steps after which the model is kept."""
+        return self.recipe(labels).kept(self.in_steps(kept, len(labels)) for kept in self.checkpoints)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to know; it loads the data itself."""
+
+    name: str
+    settings: Run
+    source: DataSource
+    digest: str  # of the data
+    dataset: str
+    norm_bound: float | None
+    device: str
+    out: Path
+    asked: dict[str, Any]
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.out, self.name)
+
+    def new_run(self) -> str:
+        return f"{self.name}-{secrets.token_hex(8)}"
+
+
+class Trainer:
+    """Makes the models of one kind of run."""
+
+    form: ClassVar[type[Run]]  # what such a run may say in the file
+    bounds_inputs: ClassVar[bool] = False  # whether inputs are shortened to the file's norm_bound
+    uses_device: ClassVar[bool] = False  # whether a device other than the CPU may be chosen
+
+    def require(self, device: str) -> None:
+        """Refuse what cannot be run on this machine."""
+
+    def check(self, job: Job, data: Data) -> None:
+        """Refuse a run that does not suit the data; all runs are checked before the first begins."""
+
+    def check_unfinished(self, job: Job) -> None:
+        """Refuse to continue what was begun differently."""
+
+    def make(self, job: Job, data: Data) -> list[tuple[Checkpoint, float]]:
+        """The models to keep, each with its accuracy on the public test part."""
+        raise NotImplementedError
+
+
+class LinearRun(Run):
+    model: Literal["softmax", "logistic"]
+
+
+class Linear(Trainer):
+    """Softmax or logistic regression in numpy, on the CPU; it starts from zero."""
+
+    form: ClassVar[type[Run]] = LinearRun
+    bounds_inputs = True
+
+    def check(self, job: Job, data: Data) -> None:
+        model = job.settings.model
+        if job.norm_bound is None:
+            raise TrainingError(f"{model} regression needs norm_bound, the largest norm of an input with its bias")
+        if model == "logistic" and data.classes != 2:
+            raise TrainingError(f"logistic regression has two classes, not {data.classes}; use softmax or positive: […]")
+
+    def make(self, job: Job, data: Data) -> list[tuple[Checkpoint, float]]:
+        assert job.norm_bound is not None
+        settings = job.settings
+        train, test = features(job.source, job.norm_bound)
+        made = linear.train(
+            train,
+            data.train_labels,
+            data.classes,
+            settings.recipe(data.train_labels),
+            norm_bound=job.norm_bound,
+            dataset=job.dataset,
+            loss="logistic" if settings.model == "logistic" else "softmax",
+            run=job.new_run(),
+            checkpoints=settings.kept(data.train_labels),
+            on_step=every(TELL_EVERY, job.folder.tell),
+        )
+        return [(one, linear.accuracy(one.tensors, test, data.test_labels)) for one in made]
+
+
+_OWN = dict.fromkeys(("softmax", "logistic"), f"{__name__}:Linear")
+
+
+def find_trainer(model: object) -> Trainer:
+    """The trainer of models with this name."""
+    others = added("trainers")
+    known = _OWN | others
+    if not isinstance(model, str) or model not in known:
+        more = "" if others else f"; {LABORATORY}"
+        raise TrainingError(f"field model: must be one of {', '.join(known)} (got {model!r}){more}")
+    made = load_function(known[model], "the trainer", TrainingError)()
+    if not isinstance(made, Trainer):
+        raise TrainingError(f"the trainer {known[model]!r} gave {type(made).__name__}; it must be a Trainer of dpmerge's")
+    return made
+
+
+def every(seconds: float, do: Callable[[int], None]) -> Callable[[int], None]:
+    """Do it at steps, not more often than that; a worker whose master has been killed gives up there."""
+    last = time.monotonic()
+
+    def at(step: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            parent = multiprocessing.parent_process()
+            if parent is not None and parent.pid != os.getppid():
+                raise TrainingError("the process that started this one has ended")
+            do(step)
+
+    return at
