@@ -20,7 +20,7 @@ _PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean"
 
 
 def declarations() -> str:
-    """One interface per model; its fields are all there in an answer, and may be left out of a request where there is a default."""
+    """One interface per model. An answer has all its fields; a request may leave out those with a default."""
     known = [
         one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel
     ]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import NoiseGenerator, FullPhase, Record, Sampling, Source
+from dpmerge.records import FullPhase, NoiseGenerator, Record, Sampling, Source
 from dpmerge.training.randomness import poisson_batch
 
 # What a phase may leave to the run.
