@@ -43,7 +43,7 @@ check: $(VENV)/.dev
 
 # The documentation as a site in build/site; a warning is an error.
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

@@ -15,21 +15,26 @@ COSTLY = {"papers_result", "full_batch_result", "checkpoints_result", "means", "
 # Tests whose lines are counted (pyproject.toml: tool.coverage.run): those of profiles, rules and release. Counting costs time,
 # and what the rest of the suite happens to run says nothing about what is tested.
 MEASURED = {
-    f"test_{name}"
-    for name in (
-        *(
-            "adaptive_releases",
-            "attacks",
-            "averaging",
-            "cache",
-            "gaussian",
-            "ledger",
-            "ledger_accounting",
-            "loss_distributions",
-        ),
-        *("mean_estimation", "moments", "provenance", "reference_values", "release", "releases", "rules", "run_identity"),
-        *("shift", "shifts", "transport_poisson", "transport_refutations", "tuning_cost", "verify"),
-    )
+    "test_adaptive_releases",
+    "test_attacks",
+    "test_cache",
+    "test_gaussian",
+    "test_ledger",
+    "test_ledger_accounting",
+    "test_loss_distributions",
+    "test_mean_estimation",
+    "test_moments",
+    "test_provenance",
+    "test_reference_values",
+    "test_release",
+    "test_releases",
+    "test_rules",
+    "test_run_identity",
+    "test_shifts",
+    "test_transport_poisson",
+    "test_transport_refutations",
+    "test_tuning_cost",
+    "test_verify",
 }
 
 
