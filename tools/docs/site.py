@@ -17,7 +17,7 @@ BESIDE = "repository"
 
 def api() -> str:
     """Everything that `import dpmerge` offers, each by its own docstring. Errors have a page of their own."""
-    public = {name: getattr(dpmerge, name) for name in dpmerge.__all__ if not name.startswith("_")}
+    public = {name: getattr(dpmerge, name) for name in dir(dpmerge) if not name.startswith("_")}
     found = {name: one for name, one in public.items() if not (inspect.isclass(one) and issubclass(one, Exception))}
     parts = [
         "# Python",
