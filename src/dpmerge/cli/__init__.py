@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from dpmerge.cli.app import JobsOption as JobsOption, JsonOption as JsonOption, Root
+from dpmerge.cli.commands import JobsOption as JobsOption, JsonOption as JsonOption, Root
 from dpmerge.cli.output import print_json as print_json, show_progress as show_progress, table as table
 from dpmerge.errors import DpmergeError, one_line
 

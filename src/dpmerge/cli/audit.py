@@ -12,7 +12,7 @@ import typer
 
 from dpmerge import audit as audits
 from dpmerge.audit import Audit, Guessing, about, as_dict, check, find_game, picture, scenario_names
-from dpmerge.cli.app import JsonOption, option
+from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution
 from dpmerge.cli.output import print_json, print_lines, table
 from dpmerge.figures import finite_or_null, render, require_library, write_whole

@@ -21,7 +21,7 @@ from dpmerge.checkpoints import (
     steps,
     write_predictions,
 )
-from dpmerge.cli.app import JsonOption, option, options
+from dpmerge.cli.commands import JsonOption, option, options
 from dpmerge.cli.options import DeltaOption, Releasing, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, print_released, released_json, show_progress
 from dpmerge.jobs import ProgressBar

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.app import JsonOption, argument, group, option
+from dpmerge.cli.commands import JsonOption, argument, group, option
 from dpmerge.cli.options import AnyDeltaOption
 from dpmerge.cli.output import print_assumptions, print_json, print_lines, print_warnings, table
 from dpmerge.records import Adjacency, Portfolio

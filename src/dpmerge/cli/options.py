@@ -1,4 +1,4 @@
-"""Options that several commands share. Each class is one group (see `app.options`), and makes what the library takes."""
+"""Options that several commands share. Each class is one group (see `commands.options`), and makes what the library takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dpmerge.cli.app import JobsOption, argument, option, options
+from dpmerge.cli.commands import JobsOption, argument, option, options
 from dpmerge.errors import TargetError
 from dpmerge.profiles import Conversion, ShuffleAsPoisson
 from dpmerge.records import Portfolio

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpmerge.cli.app import JsonOption, option
+from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, Utility, UtilityOption
 from dpmerge.cli.output import print_json, show_progress
 from dpmerge.errors import ExplorerError

@@ -11,7 +11,7 @@ import typer
 
 import dpmerge
 from dpmerge import planning
-from dpmerge.cli.app import JsonOption, only, option
+from dpmerge.cli.commands import JsonOption, only, option
 from dpmerge.cli.options import (
     Execution,
     MergeAccounting,

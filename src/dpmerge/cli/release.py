@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 import dpmerge
-from dpmerge.cli.app import JsonOption, argument, only, option, options
+from dpmerge.cli.commands import JsonOption, argument, only, option, options
 from dpmerge.cli.options import (
     DeltaOption,
     MergeAccounting,

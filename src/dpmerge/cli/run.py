@@ -21,8 +21,8 @@ from dpmerge.checkpoints import (
     uncertainty as measure,
     write,
 )
-from dpmerge.cli.app import JsonOption, argument, group, only, option
 from dpmerge.cli.checkpoints import Checkpoints, Examples, LastOption, WarmUpOption, asking, average, predict
+from dpmerge.cli.commands import JsonOption, argument, group, only, option
 from dpmerge.cli.options import DeltaOption, Execution, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
 from dpmerge.errors import TargetError

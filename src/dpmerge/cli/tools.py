@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpmerge.cache import cache_entries, cache_folder
-from dpmerge.cli.app import JsonOption, argument, group, option
+from dpmerge.cli.commands import JsonOption, argument, group, option
 from dpmerge.cli.output import print_json
 from dpmerge.records import Record
 from dpmerge.release import new_keys

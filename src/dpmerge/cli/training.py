@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from dpmerge import training
-from dpmerge.cli.app import JsonOption, argument, group, option, options
+from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
 from dpmerge.training import Pending, PortfolioFile, Stated, train_portfolio
