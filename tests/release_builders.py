@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 from dpmerge.cli import app
 from dpmerge.planning import Utilities
 from dpmerge.records import Model, Portfolio
-from dpmerge.release import Chosen, RuleName, choose
+from dpmerge.release import Chosen, choose
+from dpmerge.rules import RuleName
 from tests import builders
 from tests.checkpoint_builders import Array, single
 

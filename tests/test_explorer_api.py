@@ -137,7 +137,7 @@ def test_what_is_conditional_says_so(client: TestClient) -> None:
         ({"delta": 1e-320}, "delta: Input should be greater than or equal to 0.000"),
         ({"delta": None}, "one of the two is needed: a delta (to learn ε) or an epsilon"),
         ({"epsilon": 1.0}, "not both"),
-        ({"assume_smoothness": 1.0}, "--assume-smoothness has no meaning for --rule selection"),
+        ({"assume_smoothness": 1.0}, "assume_smoothness has no meaning for selection"),
         ({"rule": "sum"}, "rule"),
         ({"portfolio": "/etc"}, "portfolio: Extra inputs are not permitted"),
         ({"weights": {"a": "1"}}, "weights.a"),

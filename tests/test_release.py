@@ -29,7 +29,7 @@ from dpmerge.errors import (
     UtilityError,
     WeightsError,
 )
-from dpmerge.planning import Accounting, Utilities
+from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
     Certificate,
@@ -37,7 +37,6 @@ from dpmerge.release import (
     GuaranteeForm,
     Ledger,
     Merge,
-    RuleName,
     Signer,
     choose,
     model_card,
@@ -51,7 +50,7 @@ from dpmerge.release import (
 from dpmerge.release.commitment import Opening, Openings, commit
 from dpmerge.release.release import draw
 from dpmerge.release.signing import signed_by
-from dpmerge.rules import round_up, significant
+from dpmerge.rules import Accounting, RuleName, round_up, significant
 from dpmerge.tensors import read_tensors
 from dpmerge.tensors.safetensors_file import SafetensorsFile
 from tests import builders

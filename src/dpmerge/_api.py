@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dpmerge import planning, release, rules
+from dpmerge import release
 from dpmerge._version import __version__ as __version__
 from dpmerge.errors import (
     AccountingError as AccountingError,
@@ -26,13 +26,15 @@ from dpmerge.errors import (
     WeightsError as WeightsError,
 )
 from dpmerge.planning import (
-    Accounting as Accounting,
+    RULES,
     Frontier as Frontier,
     Option as Option,
+    OptionRule,
     Plan as Plan,
     Provenance,
-    RuleName,
+    Question,
     Utilities as Utilities,
+    draw_strength,
     frontier as frontier,
 )
 from dpmerge.profiles import ShuffleAsPoisson as ShuffleAsPoisson
@@ -45,14 +47,19 @@ from dpmerge.release import (
     Verdict as Verdict,
 )
 from dpmerge.rules import (
-    Combination,
+    Accounting as Accounting,
+    Combination as Combination,
+    Comparison as Comparison,
     Guarantee as Guarantee,
-    Joint,
+    Joint as Joint,
     Looked,
-    Selection,
+    RuleName,
+    Selection as Selection,
     compare as compare,
     no_free_lunch_threshold as no_free_lunch_threshold,
 )
+
+_DEFAULT = Accounting()
 
 
 def example_portfolio() -> Path:
@@ -63,15 +70,9 @@ def example_portfolio() -> Path:
     return Path(__file__).parent / "data" / "portfolio"
 
 
-def selection(
-    portfolio: Portfolio,
-    weights: Mapping[str, float],
-    *,
-    shuffle: ShuffleAsPoisson | None = None,
-    index_published: bool = True,
-) -> Selection:
+def selection(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Selection:
     """Random selection: one model, drawn with these probabilities; which one is published, as `merge` does."""
-    return Selection(portfolio.weights(weights), shuffle, index_published)
+    return Selection(portfolio.weights(weights), shuffle)
 
 
 def combination(
@@ -96,8 +97,7 @@ def joint(
 
     With provenance `a-priori` the weights were fixed beforehand, and only the models that have weight are counted.
     """
-    given = portfolio.weights(weights)
-    return Joint(given, shuffle, rules.looked_at(given, provenance))
+    return Joint(portfolio.weights(weights), shuffle, () if provenance == "a-priori" else portfolio.names)
 
 
 def plan(
@@ -106,12 +106,12 @@ def plan(
     epsilon: float,
     delta: float,
     utility: Utilities | Mapping[str, float] | None = None,
-    rules: Sequence[RuleName] = planning.RULES,
+    rules: Sequence[OptionRule] = RULES,
     kappa: float | None = None,
     validation_epsilon: float | None = None,
     candidates: Sequence[Mapping[str, float]] = (),
-    accounting: Accounting | None = None,
-    search: Sequence[RuleName] | None = None,
+    accounting: Accounting = _DEFAULT,
+    search: Sequence[OptionRule] | None = None,
     ledger: str | Path | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> Plan:
@@ -120,20 +120,19 @@ def plan(
     `candidates` are linear combinations to try besides those searched for. κ is the strength of tempered selection; for scores
     on a private validation set it may be given as the ε that its records pay. `search` is that of `Plan.at`.
     """
-    return planning.plan(
+    known = Utilities.of(portfolio, utility)
+    question = Question(
         portfolio,
-        epsilon=epsilon,
-        delta=delta,
-        utility=utility,
-        rules=rules,
-        kappa=kappa,
-        validation_epsilon=validation_epsilon,
-        candidates=candidates,
+        float(delta),
+        known,
+        kappa=draw_strength(kappa, validation_epsilon, known and known.validation, portfolio.adjacency),
+        rules=tuple(rules),
+        candidates=tuple(map(portfolio.weights, candidates)),
         accounting=accounting,
-        search=search,
         progress=progress,
         releasing=partial(_release, opened=ledger),
     )
+    return Plan.of(question, epsilon, search)
 
 
 def merge(
@@ -141,13 +140,13 @@ def merge(
     weights: Mapping[str, float] | None = None,
     *,
     out: str | Path,
-    rule: release.RuleName,
+    rule: RuleName,
     delta: float,
     epsilon: float | None = None,
     utility: Utilities | Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
     kappa: float | None = None,
-    accounting: Accounting | None = None,
+    accounting: Accounting = _DEFAULT,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
     dependent: bool = False,

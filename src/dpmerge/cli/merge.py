@@ -133,9 +133,10 @@ def merge(
     Give --weights and --delta, or --epsilon and --delta to find the best weights first. An existing folder is refused.
     """
     from dpmerge.cli.output import print_entry, print_guarantee, print_json
-    from dpmerge.planning import Accounting, Provenance, Utilities
+    from dpmerge.planning import Provenance, Utilities
     from dpmerge.records import Portfolio, Weights
     from dpmerge.release import Ledger, Merge, Signer, choose, release, release_together
+    from dpmerge.rules import Accounting
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)

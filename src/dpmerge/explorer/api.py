@@ -23,8 +23,8 @@ from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.figures import finite_or_null, web_figure
-from dpmerge.planning import Accounting, Plan, Utilities, frontier
-from dpmerge.rules import require_wanted
+from dpmerge.planning import Plan, Utilities, frontier
+from dpmerge.rules import Accounting, require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
@@ -261,7 +261,7 @@ def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) ->
         state.portfolio,
         delta=asked.delta,
         epsilons=asked.epsilons,
-        accounting=Accounting(shuffle=state.shuffle),
+        accounting=Accounting(shuffle=state.shuffle, any_delta=asked.any_delta),
         utility=state.utility,
         edge_points=asked.points,
         run=job.map,

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import dpmerge
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.explorer.models import standing_of
-from dpmerge.planning import Accounting, Option, Plan, Utilities, simplex_grid
+from dpmerge.planning import Option, Plan, Utilities, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Guarantee
+from dpmerge.rules import Accounting, Guarantee
 
 GridRule = Literal["selection", "combination"]
 RULES: tuple[GridRule, ...] = ("selection", "combination")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.planning import Option
-from dpmerge.rules import THEOREMS, AskedName, By, Guarantee, Looked
+from dpmerge.rules import THEOREMS, By, Guarantee, Looked, RuleName
 
 # Proved, under an assumption that fails in general, covered by no theorem, or without a finite ε.
 Standing = Literal["proved", "conditional", "refused", "none"]
@@ -33,7 +33,7 @@ class _AskedAtDelta(_Asked):
 
 
 class _Merge(_AskedAtDelta):
-    rule: AskedName
+    rule: RuleName
     weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
     provenance: Looked | None = None

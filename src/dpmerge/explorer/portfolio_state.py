@@ -15,7 +15,7 @@ from dpmerge.explorer.ladder import RUNGS, Ladder, Landscape
 from dpmerge.explorer.models import standing_of
 from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, By, Guarantee, Looked, Target, asked
+from dpmerge.rules import THEOREMS, WEIGHTS, Accounting, By, Guarantee, Looked, RuleName, Target, build
 
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096
@@ -113,7 +113,7 @@ class PortfolioState:
 
     def guarantee(
         self,
-        rule: AskedName,
+        rule: RuleName,
         weights: Mapping[str, float],
         *,
         delta: float | None = None,
@@ -128,7 +128,7 @@ class PortfolioState:
 
     def _account(
         self,
-        rule: AskedName,
+        rule: RuleName,
         values: tuple[float, ...],
         target: Target,
         by: By,
@@ -136,8 +136,9 @@ class PortfolioState:
         provenance: Looked | None,
     ) -> Guarantee:
         weights = self.portfolio.weights_in_order(values)
-        made = asked(rule, weights, provenance=provenance, assume_smoothness=assume_smoothness, shuffle=self.shuffle)
-        return made.guarantee(delta=target.delta, epsilon=target.epsilon, by=by)
+        accounting = Accounting(by, assume_smoothness=assume_smoothness, shuffle=self.shuffle, any_delta=True)
+        made = build(rule, weights, accounting, provenance=provenance)
+        return accounting.guarantee(made, delta=target.delta, epsilon=target.epsilon)
 
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: how it was trained, what it guarantees alone, what to beware of."""

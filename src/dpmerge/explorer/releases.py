@@ -13,7 +13,6 @@ import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest, told_guarantee
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.planning import Accounting
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
@@ -28,6 +27,7 @@ from dpmerge.release import (
     release,
     what_fits,
 )
+from dpmerge.rules import Accounting
 
 _CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 

@@ -15,11 +15,11 @@ from dpmerge.explorer.models import told_option
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.figures import finite_or_null
-from dpmerge.planning import Accounting, Mapper, RuleName, Utilities, edge, frontier, heatmap, simplex_grid
+from dpmerge.planning import Mapper, OptionRule, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Target, about_delta, round_down, significant
+from dpmerge.rules import Accounting, Target, about_delta, round_down, significant
 
-_RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
+_RULES: tuple[OptionRule, ...] = ("single", "selection", "combination", "joint")
 _ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
 _GIVEN = "These targets were asked for."
 _OUR_OWN = (
@@ -70,8 +70,8 @@ def report(
     plans = []
     for epsilon in targets:
         progress(f"plans for ε = {epsilon:g}")
-        target = {"epsilon": epsilon, "delta": asked.delta}
-        plans.append(dpmerge.plan(portfolio, **target, utility=utility, rules=_RULES, accounting=accounting))
+        one = dpmerge.plan(portfolio, epsilon=epsilon, delta=asked.delta, utility=utility, rules=_RULES, accounting=accounting)
+        plans.append(one)
     known = plans[0]
     drawn = frontier(
         portfolio,
@@ -144,7 +144,8 @@ def _weights(
     portfolio: Portfolio, asked: Question, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
     """A picture of ε over all weights of two or three models, or why there is none."""
-    draw = {2: edge, 3: heatmap}.get(len(portfolio.names))
+    draws: dict[int, Callable[..., Any]] = {2: edge, 3: heatmap}
+    draw = draws.get(len(portfolio.names))
     try:
         if draw is None:
             raise AccountingError(_no_picture(len(portfolio.names)))

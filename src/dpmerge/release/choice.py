@@ -9,14 +9,15 @@ from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
-from dpmerge.planning import NOT_DRAWN, Accounting, Option, Plan, Question, Utilities, draw_strength
-from dpmerge.profiles import accuracy
+from dpmerge.planning import NOT_DRAWN, Option, Plan, Question, Utilities, draw_strength
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
-from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
+from dpmerge.release.forms import RuleForm, ValidationForm
 from dpmerge.rules import (
+    Accounting,
     Arithmetic,
     Guarantee,
+    RuleName,
     Target,
     require_covered,
     require_smoothness_is_used,
@@ -24,6 +25,7 @@ from dpmerge.rules import (
     round_up,
 )
 
+_DEFAULT = Accounting()
 _ANY_MERGE = "joint release covers any merge of the models: say which one by its weights"
 
 
@@ -90,14 +92,13 @@ def choose(
     provenance: Provenance | None = None,
     kappa: float | None = None,
     validation_epsilon: float | None = None,
-    accounting: Accounting | None = None,
+    accounting: Accounting = _DEFAULT,
 ) -> Chosen:
     """Weights as given, or the best ones for (ε, δ); refused if the target is not met.
 
     Joint release covers every model of the portfolio, because the weights may have been chosen by looking at all of them;
     with provenance `a-priori` only those that have weight.
     """
-    accounting = accounting or Accounting()
     delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
     Target(delta=delta)
     require_wanted(delta, accounting.any_delta)
@@ -144,7 +145,8 @@ def _guarantee(
 ) -> tuple[Guarantee, NumericsForm]:
     """ε at δ; on the edge of a target δ at ε. Computed afresh: what is certified must not come from a cache's files."""
     made = form.build(_by_name(portfolio))
-    question = NumericsForm(solved_for="epsilon", by=accounting.by, conversion=accounting.conversion, accuracy=accuracy())
+    by, conversion = accounting.by, accounting.conversion
+    question = NumericsForm(solved_for="epsilon", by=by, conversion=conversion, accuracy=accounting.accuracy)
     with without_cache():
         found = question.answer(made, 0.0, delta)
         if epsilon is not None and found.epsilon > epsilon:
@@ -174,7 +176,7 @@ def _best_weights(question: Question, rule: RuleName, epsilon: float | None) -> 
         raise WeightsError("give the weights to release with, or a target ε for which to find them")
     if rule == "joint":
         raise WeightsError(_ANY_MERGE)
-    found = Plan(question, epsilon, ()).at(epsilon)
+    found = Plan.of(question, epsilon)
     if found.best is None:
         raise TargetError(
             f"infeasible: no {rule} meets ({epsilon:g}, {question.delta:g}); {found.closest.why} "
