@@ -42,7 +42,7 @@ from dpmerge.rules import (
     require_wanted,
     tuning_cost,
 )
-from dpmerge.rules.baselines import Composition
+from dpmerge.rules.joint import Composition
 from tests import builders
 from tests.explorer_builders import explorer
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk, runs
