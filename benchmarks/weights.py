@@ -71,12 +71,12 @@ def _by_dp_accounting(portfolio: Portfolio, point: Point) -> float:
 
 def simplex_of_combinations() -> Iterator[Claim]:
     """The 5,151-point simplex of the portfolio of docs/theory.md §8, LC by the papers' formula, PLD."""
-    portfolio = Portfolio.load(example_portfolio())
+    portfolio = Portfolio(example_portfolio())
     points = [tuple(row) for row in simplex_grid(3, 0.01).tolist()]
     spent: list[float] = []
     start = time.perf_counter()
-    accounting = Accounting(DELTA, assume_smoothness=0.0)
-    found = combination_points(portfolio, points, accounting, _everywhere(spent), ("proved",), ("pld",))
+    accounting = Accounting(assume_smoothness=0.0)
+    found = combination_points(portfolio, points, DELTA, accounting, _everywhere(spent), ("proved",), ("pld",))
     wall = time.perf_counter() - start
     ours = np.array([point["proved"]["pld"] for point in found])
     reference = np.array(run_all(partial(_reference, portfolio), points))
@@ -101,7 +101,7 @@ def simplex_of_combinations() -> Iterator[Claim]:
 
 def simplex_of_selections() -> Iterator[Claim]:
     """The same simplex under random selection."""
-    portfolio = Portfolio.load(example_portfolio())
+    portfolio = Portfolio(example_portfolio())
     profiles = [run_profile(model).profile for model in portfolio.models]
     grid = simplex_grid(3, 0.01)
     for by in ("pld", "rdp"):
@@ -124,7 +124,7 @@ def optima() -> Iterator[Claim]:
     log_costs = rng.uniform(-3, 6, (200, 1)) + rng.normal(0, 1, (200, 247))
     seconds, _ = best_time(lambda: renyi_optimum(log_costs, orders, utilities), 5)
     yield Claim("RS optimum of 200 models, RDP, profiles known", f"{seconds * 1e3:.1f} ms", "< 100 ms", seconds < 0.1)
-    profiles = [run_profile(model).profile for model in Portfolio.load(example_portfolio()).models]
+    profiles = [run_profile(model).profile for model in Portfolio(example_portfolio()).models]
     targets = np.geomspace(0.3, 8, 200).tolist()
     start = time.perf_counter()
     for by in ("pld", "rdp"):

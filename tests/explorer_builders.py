@@ -31,7 +31,7 @@ def explorer(folder: Path, *, door: Door | None = None, base: str = HOME, **opti
 
 
 def portfolio(folder: Path) -> Portfolio:
-    return Portfolio.load(folder / "runs")
+    return Portfolio(folder / "runs")
 
 
 def warm(client: TestClient, delta: float = DELTA) -> dict[str, Any]:

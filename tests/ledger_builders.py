@@ -40,7 +40,7 @@ def written(folder: Path, portfolio: Portfolio = THREE) -> Portfolio:
         place.mkdir(parents=True)
         save_file({"weight": np.full((2, 3), float(number), dtype=np.float32)}, place / "model.safetensors")
         (place / "record.json").write_text(model.record.model_dump_json(by_alias=True))
-    return Portfolio.load(folder)
+    return Portfolio(folder)
 
 
 def new(

@@ -53,7 +53,7 @@ def race(count: int, attempt: Callable[[int], str]) -> list[str]:
 
 def release_one(where: str, folder: str, out: str, number: int) -> str:
     """Release one model of a portfolio, its own."""
-    portfolio = Portfolio.load(folder)
+    portfolio = Portfolio(folder)
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({portfolio.names[number]: 1.0}))
     release(portfolio, choice, Path(out) / f"released-{number}", ledger=Ledger(where))
     return "released"

@@ -35,7 +35,7 @@ def on_disk(folder: Path, *models: Model) -> Portfolio:
         single(folder / model.name, tensors(seed))
         (folder / model.name / "config.json").write_text('{"model_type": "linear"}')
         (folder / model.name / "record.json").write_text(model.record.model_dump_json(by_alias=True))
-    return Portfolio.load(folder)
+    return Portfolio(folder)
 
 
 def runs(folder: Path, **changes: Any) -> Portfolio:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dpmerge.release.provisions import provisions as first_entries
 from dpmerge.release.spending import Budget, Planned
 from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
+from tests.effort import EFFORT
 from tests.exact_densities import gaussian_delta
 from tests.ledger_builders import PRECISE, THREE, command, joint, new, planned as planned_at, total, written
 from tests.ledger_workers import DELTA
@@ -209,7 +209,7 @@ def random_menu(rng: np.random.Generator) -> list[Stated]:
     return list(zip(epsilons.tolist(), deltas.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(4 * int(os.environ.get("DPMERGE_SEARCH", "1"))))
+@pytest.mark.parametrize("seed", range(4 * EFFORT))
 def test_no_way_to_choose_passes_the_budget(seed: int) -> None:
     """Releases that depend on nothing between those that do: a ledger may allow the first on some paths only."""
     rng = np.random.default_rng(seed)
@@ -429,7 +429,7 @@ def test_what_is_declared_is_what_is_released(tmp_path: Path) -> None:
     declared, other = written(tmp_path / "p", Portfolio((run,))), tmp_path / "q"
     ledger = new(tmp_path / "ledger.db", declared=[declared])
     written(other, Portfolio((builders.gaussian("first", noise_std=1.0), run)))
-    swapped = Portfolio((Portfolio.load(other).models[1],))
+    swapped = Portfolio((Portfolio(other).models[1],))
     choice = choose(swapped, "selection", delta=DELTA, weights=swapped.weights({"m": 1.0}))
     with pytest.raises(DependentRuns, match=r"'m' \(declared in entry 1\) and 'm' \(this release\) both are step 5"):
         release(swapped, choice, tmp_path / "out", ledger=ledger, dependent=True)

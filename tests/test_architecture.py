@@ -20,6 +20,7 @@ LAB = ROOT / "lab" / "dpmerge_lab"
 # From the ground up; a room may import from those before it.
 FLOORS = [
     "errors",
+    "notebook",
     "user_code",
     "_version",
     "jobs",
@@ -114,7 +115,7 @@ def test_accounting_never_loads_torch_or_dp_accountings_slow_import() -> None:
     portfolio = str(dpmerge.example_portfolio())
     loaded = loaded_after(
         "import dpmerge\n"
-        f"p = dpmerge.Portfolio.load({portfolio!r})\n"
+        f"p = dpmerge.Portfolio({portfolio!r})\n"
         "w = {'mnist-c1-s0.5': 0.05, 'mnist-c1-s2': 0.95}\n"
         "for rule in (dpmerge.selection, dpmerge.combination, dpmerge.joint):\n"
         "    rule(p, w).guarantee(delta=1e-5)\n"

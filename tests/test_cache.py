@@ -165,3 +165,9 @@ def test_a_second_plan_computes_nothing(folder: Path) -> None:
     second = subprocess.run(command, capture_output=True, text=True, check=True)
     assert second.stdout == first.stdout
     assert {path: path.stat().st_mtime_ns for path in cache.cache_entries(folder)} == entries
+
+
+def test_the_code_of_a_room_that_is_not_there_cannot_count() -> None:
+    assert cache.code_fingerprint("planning") != cache.code_fingerprint("tensors")
+    with pytest.raises(LookupError, match="no room weights"):
+        cache.code_fingerprint("weights")

@@ -24,7 +24,7 @@ import dpmerge
 from dpmerge.errors import AccountingError, ExplorerError, JobError, UtilityError
 from dpmerge.explorer import Door, Explorer
 from dpmerge.explorer.jobs import Job, Jobs
-from dpmerge.explorer.ladder import Ladder, _beats, _coarse_to_fine
+from dpmerge.explorer.ladder import Ladder
 from dpmerge.explorer.landscape import Landscape
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
@@ -191,13 +191,6 @@ def test_unknown_places_and_methods(client: TestClient) -> None:
 # --- plans --------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_ladder_visits_every_rung_once_ends_first() -> None:
-    for last in range(1, 40):
-        order = _coarse_to_fine(last)
-        assert sorted(order) == list(range(last + 1))
-        assert set(order[:2]) == {0, last}
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.31, 0.5, 1.0, 2.0, 50.0])
 def test_what_a_plan_says_fits_does(client: TestClient, home: Path, epsilon: float) -> None:
     """Every option that is said to fit is accounted again, by the library; none is better than the search at the target."""
@@ -220,7 +213,7 @@ def test_what_a_plan_says_fits_does(client: TestClient, home: Path, epsilon: flo
     if best.best is not None:
         shown = found["options"][found["best"]]
         assert shown["feasible"]
-        assert shown["expected_utility"] <= best.best.expected_utility * (1 + 1e-9)  # type: ignore[operator]
+        assert shown["expected_utility"] <= best.best.utility * (1 + 1e-9)  # type: ignore[operator]
 
 
 def test_utilities_measured_on_private_models_forbid_a_choice_by_them(tmp_path: Path) -> None:
@@ -244,7 +237,7 @@ def test_a_full_plan_is_the_command_lines(client: TestClient, home: Path) -> Non
     best = dpmerge.plan(portfolio(home), epsilon=0.7, delta=DELTA).best
     assert best is not None
     assert job["state"] == "done"
-    assert job["result"]["options"][job["result"]["best"]]["weights"] == dict(best.weights)
+    assert job["result"]["options"][job["result"]["best"]]["weights"] == best.weights.as_dict()
 
 
 def test_the_latest_delta_is_planned_first_and_old_ones_are_let_go(client: TestClient) -> None:
@@ -597,9 +590,10 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     assert len(ladder.landscapes) == 8
     while not ladder.complete:
         ladder.advance()
-    for found in ladder._found.values():
+    for rule in ("selection", "combination"):
+        found = [option for option in ladder.known.known if option.rule == rule]
         assert 0 < len(found) < 231
-        assert not any(_beats(one, other) for one, other in itertools.permutations(found, 2))
+        assert not any(one.beats(other) for one, other in itertools.permutations(found, 2))
 
 
 def test_listeners_leave_room_for_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
+import matplotlib
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from dpmerge import figures
 from dpmerge.errors import FigureError
-from dpmerge.figures import draw, labels, render, style, summary
-from dpmerge.figures.documents import Frontier, read
-from dpmerge.figures.scene import arrange
+from dpmerge.figures import describe, draw, frontier as frontiers, labels, png, render, style
+from dpmerge.figures.picture import Panel
 
 HOSTILE = "<script>alert(1)</script>&$x$"
-SUFFIXES = (".png", ".svg", ".html")
+SUFFIXES = (".png", ".html")
 Document = dict[str, Any]
 
 
@@ -94,9 +95,18 @@ def heatmap(names: list[str] | None = None, value: Callable[[float, float], floa
     return {**common, "points": points, "panels": panels}
 
 
-def svg_texts(document: Document) -> list[str]:
-    root = ElementTree.fromstring(render(document, ".svg"))
-    return ["".join(node.itertext()).strip() for node in root.iter() if node.tag.endswith("}text")]
+def printed(document: Document) -> Figure:
+    """The picture as matplotlib draws it, before it becomes a file."""
+    with matplotlib.rc_context(png.SETTINGS):
+        return png.figure(describe(document))
+
+
+def printed_texts(document: Document) -> list[str]:
+    return [found.get_text() for found in printed(document).findobj(Text)]
+
+
+def panel_of(document: Document) -> Panel:
+    return describe(document).panels[0]
 
 
 def without_plotly(page: str) -> str:
@@ -114,20 +124,42 @@ def test_png(make: Callable[[], Document], tmp_path: Path) -> None:
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", content[16:24])
-    assert width == 1400 and 850 <= height <= 1300
-    assert b"tEXt" not in content
+    assert width == 1100 and 700 <= height <= 1100
+    assert b"tEXt" not in content and len(content) < 60_000
     assert [entry.name for entry in tmp_path.iterdir()] == ["picture.png"]
 
 
 @pytest.mark.parametrize("make", [frontier, heatmap])
-def test_svg_says_names_and_standing(make: Callable[[list[str]], Document]) -> None:
+def test_names_and_standing_are_in_both_renderings(make: Callable[[list[str]], Document]) -> None:
     names = ["model-one", "deux", HOSTILE]
-    texts = svg_texts(make(names))
+    texts = printed_texts(make(names))
     for name in names:
         assert style.short(name, 22) in texts or style.short(name) in texts
     assert any("conditional" in text for text in texts)
     assert any("δ = 1e-5" in text for text in texts)
-    assert b"<dc:date>" not in render(make(names), ".svg")
+    web = json.dumps(figures.web_figure(make(names)), ensure_ascii=False)
+    for wanted in ("model-one", "deux", "conditional", "δ = 1e-5"):
+        assert wanted in web
+
+
+@pytest.mark.parametrize("make", [frontier, heatmap])
+def test_nothing_is_outside_the_picture(make: Callable[[], Document]) -> None:
+    inside(printed(make()))
+
+
+def inside(drawn: Figure) -> None:
+    """Every text is within the picture, and every point of a line within its axes."""
+    drawn.draw_without_rendering()
+    for text in drawn.findobj(Text):
+        if text.get_visible() and text.get_text().strip():
+            box = text.get_window_extent()
+            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= drawn.bbox.width and box.y1 <= drawn.bbox.height, text.get_text()
+    for axes in drawn.axes:
+        left, right, low, high = *axes.get_xlim(), *axes.get_ylim()
+        for line in axes.get_lines():
+            if line.get_transform() == axes.transData:
+                for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True):  # type: ignore[call-overload]
+                    assert left <= x <= right and (low <= y <= high or math.isnan(y))
 
 
 @pytest.mark.parametrize("make", [frontier, heatmap])
@@ -169,7 +201,7 @@ def test_names_that_no_format_can_hold() -> None:
     for names in (["line\nbreak", "\x00\x1b", "lone \udc80"], ["模型", "_hidden", "x" * 300], ["", r"\frac{$", "%{x}"]):
         for document in (frontier(names), heatmap(names)):
             assert render(document, ".png") and render(document, ".html")
-            svg_texts(document)
+            printed_texts(document)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -179,18 +211,16 @@ def test_same_document_same_bytes(make: Callable[[], Document], suffix: str) -> 
 
 
 def test_settings_of_the_user_neither_matter_nor_change() -> None:
-    import matplotlib
-
-    plain = render(frontier(), ".svg")
+    plain = render(frontier(), ".png")
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
-        assert render(frontier(), ".svg") == plain
+        assert render(frontier(), ".png") == plain
         assert matplotlib.rcParams["font.size"] == 30
     assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_the_warning_is_in_the_picture() -> None:
     document = frontier() | {"provenance": "after-looking", "warning": "these weights depend on the private models"}
-    assert "these weights depend on the private models" in svg_texts(document)
+    assert "these weights depend on the private models" in printed_texts(document)
     page = render(document, ".html").decode()
     assert "these weights depend on the private models" in page
     assert "only joint release" in page
@@ -198,7 +228,7 @@ def test_the_warning_is_in_the_picture() -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     for path, document, words in (
-        (tmp_path / "a.pdf", frontier(), "no picture format has the suffix '.pdf'; use .png, .svg, .html"),
+        (tmp_path / "a.pdf", frontier(), "no picture format has the suffix '.pdf'; use .png, .html"),
         (tmp_path / "a", frontier(), "suffix ''"),
         (tmp_path / "a.png", {}, "kind None"),
         (tmp_path / "a.html", {"kind": ["frontier"]}, "kind"),
@@ -223,7 +253,7 @@ def test_a_heatmap_with_too_few_values_or_no_area_is_refused() -> None:
         render(document, ".png")
 
 
-@pytest.mark.parametrize(("suffix", "library"), [(".png", "matplotlib"), (".svg", "matplotlib"), (".html", "plotly")])
+@pytest.mark.parametrize(("suffix", "library"), [(".png", "matplotlib"), (".html", "plotly")])
 def test_missing_libraries_are_named(suffix: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(FigureError, match=rf"{library}: install dpmerge\[plots\]"):
@@ -232,7 +262,7 @@ def test_missing_libraries_are_named(suffix: str, library: str, tmp_path: Path, 
 
 
 def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.svg"
+    path = tmp_path / "a.png"
     path.write_text("old")
 
     def fail(*_: object, **__: object) -> None:
@@ -243,7 +273,10 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch:
             file.write(content[: len(content) // 2])
         fail()
 
-    for target, broken in (("dpmerge.figures.os.replace", fail), ("dpmerge.figures.Path.write_bytes", write_half)):
+    for target, broken in (
+        ("dpmerge.figures.writing.os.replace", fail),
+        ("dpmerge.figures.writing.Path.write_bytes", write_half),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(target, broken)
             with pytest.raises(FigureError, match="No space left on device"):
@@ -252,7 +285,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch:
         patch.setattr("matplotlib.figure.Figure.savefig", fail)
         with pytest.raises(OSError, match="No space"):
             draw(frontier(), path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.svg"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
     assert path.read_text() == "old"
 
 
@@ -264,7 +297,8 @@ def test_frontier_without_any_feasible_point(suffix: str) -> None:
             point["utility"] = point["weights"] = None
     content = render(document, suffix)
     if suffix != ".png":
-        assert summary.NOTHING in content.decode()
+        assert frontiers.NOTHING in content.decode()
+    assert frontiers.NOTHING in printed_texts(document)
     assert render(document | {"curves": []}, suffix)
 
 
@@ -274,46 +308,50 @@ def test_models_without_a_finite_epsilon_are_named_below(missing: float | None) 
     document["models"].append({"name": "naked", "utility": 0.95, "epsilon": {"pld": missing, "rdp": missing}})
     document["models"].append({"name": "by-rdp", "utility": 0.8, "epsilon": {"pld": missing, "rdp": 3.0}})
     document["joint"]["epsilon"] = missing
-    scene = arrange(read(Frontier, document))
-    assert scene.names == ["a", "b", "c", "by-rdp"]
-    assert scene.models[-1].x == 3.0
-    assert scene.joint is None
-    assert any("Not drawn, for lack of a finite ε: naked." in text for text in svg_texts(document))
+    points = panel_of(document).points
+    assert [(point.name, point.mark) for point in points] == [(name, "model") for name in ("a", "b", "c", "by-rdp")]
+    assert points[-1].x == 3.0
+    assert any("Not drawn, for lack of a finite ε: naked." in text for text in printed_texts(document))
     assert "Not drawn, for lack of a finite ε: naked." in render(document, ".html").decode()
 
 
 def test_an_epsilon_of_zero_has_a_place() -> None:
     document = frontier()
     document["models"][2]["epsilon"] = {"pld": 0, "rdp": None}
-    scene = arrange(read(Frontier, document))
-    assert scene.low < scene.models[2].x < min(spot.x for stroke in scene.strokes for spot in stroke.spots)
+    panel = panel_of(document)
+    assert panel.across.low < panel.points[2].x < min(x for line in panel.lines for x in line.x)
+    assert panel.points[2].hover == ["c, alone", "ε = 0", "accuracy = 0.83"]
+    assert any("An ε of 0 is drawn at the left edge." in text for text in printed_texts(document))
     for suffix in SUFFIXES:
         assert render(document, suffix)
 
 
 def test_steps_go_from_their_epsilon_to_the_right_edge() -> None:
-    scene = arrange(read(Frontier, frontier()))
-    line = scene.strokes[2].line
-    assert line[-1][0] == scene.high
-    assert [y for _, y in line] == sorted(y for _, y in line)
-    on = {(spot.x, spot.y) for spot in scene.strokes[2].spots if spot.on_frontier}
-    assert on <= set(line)
-    exact = scene.strokes[0]
-    assert len(exact.line) == len(exact.spots) < 25  # the infeasible targets are left out
+    panel = panel_of(frontier())
+    exact, steps, below = panel.lines[0], panel.lines[2], panel.lines[3]
+    assert steps.steps and below.faint and not below.joined and steps.name == below.name
+    assert steps.y == sorted(steps.y) and len(exact.x) < 25  # the infeasible targets are left out
+    drawn = next(line for line in printed(frontier()).axes[0].get_lines() if line.get_drawstyle() == "steps-post")
+    traced = next(trace for trace in figures.web_figure(frontier())["data"] if trace.get("line", {}).get("shape") == "hv")
+    assert drawn.get_xdata()[-1] == traced["x"][-1] == panel.across.high  # type: ignore[index]
+    assert list(drawn.get_ydata()) == traced["y"] == [*steps.y, steps.y[-1]]  # type: ignore[arg-type]
+    assert traced["marker"]["size"][-1] == 0 and drawn.get_markevery() == list(range(len(steps.x)))
 
 
 def test_curves_differ_in_more_than_colour() -> None:
-    looks = [stroke.look for stroke in arrange(read(Frontier, frontier())).strokes]
+    looks = list(describe(frontier()).looks().values())
+    assert len(looks) == 6
     for one, other in itertools.combinations(looks, 2):
         assert one.marker != other.marker and one.symbol != other.symbol
         assert one.colour != other.colour or (one.dashes != other.dashes and one.dash != other.dash)
     assert [look.hollow for look in looks] == [False] * 4 + [True] * 2
-    for by in ("pld", "rdp", "gdp"):
-        assert style.look("tempered", by, "conditional").hollow
+    rules = {f"{rule} {by}": (rule, by, "conditional") for rule in ("selection", "tempered") for by in ("pld", "rdp", "gdp")}
+    assert all(look.hollow for look in style.looks(rules).values())
 
 
 def test_table_says_the_best_within_each_target() -> None:
-    columns, rows = summary.target_table(read(Frontier, frontier()))
+    table = describe(frontier()).tables[0]
+    columns, rows = table.columns, table.rows
     assert columns[::2] == ["target ε", "weights", "weights", "weights"]
     assert columns[1] == "random selection, proved" and columns[5].endswith("conditional")
     assert len(rows) == 12
@@ -346,7 +384,7 @@ def test_many_models_are_drawn_and_the_unnamed_counted() -> None:
     document["models"] = [
         {"name": f"model-{k}", "utility": 0.8 + 0.0001 * k, "epsilon": {"pld": 1 + 0.001 * k, "rdp": None}} for k in range(200)
     ]
-    assert any("input models are not named" in text for text in svg_texts(document))
+    assert any("input models are not named" in text for text in printed_texts(document))
     assert render(document, ".html")
 
 
@@ -364,13 +402,13 @@ def test_many_models_are_drawn_and_the_unnamed_counted() -> None:
 )
 def test_heatmap_values(law: Callable[[float, float], float | None], said: str) -> None:
     document = heatmap(value=law)
-    assert said in svg_texts(document)
+    assert said in printed_texts(document)
     assert json.dumps(said)[1:-1] in render(document, ".html").decode()
     assert render(document, ".png")
 
 
 def test_heatmap_panels_are_in_their_places() -> None:
-    texts = [text for text in svg_texts(heatmap()) if ", RDP" in text or ", PLD" in text]
+    texts = [triangle.title for triangle in describe(heatmap()).triangles]
     selection, combination = "random selection", "linear combination"
     expected = [
         f"{selection}, RDP",
@@ -407,9 +445,10 @@ def test_targets_are_marked_and_on_the_axis() -> None:
     document = frontier() | {"targets": [0.05, 2.0, 100.0]}
     layout = figures.web_figure(document)["layout"]
     assert [shape["x0"] for shape in layout["shapes"]] == [0.05, 2.0, 100.0]
+    inside(printed(document))
     low, high = layout["xaxis"]["range"]
     assert low < math.log10(0.05) and math.log10(100) < high
-    texts = svg_texts(document)
+    texts = printed_texts(document)
     for target in ("0.05", "2", "100"):
         assert f"target ε = {target}" in texts
         assert any(note["text"] == f"target ε = {target}" for note in layout["annotations"])

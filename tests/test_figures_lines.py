@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from dpmerge.errors import FigureError
-from dpmerge.figures import chart, draw, render, style
-from dpmerge.figures.documents import Chart, read
-from tests.test_figures import HOSTILE, SUFFIXES, Document, svg_texts, without_plotly
+from dpmerge.figures import describe, draw, render, style, web_figure
+from tests.test_figures import HOSTILE, SUFFIXES, Document, inside, panel_of, printed, printed_texts, without_plotly
 
 X = [0.1 * 1.5**k for k in range(12)]
 
@@ -55,22 +54,22 @@ def several(count: int = 3, **more: Any) -> Document:
     return {"kind": "lines", "title": "Several", "panels": [panel(f"panel {k}", "log") for k in range(count)], **more}
 
 
-@pytest.mark.parametrize(("document", "height"), [(one(), 900), (several(2), 900), (several(3), 1404), (several(8), 2412)])
+@pytest.mark.parametrize(("document", "height"), [(one(), 704), (several(2), 704), (several(3), 1100), (several(8), 1892)])
 def test_png(document: Document, height: int, tmp_path: Path) -> None:
     draw(document, tmp_path / "lines.png")
     content = (tmp_path / "lines.png").read_bytes()
-    assert struct.unpack(">II", content[16:24]) == (1400, height)
+    assert struct.unpack(">II", content[16:24]) == (1100, height)
     assert b"tEXt" not in content
 
 
-def test_svg_says_titles_labels_and_standing() -> None:
-    texts = svg_texts(several(2, subtitle="below", warning="chosen by looking", caption="how to read"))
+def test_the_picture_says_titles_labels_and_standing() -> None:
+    texts = printed_texts(several(2, subtitle="below", warning="chosen by looking", caption="how to read"))
     for wanted in ("Several", "below", "chosen by looking", "how to read", "panel 0", "panel 1", "joint, RDP", "both"):
         assert wanted in texts
     assert "formula, conditional" in texts and "optimal, conditional" in texts
     assert "input model alone" in texts and "joint release" in texts  # the marks
     assert texts.count("advanced") == 1  # one legend for all panels
-    assert "already conditional" in svg_texts(one(lines=[line("already conditional", 1.0, standing="conditional")]))
+    assert "already conditional" in printed_texts(one(lines=[line("already conditional", 1.0, standing="conditional")]))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -92,59 +91,62 @@ def test_texts_are_never_markup() -> None:
     page = without_plotly(render(document, ".html").decode())
     assert "<script>alert" not in page and "\\u003cscript" not in page
     assert "&lt;script&gt;" in page
-    assert render(document, ".png") and svg_texts(document)
+    assert render(document, ".png") and printed_texts(document)
 
 
 def test_a_single_panel_may_be_given_by_its_fields() -> None:
-    assert len(read(Chart, one()).panels) == 1
-    assert read(Chart, one()).panels[0].title == ""
+    assert len(describe(one()).panels) == 1
+    assert panel_of(one()).title == ""
     wrapped = {"kind": "lines", "title": "Error against privacy", "subtitle": "n = 100", "panels": [panel()]}
-    assert render(one(), ".svg") == render(wrapped, ".svg")
+    assert render(one(), ".png") == render(wrapped, ".png")
 
 
 def test_lines_differ_in_more_than_colour() -> None:
     document = one(lines=[*panel()["lines"], *(line(f"other {k}", 3.0 + k) for k in range(12))])
-    looks = chart.looks(read(Chart, document))
+    looks = describe(document).looks()
     assert len(looks) == 22
     for (first, a), (second, b) in itertools.combinations(looks.items(), 2):
         differs = a.colour != b.colour, a.dashes != b.dashes, a.dash != b.dash, a.marker != b.marker
         assert any(differs[1:]), (first, second)
         assert (a.marker, a.dashes, a.hollow) != (b.marker, b.dashes, b.hollow)
     assert {label for label, look in looks.items() if look.hollow} == {"formula, conditional", "optimal, conditional"}
-    assert looks["random selection, PLD"] == style.look("selection", "pld", "proved")
-    assert looks["no privacy"].marker == ""
+    assert looks["random selection, PLD"] == style.looks({"x": ("selection", "pld", "proved")})["x"]
+    assert looks["no privacy"].thin
 
 
 def test_gaps_are_not_drawn_and_infinities_are_gaps() -> None:
     ys = [1.0, None, math.inf, 4.0, 5.0]
     document = one(lines=[{"label": "a", "x": [1, 2, 3, 4, 5], "y": ys, "low": ys, "high": ys}], points=[])
-    held = read(Chart, document).panels[0]
+    held = panel_of(document)
     assert held.heights() == [1.0, 4.0, 5.0] * 3 and held.widths() == [1, 4, 5]
-    _, rows = chart.table(held)
+    rows = held.table().rows
     assert [row[1] for row in rows] == ["1 (1 to 1)", "— (— to —)", "— (— to —)", "4 (4 to 4)", "5 (5 to 5)"]
     for suffix in SUFFIXES:
         assert render(document, suffix)
 
 
 def test_numbers_of_privacy_are_rounded_up() -> None:
-    held = read(Chart, one()).panels[0]
-    across, up = chart.axes(held)
+    held = panel_of(one())
+    across, up = held.across, held.up
     assert across.text(6.45801) == "6.459" and up.text(6.45801) == "6.458"
     assert up.text(None) == "—"
 
 
 def test_tables_have_a_row_for_each_x_only_if_all_lines_share_them() -> None:
-    shared, rows = chart.table(read(Chart, one(lines=[line("a", 1.0), line("b", 2.0)])).panels[0], most=5)
-    assert shared == ["ε at δ = 1e-5", "error: a", "error: b"] and len(rows) == 5
+    shared = panel_of(one(lines=[line("a", 1.0), line("b", 2.0)])).table(most=5)
+    rows = shared.rows
+    assert shared.columns == ["ε at δ = 1e-5", "error: a", "error: b"] and len(rows) == 5
     assert rows[0] == ["0.1", "10", "20"] and float(rows[-1][0]) == pytest.approx(X[-1], rel=1e-3)
-    apart, rows = chart.table(read(Chart, one()).panels[0], most=5)
-    assert apart == ["line", "ε at δ = 1e-5", "error"] and len(rows) == 9 * 5 + 2 + 2
+    apart = panel_of(one()).table(most=5)
+    assert apart.columns == ["line", "ε at δ = 1e-5", "error"] and len(apart.rows) == 9 * 5 + 2 + 2
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_axes_hold_everything(scale: str) -> None:
-    held = read(Chart, {"kind": "lines", "title": "t", "panels": [panel("p", scale)]}).panels[0]
-    for axis, values in zip(chart.axes(held), (held.widths(), held.heights()), strict=True):
+    document = {"kind": "lines", "title": "t", "panels": [panel("p", scale)]}
+    held = panel_of(document)
+    inside(printed(document))
+    for axis, values in zip((held.across, held.up), (held.widths(), held.heights()), strict=True):
         assert axis.low < min(values) < max(values) < axis.high
         assert 0 < axis.share(min(values)) < axis.share(max(values)) < 1
         assert all(axis.low <= tick <= axis.high for tick in axis.ticks()) and len(axis.ticks()) >= 2
@@ -178,3 +180,40 @@ def test_refusals(changed: Document, words: str, tmp_path: Path) -> None:
             draw({**one(), **changed}, tmp_path / f"lines{suffix}")
         assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def named(**more: Any) -> Document:
+    methods = ["No Agg", "EMA of the iterates", "one-dimensional-selection"]
+    lines = [
+        {"label": "measured", "x": [0, 1, 2], "y": [0.1, 0.2, None], "low": [0.0, 0.1, None], "high": [0.2, 0.4, None]},
+        {"label": "the paper", "x": [0, 1, 2], "y": [0.0, 0.3, 0.1], "standing": "reference"},
+    ]
+    unjoined = [{**line, "joined": False} for line in lines]
+    axes = {"x_label": "aggregation", "y_label": "gain", "categories": methods, "lines": unjoined}
+    return {"kind": "lines", "title": "Gains", **axes, **more}
+
+
+def test_categories_are_named_and_not_joined() -> None:
+    document = named()
+    drawn = printed(document)
+    inside(drawn)
+    axes = drawn.axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [
+        "No Agg",
+        "EMA of the iterates",
+        "one-dimensi…l-selection",
+    ]
+    assert {line.get_linestyle() for line in axes.get_lines()} == {"None"} and len(
+        {line.get_marker() for line in axes.get_lines()}
+    ) == 2
+    made = web_figure(document)
+    assert made["layout"]["xaxis"]["ticktext"][:2] == ["No Agg", "EMA of the iterates"]
+    assert {trace["mode"] for trace in made["data"]} == {"markers"}
+    assert (
+        made["data"][0]["error_y"]["array"][1] == pytest.approx(0.2)
+        and "EMA of the iterates" in made["data"][0]["customdata"][1]
+    )
+    table = panel_of(document).table()
+    assert table.rows[1] == ["EMA of the iterates", "0.2 (0.1 to 0.4)", "0.3"]
+    with pytest.raises(FigureError, match="an x that is no position of its 2 categories"):
+        render(named(categories=["a", "b"]), ".png")

@@ -26,6 +26,7 @@ from dpmerge.rules import Combination, Joint, Selection, selection_epsilons
 from dpmerge.tensors import MergedScore, find_evaluator
 from dpmerge_lab.tasks import digits
 from tests import builders
+from tests.effort import EFFORT
 from tests.test_jobs import started_cluster
 
 DELTA = 1e-5
@@ -53,7 +54,7 @@ UTILITY = {"a": 0.93, "b": 0.9, "c": 0.8}
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5 * EFFORT, deadline=None)
 @given(
     sigma=st.floats(0.4, 4),
     rate=st.floats(0.001, 0.6),
@@ -67,7 +68,7 @@ def test_many_deltas_are_the_single_ones_and_wide_curves_are_as_good(
 ) -> None:
     profile = run_profile(builders.dp_sgd("m", sigma=sigma, sampling=rate, steps=steps)).profile
     high = low + 5
-    epsilons = np.sort(np.random.default_rng(seed).uniform(low, high, 8))
+    epsilons = np.sort(np.random.default_rng(seed).uniform(low, high, 5))
     for direction in DIRECTIONS:
         curve = profile.wide_curve(direction, low, high, DELTA)
         many = curve.deltas(epsilons)
@@ -113,12 +114,12 @@ def test_accuracy_is_a_setting_of_a_block_and_never_costs_validity() -> None:
 def test_many_selections_are_the_rule_for_each(by: Any) -> None:
     portfolio = sampled()
     profiles = [run_profile(model).profile for model in portfolio.models]
-    grid = simplex_grid(3, 0.125)
+    grid = simplex_grid(3, 0.25)
     found = selection_epsilons(profiles, grid, DELTA, by)
     for row, value in zip(grid.tolist(), found.tolist(), strict=True):
         rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
         assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-4)
-        with grids_of_accuracy(1e-7):  # never below what a much finer grid gives
+        with grids_of_accuracy(1e-6):  # never below what a much finer grid gives
             assert value >= rule.guarantee(delta=DELTA, by=by).epsilon * (1 - 1e-9)
 
 
@@ -153,15 +154,15 @@ def test_simplex_grid() -> None:
 
 def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
     portfolio = sampled()
-    targets = [0.4, 1.0, 2.0, 3.5, 6.0]
+    targets = [0.4, 1.0, 3.5, 6.0]
     document = frontier(
         portfolio,
-        accounting=Accounting(DELTA),
+        delta=DELTA,
         epsilons=targets,
         utility=Utilities.stated(portfolio, UTILITY),
-        edge_points=5,
+        edge_points=3,
         run=here,
-    )
+    ).as_dict()
     profiles = [run_profile(model).profile for model in portfolio.models]
     curves = {(curve["rule"], curve["by"], curve["standing"]): curve for curve in document["curves"]}
     assert len(curves) == 6
@@ -173,13 +174,13 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
             assert (best is None) == (point["utility"] is None)
             if best is not None:
                 assert point["utility"] == pytest.approx(best.utility, abs=2e-5)
-                with grids_of_accuracy(1e-7):  # the returned weights hold on an independent, finer path
+                with grids_of_accuracy(1e-6):  # the returned weights hold on an independent, finer path
                     rule = Selection(portfolio.weights(point["weights"]))
                     assert rule.guarantee(epsilon=point["epsilon"], by=by).delta <= DELTA * (1 + 1e-9)
     for standing, assumed in (("proved", None), ("conditional", 0.0)):
         for by in ("pld", "rdp"):
             points = curves["combination", by, standing]["points"]
-            assert len(points) == 3 + 2 * 5
+            assert len(points) == 3 + 2 * 3
             best_so_far = -math.inf
             for point in points:
                 combined = Combination(portfolio.weights(point["weights"]), assumed)
@@ -195,7 +196,9 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
 
 def test_frontier_on_a_grid_and_without_utilities() -> None:
     portfolio = sampled()
-    document = frontier(portfolio, accounting=Accounting(DELTA, 0.0), epsilons=[1.0, 3.0], step=0.5, run=here)
+    document = frontier(
+        portfolio, delta=DELTA, accounting=Accounting(assume_smoothness=0.0), epsilons=[1.0, 3.0], step=0.5, run=here
+    ).as_dict()
     assert document["utilities_source"] == "less private is more useful"
     formula = [curve for curve in document["curves"] if curve["rule"] == "combination"]
     assert [curve["standing"] for curve in formula] == ["conditional", "conditional"]
@@ -207,7 +210,7 @@ def test_looking_is_said(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     path.write_text(json.dumps({"schema": 1, "measured_on": "public", "models": "private", "utilities": UTILITY}))
     looked = Utilities.load(portfolio, path)
-    document = frontier(portfolio, accounting=Accounting(DELTA), epsilons=[1.0], utility=looked, edge_points=1, run=here)
+    document = frontier(portfolio, delta=DELTA, epsilons=[1.0], utility=looked, edge_points=1, run=here).as_dict()
     assert document["provenance"] == "after-looking"
     assert "joint release" in document["warning"]
 
@@ -217,10 +220,10 @@ def test_refusals(tmp_path: Path) -> None:
     stated = Utilities.stated(portfolio, UTILITY)
 
     def ask(**changes: Any) -> None:
-        frontier(portfolio, **{"accounting": Accounting(DELTA), "epsilons": [1.0], "run": here, **changes})
+        frontier(portfolio, **{"delta": DELTA, "epsilons": [1.0], "run": here, **changes})
 
     with pytest.raises(TargetError, match="delta"):
-        ask(accounting=Accounting(0.0))
+        ask(delta=0.0)
     with pytest.raises(TargetError, match="epsilon"):
         ask(epsilons=[1.0, -1.0])
     with pytest.raises(TargetError, match="at least one target"):
@@ -255,13 +258,13 @@ def test_targets() -> None:
 
 def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
     portfolio = sampled()
-    for epsilon in (0.7, 2.0, 4.0):
+    for epsilon in (0.7, 3.0):
         found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=UTILITY)
-        with grids_of_accuracy(1e-7):
+        with grids_of_accuracy(1e-6):
             for option in found.options:
                 if not option.feasible or option.rule not in ("selection", "combination"):
                     continue
-                rule = {"selection": Selection, "combination": Combination}[option.rule](portfolio.weights(option.weights))
+                rule = {"selection": Selection, "combination": Combination}[option.rule](option.weights)
                 assert rule.guarantee(epsilon=epsilon).delta <= DELTA * (1 + 1e-9)
 
 
@@ -271,7 +274,9 @@ def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
 def test_heatmap_is_the_rules() -> None:
     portfolio = sampled()
     for assumed in (None, 0.0):
-        document = heatmap(portfolio, accounting=Accounting(DELTA, assumed), step=0.25, run=here)
+        document = heatmap(
+            portfolio, delta=DELTA, accounting=Accounting(assume_smoothness=assumed), step=0.25, run=here
+        ).as_dict()
         assert len(document["points"]) == 15
         assert [(panel["rule"], panel["by"]) for panel in document["panels"]] == [
             ("selection", "rdp"),
@@ -281,6 +286,8 @@ def test_heatmap_is_the_rules() -> None:
         ]
         for panel in document["panels"]:
             combined = panel["rule"] == "combination"
+            if assumed is not None and not combined:
+                continue  # selection assumes nothing of smoothness: as above
             assert panel["standing"] == ("conditional" if combined and assumed == 0 else "proved")
             for point, epsilon in zip(document["points"], panel["epsilons"], strict=True):
                 weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
@@ -291,7 +298,7 @@ def test_heatmap_is_the_rules() -> None:
 def test_heatmap_needs_three_models() -> None:
     two = builders.portfolio(builders.gaussian("a", noise_std=1.0), builders.gaussian("b", noise_std=2.0))
     with pytest.raises(TargetError, match="three models"):
-        heatmap(two, accounting=Accounting(DELTA), run=here)
+        heatmap(two, delta=DELTA, run=here)
 
 
 # --- merged and measured ----------------------------------------------------------------------------------------------
@@ -328,9 +335,9 @@ def own_accuracy(portfolio: Path, weights: dict[str, float]) -> float:
 
 
 def test_measured_points_are_really_merged(trained: Path) -> None:
-    portfolio = Portfolio.load(trained)
+    portfolio = Portfolio(trained)
     scorer = MergedScore.of({name: trained / name for name in portfolio.names}, "digits")
-    document = frontier(portfolio, accounting=Accounting(DELTA), epsilons=[1.0, 4.0], scorer=scorer, edge_points=4, run=here)
+    document = frontier(portfolio, delta=DELTA, epsilons=[1.0, 4.0], scorer=scorer, edge_points=4, run=here).as_dict()
     assert document["provenance"] == "after-looking"
     assert document["warning"] is not None
     points = next(
@@ -343,8 +350,8 @@ def test_measured_points_are_really_merged(trained: Path) -> None:
     models = {model["name"]: model["utility"] for model in document["models"]}
     assert models == {name: own_accuracy(trained, {name: 1.0}) for name in portfolio.names}
     public = frontier(
-        portfolio, accounting=Accounting(DELTA), epsilons=[4.0], scorer=scorer, scored="stand-ins", edge_points=1, run=here
-    )
+        portfolio, delta=DELTA, epsilons=[4.0], scorer=scorer, scored="stand-ins", edge_points=1, run=here
+    ).as_dict()
     assert (public["provenance"], public["warning"]) == ("a-priori", None)
 
 
@@ -362,7 +369,7 @@ def test_scores_belong_to_their_models_and_function(trained: Path) -> None:
 @pytest.mark.parametrize(
     "name, complaint",
     [
-        ("unknown", "bundled task"),
+        ("unknown", "no evaluator is named"),
         ("no.such.module:f", "cannot be loaded"),
         ("math:nothing", "cannot be loaded"),
         ("math:pi", "no function"),
@@ -418,7 +425,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
     document = json.loads(first.stdout)
     assert document == json.loads((tmp_path / "out" / "frontier.json").read_text())
     assert document["provenance"] == "after-looking"
-    for suffix in ("png", "svg", "html"):
+    for suffix in ("png", "html"):
         assert (tmp_path / "out" / f"frontier.{suffix}").stat().st_size > 1000
     calls = len((tmp_path / "calls").read_text())
     assert calls == 3 + 2 * 3
@@ -444,7 +451,7 @@ def test_frontier_command_refuses(trained: Path, tmp_path: Path) -> None:
         (["--stand-ins"], "--evaluate"),
         (["--epsilons", "8:1"], "targets"),
         (["--utility", "a=1,b=2"], "no utility for model 'c'"),
-        (["--evaluate", "nothing"], "bundled task"),
+        (["--evaluate", "nothing"], "no evaluator is named"),
         (["--cluster", "nowhere"], ""),
     ):
         result = runner.invoke(app, base + extra)
@@ -470,7 +477,7 @@ def test_nothing_is_left_of_a_picture_that_is_refused(asked: list[str], trained:
 
 
 def test_pictures_say_what_they_assume(trained: Path, tmp_path: Path) -> None:
-    portfolio = Portfolio.load(trained)
+    portfolio = Portfolio(trained)
     even = portfolio.weights(dict.fromkeys(portfolio.names, 1 / 3))
     common = set(Selection(even).guarantee(delta=DELTA).assumptions) & set(Joint(even).guarantee(delta=DELTA).assumptions)
     formula = "linear combination (papers' formula)"
@@ -491,17 +498,15 @@ def test_heatmap_command(trained: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
     assert len(document["points"]) == 6
-    for suffix in ("json", "png", "svg", "html"):
+    for suffix in ("json", "png", "html"):
         assert (tmp_path / "map" / f"heatmap.{suffix}").stat().st_size > 100
 
 
 def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
     """Of the reference portfolio: RS by PLD is never below RS by RDP, and the papers' formula never below what is proved."""
-    portfolio = Portfolio.load(dpmerge.example_portfolio())
+    portfolio = Portfolio(dpmerge.example_portfolio())
     utility = Utilities.stated(portfolio, {"mnist-c1-s0.5": 0.906, "mnist-c1-s2": 0.85, "mnist-c2-s0.5": 0.903})
-    document = frontier(
-        portfolio, accounting=Accounting(DELTA), epsilons=[0.3, 2.0, 6.0], utility=utility, edge_points=2, run=here
-    )
+    document = frontier(portfolio, delta=DELTA, epsilons=[0.3, 2.0, 6.0], utility=utility, edge_points=2, run=here).as_dict()
     curves = {(curve["rule"], curve["by"], curve["standing"]): curve["points"] for curve in document["curves"]}
     for pld, rdp in zip(curves["selection", "pld", "proved"], curves["selection", "rdp", "proved"], strict=True):
         assert pld["utility"] >= (rdp["utility"] or 0.0) - 1e-9
@@ -515,7 +520,7 @@ def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
 
 def test_an_edge_has_the_guarantees_of_its_points() -> None:
     portfolio = Portfolio((builders.dp_sgd("a", sigma=4.0, smoothness=0.2), builders.dp_sgd("b", sigma=40.0, smoothness=0.2)))
-    drawn = edge(portfolio, accounting=Accounting(DELTA), step=0.25)
+    drawn = edge(portfolio, delta=DELTA, step=0.25).as_dict()
     assert {(line["rule"], line["by"]) for line in drawn["lines"]} == {
         (rule, by) for rule in ("selection", "combination") for by in ("pld", "rdp")
     }
@@ -526,4 +531,4 @@ def test_an_edge_has_the_guarantees_of_its_points() -> None:
             own = makers[line["rule"]](portfolio, {"a": 1 - share, "b": share}).guarantee(delta=DELTA, by=line["by"])
             assert epsilon == pytest.approx(own.epsilon, rel=1e-3)
     with pytest.raises(TargetError, match="needs two models; this portfolio has 1"):
-        edge(Portfolio(portfolio.models[:1]), accounting=Accounting(DELTA))
+        edge(Portfolio(portfolio.models[:1]), delta=DELTA)

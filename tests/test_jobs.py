@@ -455,7 +455,7 @@ def test_nothing_heavy_is_imported_before_it_is_used() -> None:
 def started_cluster(folder: Path, workers: int, **settings: str) -> Iterator[str]:
     """The address of a scheduler on this machine with this many workers of one thread each."""
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **settings}
 
     def start(name: str, *command: str) -> subprocess.Popen[bytes]:
         with (folder / f"{name}.log").open("wb") as log:
@@ -541,7 +541,7 @@ def test_a_single_worker_is_used_and_its_death_is_said(tmp_path: Path) -> None:
     ):
         (worker,) = set(run_all(process, range(4), cluster=address))
         assert worker != os.getpid()
-        with pytest.raises(JobError, match=r"could not do a piece of work: KilledWorker.*what had finished is kept"):
+        with pytest.raises(JobError, match=r"a piece of work could not be done: KilledWorker.*what had finished is kept"):
             run_all(partial(killed_at_3, store_path), range(8), keys=KEYS, finished=store, cluster=address)
         assert any(key in store for key in KEYS)
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
+from dpmerge.planning import Accounting
 from dpmerge.records import Model, Portfolio, Weights
-from dpmerge.release import Settings, choose, release, release_together, what_fits
+from dpmerge.release import choose, release, release_together, what_fits
 from dpmerge.release.forms import ValidationForm
 from dpmerge.release.ledger import Planned
 from dpmerge.rules import Exposure, Joint, Releases, Selection, Tempered
@@ -70,7 +71,7 @@ def test_a_conditional_combination_counts_by_what_is_proved(tmp_path: Path, file
     runs = [builders.dp_sgd(name, sigma=sigma, steps=20, smoothness=0.2) for name, sigma in (("a", 20.0), ("b", 30.0))]
     portfolio, ledger = written(tmp_path / "p", Portfolio(tuple(runs))), new(file)
     weights = portfolio.weights({"a": 0.3, "b": 0.7})
-    choice = choose(portfolio, "combination", delta=DELTA, weights=weights, settings=Settings(assume_smoothness=0.0))
+    choice = choose(portfolio, "combination", delta=DELTA, weights=weights, accounting=Accounting(assume_smoothness=0.0))
     assert choice.guarantee.standing == "conditional"
     release(portfolio, choice, tmp_path / "one", ledger=ledger)
     proved = Joint(weights).guarantee(delta=DELTA)  # of an average of stored numbers nothing less is (docs/theory.md §3.6)

@@ -130,7 +130,7 @@ from pathlib import Path
 from dpmerge.errors import DpmergeError
 from dpmerge.records import Portfolio
 from dpmerge.release import Ledger, choose, release
-portfolio, ledger = Portfolio.load(sys.argv[1]), Ledger(sys.argv[2])
+portfolio, ledger = Portfolio(sys.argv[1]), Ledger(sys.argv[2])
 choice = choose(portfolio, "joint", delta=1e-5, weights=portfolio.weights({"b": 0.5, "c": 0.5}))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # the ledger fits, the tensors do not

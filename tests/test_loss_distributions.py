@@ -13,6 +13,7 @@ from dpmerge.profiles import ApproxDpLaw, GaussianLaw, Law, MixtureLaw, Profile,
 from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from dpmerge.profiles.pmf import LossPmf
 from tests import oracles
+from tests.effort import EFFORT
 
 RATE = 256 / 60000
 
@@ -78,7 +79,7 @@ def test_handed_to_dp_accounting_it_composes_to_the_same_epsilon() -> None:
 
 @pytest.mark.parametrize(
     "shifts,rates",
-    [((0.4062, 0.8125, 0.4062), (RATE, RATE, RATE)), ((1.0, 0.2), (0.05, 0.5)), ((0.5, 1.5, 0.25), (0.1, 0.02, 0.3))],
+    [((0.4062, 0.8125, 0.4062), (RATE, RATE, RATE)), ((1.0, 0.2), (0.05, 0.5))],
 )
 def test_mixture_agrees_with_dp_accountings_where_its_own_is_right(shifts: tuple[float, ...], rates: tuple[float, ...]) -> None:
     """Normalised to unit noise (its inverse has an absolute precision of 1e-6), total probability far above 1e-8."""
@@ -197,7 +198,7 @@ def test_thousand_different_phases_compose_like_dp_accounting() -> None:
     assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-6), rel=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8 * EFFORT, deadline=None)
 @given(
     rate=st.floats(1e-4, 0.5),
     sigma=st.floats(0.4, 4),

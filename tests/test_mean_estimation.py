@@ -16,6 +16,7 @@ from dpmerge.records import Weights
 from dpmerge.rules import Combination, Selection, Target
 from dpmerge.rules.mean_estimation import GaussianSelection
 from tests.builders import dp_sgd, gaussian, weighted
+from tests.effort import EFFORT
 
 PROBABILITIES, DEVIATIONS = (0.1, 0.9), (0.5, 3.0)
 # What the quadratures below leave undone, relative to the value (measured against 40 digits at d = 1: 2e-6).
@@ -111,7 +112,7 @@ def test_reduction_to_the_orthogonal_norm_against_the_plane() -> None:
 def test_delta_is_never_below_brute_force_and_close_to_it(dimension: int) -> None:
     """Random noises, weights, sensitivities and ε; three noise levels on the line, two in space."""
     rng = np.random.default_rng([7, dimension])
-    count, done = 30 if dimension == 1 else 8, 0
+    count, done = (30 if dimension == 1 else 3) * EFFORT, 0
     while done < count:
         levels = int(rng.integers(2, 4)) if dimension == 1 else 2
         sigmas = tuple(sorted(float(s) for s in np.exp(rng.uniform(-1.5, 1.5, levels))))
@@ -138,7 +139,7 @@ def test_printed_epsilon_has_the_delta_it_says(dimension: int, delta: float) -> 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.0])
 def test_smaller_shifts_cost_less(dimension: int, epsilon: float) -> None:
     """The worst neighbours are those at full sensitivity: δ does not decrease in Δ, in truth and as printed."""
-    shifts = np.geomspace(0.2, 6, 5).tolist()
+    shifts = np.geomspace(0.2, 6, 3 if EFFORT == 1 else 8).tolist()
     truth = [brute_force(PROBABILITIES, DEVIATIONS, shift, epsilon, dimension) for shift in shifts]
     bound = [GaussianSelection(shift, dimension, DEVIATIONS, PROBABILITIES).delta(epsilon) for shift in shifts]
     for values in (truth, bound):

@@ -34,7 +34,7 @@ def papers_portfolio_step() -> tuple[list[float], list[float]]:
         ((0.3, 1.1, 2.0), (0.5, 0.3, 0.2)),
     ],
 )
-@pytest.mark.parametrize("order", [1.01, 1.5, 2.0, 2.35, 7.3, 20.0])
+@pytest.mark.parametrize("order", [1.01, 2.0, 2.35, 20.0])
 def test_mixture_moments_are_exact_and_never_below(shifts: tuple[float, ...], probs: tuple[float, ...], order: float) -> None:
     law = MixtureLaw(shifts, probs)
     for direction, power in (("remove", order), ("add", 1 - order)):

@@ -51,14 +51,14 @@ def test_private_validation_pays_on_both_sides(tmp_path: Path) -> None:
             noisy = plan(portfolio, epsilon=20.0, delta=1e-5, utility=utility, validation_epsilon=own, rules=("tempered",))
             (option,) = noisy.options
             assert option.epsilon == pytest.approx(expected, abs=1e-9) and option.feasible
-            assert option.theorem == "private-validation" and option.weights == {"a": 0.5, "b": 0.5}
-            assert option.details["kappa"] == pytest.approx(1000 * own / moves)
+            assert option.guarantee.theorem == "private-validation" and option.weights.as_dict() == {"a": 0.5, "b": 0.5}
+            assert option.guarantee.details["kappa"] == pytest.approx(1000 * own / moves)
             found = plan(portfolio, epsilon=20.0, delta=1e-5, utility=utility, kappa=0.5)
             assert found.provenance == "private-validation"
             by_rule = {option.rule: option for option in found.options}
             assert by_rule["tempered"].feasible and "only a draw by them is paid for" in by_rule["joint"].why
             assert not any(by_rule[rule].feasible for rule in ("joint", "selection", "combination", "single"))
-            tempered = Tempered(portfolio.weights(by_rule["tempered"].weights), 0.5).guarantee(delta=1e-5).epsilon
+            tempered = Tempered(by_rule["tempered"].weights, 0.5).guarantee(delta=1e-5).epsilon
             side = max(tempered, moves * 0.5 / 1000) if disjoint else tempered + moves * 0.5 / 1000
             assert by_rule["tempered"].epsilon == pytest.approx(side, abs=1e-9)
 

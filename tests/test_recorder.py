@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import CheckpointError, DependentRuns, PortfolioError, RecordError, TrainingError
-from dpmerge.records import DpSgd, Model, Phase, Portfolio, Record
+from dpmerge.records import DpSgd, FullPhase, Model, Phase, Portfolio, Record
 from dpmerge.rules import Joint
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -51,7 +51,7 @@ def mechanism(recorder: Any) -> DpSgd:
     return found
 
 
-def settings(recorder: Any) -> list[Phase]:
+def settings(recorder: Any) -> list[FullPhase]:
     return mechanism(recorder).settings()
 
 
@@ -107,7 +107,7 @@ def test_expanded_weights() -> None:
     assert opacus_history(recorder.record()) == run.engine.accountant.history == [(1.0, 0.5, 2)]
 
 
-def by_hand(run: Private, inputs: Any, labels: Any, phase: Phase) -> list[Any]:
+def by_hand(run: Private, inputs: Any, labels: Any, phase: FullPhase) -> list[Any]:
     """The parameters after one step without noise, as the record describes it."""
     assert phase.clip is not None and phase.expected_batch is not None
     inner, parameters = run.module._module, list(run.module._module.parameters())
@@ -744,7 +744,7 @@ def test_runs_from_one_seed_are_refused_together(tmp_path: Path) -> None:
         torch.manual_seed(7)
         saved(private(), tmp_path / name)
     saved(private(), tmp_path / "c")
-    portfolio = Portfolio.load(tmp_path)
+    portfolio = Portfolio(tmp_path)
     with pytest.raises(DependentRuns, match="noise_fingerprint"):
         Joint(portfolio.weights({"a": 0.5, "b": 0.5}))
     guarantee = Joint(portfolio.weights({"a": 0.5, "c": 0.5})).guarantee(delta=1e-5)

@@ -164,27 +164,27 @@ def test_phases_override_and_inherit() -> None:
     first, second = mechanism.settings()
     assert (first.noise_multiplier, first.clip, first.expected_batch) == (0.5, 1.0, 256)
     assert (second.noise_multiplier, second.clip, second.expected_batch) == (1.0, 2.0, 9)
-    assert second.sampling is not None and second.sampling.scheme == "full-batch"
+    assert second.sampling.scheme == "full-batch"
 
 
 def test_example_portfolio_loads() -> None:
-    assert Portfolio.load(example_portfolio()).names == ("mnist-c1-s0.5", "mnist-c1-s2", "mnist-c2-s0.5")
+    assert Portfolio(example_portfolio()).names == ("mnist-c1-s0.5", "mnist-c1-s2", "mnist-c2-s0.5")
 
 
 def test_portfolio_folders(tmp_path: Path) -> None:
     with pytest.raises(PortfolioError, match="no such folder"):
-        Portfolio.load(tmp_path / "absent")
+        Portfolio(tmp_path / "absent")
     with pytest.raises(PortfolioError, match="no models here"):
-        Portfolio.load(tmp_path)
+        Portfolio(tmp_path)
     (tmp_path / "a").mkdir()
     with pytest.raises(PortfolioError, match=r"no models here.*'a': neither a record\.json nor tensors"):
-        Portfolio.load(tmp_path)
+        Portfolio(tmp_path)
     (tmp_path / "a" / "record.json").write_bytes(b"\xff\xfe")
     with pytest.raises(RecordError, match="cannot be read"):
-        Portfolio.load(tmp_path)
+        Portfolio(tmp_path)
     (tmp_path / "a" / "record.json").write_text(json.dumps(RECORD))
     (tmp_path / ".hidden").mkdir()
-    assert Portfolio.load(tmp_path).names == ("a",)
+    assert Portfolio(tmp_path).names == ("a",)
 
 
 def test_different_datasets_and_adjacencies_are_refused() -> None:

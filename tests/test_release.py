@@ -29,7 +29,7 @@ from dpmerge.errors import (
     UtilityError,
     WeightsError,
 )
-from dpmerge.planning import Utilities
+from dpmerge.planning import Accounting, Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
     Certificate,
@@ -38,7 +38,6 @@ from dpmerge.release import (
     Ledger,
     Merge,
     RuleName,
-    Settings,
     Signer,
     choose,
     model_card,
@@ -381,8 +380,8 @@ def test_a_noisy_choice_is_drawn_by_the_scores(tmp_path: Path) -> None:
         ("tempered", {"kappa": math.inf}, "finite and not negative"),
         ("tempered", {"kappa": -1.0}, "finite and not negative"),
         ("tempered", {"utility": None}, "give their scores"),
-        ("selection", {"settings": Settings(assume_smoothness=0.0)}, "only linear combination uses it"),
-        ("combination", {"settings": Settings(assume_smoothness=-1.0)}, "finite and not negative"),
+        ("selection", {"accounting": Accounting(assume_smoothness=0.0)}, "only linear combination uses it"),
+        ("combination", {"accounting": Accounting(assume_smoothness=-1.0)}, "finite and not negative"),
         ("joint", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("tempered", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("joint", {"provenance": "private-validation"}, "describes their set"),
@@ -648,7 +647,7 @@ def test_fingerprints_are_numbered_not_published(tmp_path: Path) -> None:
     record.write_text(record.read_text().replace("noise-2", "noise-1"))
     assert (
         "the record of model 'c' is not the one certified"
-        in verify(tmp_path / "selection", portfolio=Portfolio.load(tmp_path / "runs")).broken
+        in verify(tmp_path / "selection", portfolio=Portfolio(tmp_path / "runs")).broken
     )
 
 
@@ -743,7 +742,7 @@ def test_openings_stay_private_and_open(tmp_path: Path) -> None:
             assert opening.sha256 == digest(tmp_path / "runs" / name / file)
             assert public.opens(opening)
             assert mentions(released.folder, opening.secret) == []
-    assert Portfolio.load(tmp_path / "runs") == portfolio
+    assert Portfolio(tmp_path / "runs") == portfolio
 
 
 def test_openings_that_cannot_be_kept_are_said(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_one_page_of_what_the_json_says(three: Path, tmp_path: Path) -> None:
 def test_the_page_loads_nothing_and_is_well_formed(three: Path) -> None:
     from plotly.offline import get_plotlyjs
 
-    text = page(document(Portfolio.load(three)))
+    text = page(document(Portfolio(three)))
     rest = without_plotly(text)
     assert text.count(get_plotlyjs()) == 1 and len(rest) < 500_000
     assert rest.startswith("<!DOCTYPE html>") and "default-src 'none'" in rest
@@ -106,7 +106,7 @@ def test_the_page_loads_nothing_and_is_well_formed(three: Path) -> None:
 
 
 def test_it_says_what_plan_and_account_say(three: Path) -> None:
-    portfolio = Portfolio.load(three)
+    portfolio = Portfolio(three)
     found = document(portfolio, 0.5, 3.0)
     text = page(found)
     assert f"dpmerge {dpmerge.__version__}" in text and "test-data" in text and "add-remove neighbours" in text
@@ -121,8 +121,8 @@ def test_it_says_what_plan_and_account_say(three: Path) -> None:
             (one.rule, one.epsilon, one.weights) for one in expected.options
         ]
         best = plan["options"][0]
-        what, _, assumptions = best["sentence"].partition(" · assumes ")
-        assert best["feasible"] and f"<strong>{what}</strong>" in text and assumptions in text.replace("&#x27;", "'")
+        assert best["feasible"] and f"<strong>{best['claim']}</strong>" in text
+        assert "; ".join(best["assumptions"]) in text.replace("&#x27;", "'")
     assert "These targets were asked for." in text and "✓ proved" in text
     assert [shape["x0"] for shape in _layout(text)["shapes"]] == [0.5, 3.0]
 
@@ -139,7 +139,7 @@ def _layout(text: str) -> Document:
 
 
 def test_targets_of_its_own_are_said_to_be(three: Path) -> None:
-    portfolio = Portfolio.load(three)
+    portfolio = Portfolio(three)
     found = document(portfolio)
     alone = [card["epsilon"]["pld"] for card in found["models"]]
     low, middle, high = (plan["epsilon"] for plan in found["plans"])
@@ -207,7 +207,7 @@ def test_two_models_have_a_curve_over_their_weights() -> None:
 
 
 def test_three_models_have_a_simplex(three: Path) -> None:
-    found = document(Portfolio.load(three), 1.0)
+    found = document(Portfolio(three), 1.0)
     assert found["weights"]["picture"]["kind"] == "heatmap" and len(found["weights"]["picture"]["points"]) == 6
     assert "ε of every merge of three models" in page(found)
 
@@ -292,7 +292,7 @@ def test_private_validation_scores_are_never_shown(three: Path, tmp_path: Path) 
 def test_the_ledger_without_its_paths(three: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "budget.ledger"
     Ledger.create(ledger, dataset=builders.DATASET, adjacency="add-remove", epsilon=2.0, delta=DELTA)
-    portfolio = Portfolio.load(three)
+    portfolio = Portfolio(three)
     assert "Nothing was released yet." in page(document(portfolio, 1.0, ledger=str(ledger)))
     out = ("--out", tmp_path / "first", "--ledger", ledger, "--delta", DELTA)
     assert command("merge", three, "--rule", "selection", "--weights", "b=0.5,c=0.5", *out).exit_code == 0
@@ -342,7 +342,7 @@ def test_a_ledger_of_other_data_is_refused(three: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpmerge.figures.os.access", lambda _, mode: not mode & os.W_OK)
+    monkeypatch.setattr("dpmerge.figures.drawing.os.access", lambda _, mode: not mode & os.W_OK)
     result = command("report", three, "-o", tmp_path / "r.html", *QUICK)
     assert isinstance(result.exception, FigureError) and "read-only" in str(result.exception)
 
@@ -361,7 +361,7 @@ def test_it_needs_no_server() -> None:
 
 
 def test_stated_utilities_are_those_of_the_table(three: Path) -> None:
-    portfolio = Portfolio.load(three)
+    portfolio = Portfolio(three)
     stated = Utilities.stated(portfolio, {"a": 0.91, "b": 0.5, "c": 0.75})
     found = document(portfolio, 1.0, utility=stated)
     assert [card["utility"] for card in found["models"]] == [0.91, 0.5, 0.75]

@@ -26,6 +26,7 @@ from dpmerge.rules import (
 )
 from dpmerge.rules.baselines import advanced_composition, papers_no_free_lunch_threshold
 from tests import builders
+from tests.effort import EFFORT
 
 FULL = [builders.dp_sgd("a", sigma=60.0, steps=100), builders.dp_sgd("b", sigma=15.0, steps=100)]
 POISSON = [
@@ -339,11 +340,11 @@ def test_many_models() -> None:
     rng = np.random.default_rng(5)
     runs = [
         builders.dp_sgd(
-            f"m{i}", sigma=float(rng.uniform(0.8, 2)), steps=60, sampling=0.01, batch=100, smoothness=0.05, convex="glm"
+            f"m{i}", sigma=float(rng.uniform(0.8, 2)), steps=30, sampling=0.01, batch=100, smoothness=0.05, convex="glm"
         )
-        for i in range(25)
+        for i in range(12)
     ]
-    lam = rng.dirichlet(np.ones(25))
+    lam = rng.dirichlet(np.ones(12))
     given_weights = {m.name: float(w) for m, w in zip(runs, lam, strict=True)}
     weights = builders.portfolio(*runs).weights(given_weights)
     paper = Combination(weights, assume_smoothness=0).guarantee(delta=1e-5).epsilon
@@ -526,7 +527,7 @@ def test_compare_shows_refusals_as_rows() -> None:
     assert all(row.refusal is not None for row in rows[1:])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6 * EFFORT, deadline=None)
 @given(
     sigma=st.tuples(st.floats(0.5, 4), st.floats(0.5, 4)),
     lam=st.floats(0.001, 0.999),

@@ -70,7 +70,7 @@ def on_disk(folder: Path, *models: tuple[Model, float]) -> Portfolio:
         place.mkdir(parents=True)
         save_file({"w": np.full((2, 3), value, dtype=np.float32)}, place / "model.safetensors")
         (place / "record.json").write_text(model.record.model_dump_json(by_alias=True))
-    return Portfolio.load(folder)
+    return Portfolio(folder)
 
 
 def baseline(name: str) -> Model:

@@ -47,7 +47,7 @@ def trained(path: Path, out: Path, **options: Any) -> dict[str, Any]:
 
 
 def mechanisms(out: Path) -> dict[str, DpSgd]:
-    found = {model.name: model.mechanism for model in Portfolio.load(out).models}
+    found = {model.name: model.mechanism for model in Portfolio(out).models}
     assert all(isinstance(mechanism, DpSgd) for mechanism in found.values())
     return found  # type: ignore[return-value]
 
@@ -71,14 +71,14 @@ def test_a_portfolio_from_a_file(tmp_path: Path) -> None:
     assert found["a"].noise_fingerprint != found["b"].noise_fingerprint
     assert (found["a@5"].steps, found["a"].steps, found["b"].noise_multiplier) == (5, 20, 2.5)
     assert all(record.smoothness == pytest.approx(1.415**2 / 2) and record.convex == "unclipped" for record in found.values())
-    assert all(model.record.dataset == "sklearn-digits-train-1437" for model in Portfolio.load(out).models)
-    utilities = Utilities.parse(Portfolio.load(out), str(out / "utilities.json"))
+    assert all(model.record.dataset == "sklearn-digits-train-1437" for model in Portfolio(out).models)
+    utilities = Utilities.parse(Portfolio(out), str(out / "utilities.json"))
     assert utilities.provenance == "after-looking"
     before = tree(out)
     again = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
     document = json.loads(again.stdout)
     assert document["trained"] == [] and set(document["models"]) == {"a@5", "a", "b"}
-    assert dict(zip(Portfolio.load(out).names, utilities.values, strict=True)) == {
+    assert dict(zip(Portfolio(out).names, utilities.values, strict=True)) == {
         name: facts["accuracy"] for name, facts in document["models"].items()
     }
     assert tree(out) == before  # nothing was made again
@@ -110,7 +110,7 @@ def test_epochs_batches_schedules_and_two_classes(tmp_path: Path) -> None:
     assert (found["full"].steps, found["full"].sampling.scheme, found["full"].expected_batch) == (3, "full-batch", 1437.0)
     assert {record.convex for record in found.values()} == {"glm"}
     assert {record.smoothness for record in found.values()} == {9 / 4}
-    assert {model.record.dataset for model in Portfolio.load(tmp_path / "out").models} == {"mine"}
+    assert {model.record.dataset for model in Portfolio(tmp_path / "out").models} == {"mine"}
 
 
 def test_training_on_aggregates_and_batches_that_shift(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_a_run_that_fails_leaves_nothing_and_the_others_stay(tmp_path: Path) -> 
     runs = {"a": {"noise_multiplier": 1}, "wild": {"noise_multiplier": 1, "learning_rate": 1e300}}
     with pytest.raises(TrainingError, match=r"run wild-.*: the parameters are no longer finite"):
         trained(written(tmp_path, changed(runs=runs)), out)
-    assert Portfolio.load(out).names == ("a",)
+    assert Portfolio(out).names == ("a",)
     assert not list(out.glob(".training/results/*wild*"))
 
 

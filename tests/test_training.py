@@ -158,7 +158,7 @@ def test_records_say_what_was_run(tmp_path: Path, loss: Any, clip: float, smooth
         early, late = train(features, labels, classes, recipe, norm_bound=BOUND, dataset="d", loss=loss, checkpoints=[4])
         early.save(tmp_path / f"{name}-4")
         late.save(tmp_path / f"{name}-7")
-    portfolio = Portfolio.load(tmp_path)  # which checks that checkpoints of a run continue each other
+    portfolio = Portfolio(tmp_path)  # which checks that checkpoints of a run continue each other
     mechanisms = {model.name: model.mechanism for model in portfolio.models}
     first = mechanisms["a-7"]
     assert isinstance(first, DpSgd)
@@ -256,7 +256,7 @@ def test_impossible_data_are_refused() -> None:
 def test_the_demos_portfolio(tmp_path: Path) -> None:
     demo = Path(__file__).parent.parent / "lab" / "portfolios" / "digits.yaml"
     train_portfolio(PortfolioFile.load(demo), tmp_path / "portfolio", jobs=1)
-    portfolio = Portfolio.load(tmp_path / "portfolio")
+    portfolio = Portfolio(tmp_path / "portfolio")
     assert portfolio.names == ("noise-1", "noise-2", "noise-6")
     assert digits.accuracy(tmp_path / "portfolio" / "noise-1") > 0.75
     assert all(isinstance(m.mechanism, DpSgd) and m.mechanism.convex == "unclipped" for m in portfolio.models)

@@ -469,4 +469,4 @@ def test_the_experiment_contradicts_the_papers_caption(tmp_path: Path) -> None:
     picture = result.pictures["figure-1"]
     assert "Poisson" in picture["warning"] and len(picture["panels"]) == 4
     paths = write(result, tmp_path)
-    assert [path.suffix for path in paths] == [".json", ".png", ".svg"]
+    assert [path.suffix for path in paths] == [".json", ".png"]

@@ -17,9 +17,10 @@ import pytest
 from attacks.poisoned_cache import ask_like_a_recheck, poison
 from attacks.victim import forge
 from dpmerge.errors import DpmergeError
+from dpmerge.planning import Accounting
 from dpmerge.profiles import accuracy, curves, epsilon_from_renyi, gaussian_delta, profile
 from dpmerge.records import Adjacency, Model, Portfolio
-from dpmerge.release import Ledger, Merge, Released, RuleName, Settings, Verdict, canonical, release, sha256, verify
+from dpmerge.release import Ledger, Merge, Released, RuleName, Verdict, canonical, release, sha256, verify
 from dpmerge.rules import round_up
 from dpmerge.tensors import read_tensors
 from tests import builders
@@ -171,7 +172,7 @@ UNSEEN: dict[RuleName, set[str]] = {
 @pytest.mark.parametrize("released", RULES, indirect=True)
 def test_a_forger_who_fits_everything_else_is_caught_with_the_portfolio(released: Released, tmp_path: Path) -> None:
     """Hashes of records, model card, own hash, and for all but edits of the guarantee itself the guarantee that follows."""
-    portfolio, out = Portfolio.load(tmp_path / "runs"), released.folder
+    portfolio, out = Portfolio(tmp_path / "runs"), released.folder
     original = {path: path.read_bytes() for path in out.iterdir()}
     content = certificate(out)
     unseen: set[str] = set()
@@ -200,7 +201,7 @@ def test_a_forger_who_fits_everything_else_is_caught_with_the_portfolio(released
 @pytest.mark.parametrize("released", ["selection"], indirect=True)
 def test_the_weights_of_a_draw_are_bound_by_signature_and_ledger_alone(released: Released, tmp_path: Path) -> None:
     """Said in attacks/README.md: the drawn model is the same whatever its chances were."""
-    portfolio = Portfolio.load(tmp_path / "runs")
+    portfolio = Portfolio(tmp_path / "runs")
 
     def other_chances(content: dict[str, Any]) -> None:
         content["rule"]["weights"] = {"a": (0.125).hex(), "b": (0.875).hex()}
@@ -236,7 +237,7 @@ def test_only_the_bytes_that_were_written_stand_for_a_certificate(released: Rele
 
 @pytest.mark.parametrize("released", ["joint", "tempered"], indirect=True)
 def test_nothing_in_a_certificate_can_crash_a_recheck(released: Released, tmp_path: Path) -> None:
-    portfolio = Portfolio.load(tmp_path / "runs")
+    portfolio = Portfolio(tmp_path / "runs")
     content = certificate(released.folder)
     strange: list[Any] = [
         None,
@@ -370,21 +371,21 @@ def test_other_versions_of_software_do_not_matter(released: Released) -> None:
 @pytest.mark.parametrize("released", ["combination"], indirect=True)
 def test_what_cannot_be_checked_is_code_two(released: Released, tmp_path: Path) -> None:
     runs_, out = tmp_path / "runs", released.folder
-    in_memory = Portfolio(tuple(Model(model.name, model.record) for model in Portfolio.load(runs_).models))
+    in_memory = Portfolio(tuple(Model(model.name, model.record) for model in Portfolio(runs_).models))
     assert verify(out, portfolio=in_memory).unchecked == [
         "the portfolio was not loaded from disk: there are no tensors to check against"
     ]
     shutil.rmtree(runs_ / ".dpmerge")
-    assert "what opens them is not in the portfolio" in verify(out, portfolio=Portfolio.load(runs_)).unchecked[0]
+    assert "what opens them is not in the portfolio" in verify(out, portfolio=Portfolio(runs_)).unchecked[0]
     (runs_ / "a").rename(tmp_path / "away")
-    verdict = verify(out, portfolio=Portfolio.load(runs_))
+    verdict = verify(out, portfolio=Portfolio(runs_))
     assert verdict.code == 2 and verdict.unchecked == ["model 'a' is not in the portfolio"]
 
 
 @pytest.mark.parametrize("released", ["joint"], indirect=True)
 def test_models_that_were_added_since_were_not_looked_at(released: Released, tmp_path: Path) -> None:
     on_disk(tmp_path / "runs", builders.dp_sgd("d", sigma=1.0))
-    broken = verify(released.folder, portfolio=Portfolio.load(tmp_path / "runs")).broken
+    broken = verify(released.folder, portfolio=Portfolio(tmp_path / "runs")).broken
     assert broken == ["the portfolio has other models than those certified as looked at"]
 
 
@@ -394,7 +395,7 @@ def test_changes_of_the_portfolio_are_named(released: Released, tmp_path: Path) 
     model = tmp_path / "runs" / name
 
     def broken() -> str:
-        return " ".join(verify(released.folder, portfolio=Portfolio.load(tmp_path / "runs")).broken)
+        return " ".join(verify(released.folder, portfolio=Portfolio(tmp_path / "runs")).broken)
 
     def with_other_bytes(file: str, content: bytes) -> str:
         before = (model / file).read_bytes()
@@ -506,7 +507,7 @@ def test_the_second_path_notices_a_wrong_closed_form(rule: RuleName, tmp_path: P
 def test_the_second_path_notices_wrong_renyi_divergences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     portfolio = runs(tmp_path)
     monkeypatch.setattr(profile, "epsilon_from_renyi", halved(epsilon_from_renyi))
-    released = release(portfolio, chosen(portfolio, "joint", settings=Settings(by="rdp")), tmp_path / "out")
+    released = release(portfolio, chosen(portfolio, "joint", accounting=Accounting(by="rdp")), tmp_path / "out")
     broken = verify(released.folder).broken
     assert len(broken) == 1 and broken[0].startswith("a second path gives")
 
@@ -568,7 +569,7 @@ def test_no_false_alarms(names: tuple[str, str], adjacency: Adjacency, tmp_path:
             shares = (1e-7, 1 - 1e-7) if "open" in names else (0.3, 0.7)
             weights = portfolio.weights(dict(zip(names, shares, strict=True)))
             try:
-                choice = chosen(portfolio, rule, weights=weights, settings=Settings(by=by))
+                choice = chosen(portfolio, rule, weights=weights, accounting=Accounting(by=by))
             except DpmergeError:
                 continue  # no accountant for this, or no finite ε
             verdict = verify(release(portfolio, choice, tmp_path / f"{rule}-{by}").folder, portfolio=portfolio)

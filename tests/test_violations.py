@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ from scipy.special import ndtr
 
 from dpmerge.profiles import FloatArray
 from tests import exact_densities
+from tests.effort import EFFORT
 from tests.exact_densities import HiddenRun, Ramp, ReleaseLaws, Step, gaussian_delta, observed_mu, selected_mean_delta
 from tests.violations import EPSILONS, Alarm, check_checkpoints, check_ledger, check_selection, check_transport, climb, examine
 from tests.violations.trainings import NUMBERS, Numbers, Run, Setting, Training, corners, decoded
 
-EFFORT = int(os.environ.get("DPMERGE_SEARCH", "1"))
 SEED = 7 if EFFORT == 1 else EFFORT
 ROUNDING = 1e-13
 

@@ -26,7 +26,7 @@ def reproduce(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run one of the papers' experiments: numbers with their configuration as JSON, and pictures as PNG, SVG and HTML."""
+    """Run one of the papers' experiments: numbers with their configuration as JSON, and pictures as PNG and HTML."""
     from dpmerge.cli import print_json, show_progress
     from dpmerge.figures import finite_or_null, require_library
     from dpmerge.jobs import ProgressBar
@@ -39,7 +39,7 @@ def reproduce(
     folder = out if out is not None else Path("results") / name
     options = Options(data, seeds, quick, jobs, device, folder, ProgressBar)
     run = find(name, options)
-    suffixes = (".png", ".svg", ".html")
+    suffixes = (".png", ".html")
     for suffix in suffixes:
         require_library(suffix)
     check_writable(folder)

@@ -148,7 +148,7 @@ def test_records_of_checkpoints_continue_each_other(tmp_path: Path) -> None:
     for name, point in zip(["a", "b", "c", "d"], [*trained, *again], strict=True):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(point.record.model_dump_json(by_alias=True))
-    portfolio = Portfolio.load(tmp_path)
+    portfolio = Portfolio(tmp_path)
     stated = json.loads((tmp_path / "b" / "record.json").read_text())["mechanism"]
     assert stated["phases"][0]["steps"] == 6 and stated["expected_batch"] == 10.0
     assert (stated["noise_multiplier"], stated["clip"], stated["clipping"], stated["smoothness"]) == (1.1, 1.5, "flat", None)

@@ -90,7 +90,7 @@ def test_numbers_and_pictures_are_written(toys: SimpleNamespace, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["reproduce", "toy", "--seeds", "3", "--quick"], catch_exceptions=False)
     assert result.exit_code == 0
-    written = [Path("results/toy") / name for name in ("toy.json", "toy-line.png", "toy-line.svg", "toy-line.html")]
+    written = [Path("results/toy") / name for name in ("toy.json", "toy-line.png", "toy-line.html")]
     assert result.stdout.splitlines() == [str(path) for path in written]
     assert sorted(Path("results/toy").iterdir()) == sorted(written)
     held = json.loads(written[0].read_text())
@@ -230,8 +230,8 @@ def test_a_picture_that_cannot_be_drawn_leaves_no_file(tmp_path: Path) -> None:
 
 def test_results_replace_older_ones_whole(tmp_path: Path) -> None:
     write(toy(Options(seeds=1)), tmp_path)
-    paths = write(toy(Options(seeds=2)), tmp_path, (".svg",))
-    assert [path.name for path in paths] == ["toy.json", "toy-line.svg"]
+    paths = write(toy(Options(seeds=2)), tmp_path, (".png",))
+    assert [path.name for path in paths] == ["toy.json", "toy-line.png"]
     assert json.loads(paths[0].read_text())["numbers"]["seeds"] == 2
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
 
@@ -398,6 +398,6 @@ def test_both_draw(means: Result, composed: Result, tmp_path: Path) -> None:
     assert list(means.pictures) == ["tradeoff", "selection", "combination", "renyi"]
     assert list(composed.pictures) == ["models", "epsilon"]
     for result in (means, composed):
-        for path in write(result, tmp_path / result.name, (".svg", ".html")):
+        for path in write(result, tmp_path / result.name, (".png", ".html")):
             assert path.stat().st_size > 1000
     assert catalogue.EXPERIMENTS["composition"].data == ()

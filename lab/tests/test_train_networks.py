@@ -89,7 +89,7 @@ def test_a_network_that_was_stopped_continues(tmp_path: Path, monkeypatch: pytes
             with pytest.raises(Killed):
                 trained(path, out)
     with pytest.raises(DpmergeError, match="no models here"):
-        Portfolio.load(out)
+        Portfolio(out)
     reached = load_file(state)
     taken: list[int] = []
     real = private_sgd.steps
@@ -127,7 +127,7 @@ def test_two_continuations_of_one_beginning_do_not_pass_for_one_run(tmp_path: Pa
         trained(path, folder)
     (other / "a").rename(out / "b")
     with pytest.raises(DpmergeError, match="not the beginning of the second"):
-        Portfolio.load(out)
+        Portfolio(out)
 
 
 def test_what_was_begun_is_not_continued_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_private_training_on_users_text_lowers_the_loss(tmp_path: Path) -> None:
         measure(load_file(folder / "model.safetensors"))
     (first, _), (middle, _), (last, accuracy) = measured
     assert middle < first - 0.15 and last < middle - 0.2 and accuracy > 0.25, measured  # twelve runs: 0.28, 0.51, 0.40 at least
-    portfolio = Portfolio.load(tmp_path / "run")
+    portfolio = Portfolio(tmp_path / "run")
     assert {(model.record.adjacency, model.record.dataset) for model in portfolio.models} == {("zero-out", "330 users")}
 
 

@@ -1,6 +1,6 @@
 """dpmerge: differentially private model merging.
 
-    portfolio = dpmerge.Portfolio.load("runs/")
+    portfolio = dpmerge.Portfolio("runs/")
     guarantee = dpmerge.selection(portfolio, {"a": 0.2, "b": 0.8}).guarantee(delta=1e-5)
     print(guarantee)
 

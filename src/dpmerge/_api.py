@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,8 @@ from dpmerge.records import Portfolio
 from dpmerge.rules import Combination, Joint, Looked, Selection, looked_at
 
 if TYPE_CHECKING:
-    from dpmerge.planning import Provenance, Utilities
-    from dpmerge.release import Merge, Released, RuleName, Settings, Verdict
+    from dpmerge.planning import Accounting, Provenance, Utilities
+    from dpmerge.release import Merge, Released, RuleName, Verdict
 
 
 def selection(
@@ -64,15 +63,14 @@ def merge(
     utility: Utilities | Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
     kappa: float | None = None,
-    settings: Settings | None = None,
-    any_delta: bool = False,
+    accounting: Accounting | None = None,
     tensors: Merge | None = None,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
 ) -> Released:
     """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ)."""
     from dpmerge.planning import Utilities
-    from dpmerge.release import Ledger, Merge, Settings, Signer, choose, release
+    from dpmerge.release import Ledger, Merge, Signer, choose, release
 
     known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
     choice = choose(
@@ -84,7 +82,7 @@ def merge(
         utility=known,
         provenance=provenance,
         kappa=kappa,
-        settings=replace(settings or Settings(), any_delta=any_delta),
+        accounting=accounting,
     )
     return release(
         portfolio,

@@ -16,6 +16,7 @@
     ├── ExplorerError      an explorer that cannot be started safely
     ├── EvaluationError    a score that cannot be measured
     ├── TrainingError      a private training that cannot be run here, or failed
+    ├── MissingLibrary     a library that only this call needs is not installed
     ├── JobError           many pieces of work that cannot be run, or their results not kept
     └── AccountingError    the guarantee asked for cannot be computed
         ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
@@ -57,6 +58,10 @@ class FigureError(DpmergeError):
 
 class CheckpointError(DpmergeError):
     """Tensors that cannot be read, do not belong together or cannot be written."""
+
+
+class MissingLibrary(DpmergeError):
+    """A library that only this call needs is not installed."""
 
 
 class JobError(DpmergeError):

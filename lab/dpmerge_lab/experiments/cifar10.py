@@ -18,7 +18,7 @@ import numpy as np
 
 from dpmerge.errors import TrainingError
 from dpmerge.jobs import run_all
-from dpmerge.planning import Accounting, Point, frontier
+from dpmerge.planning import Point, frontier
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAINING, QUICK, RUNS, Size, wanted
 from dpmerge_lab.experiments.portfolio_pictures import targets
@@ -94,14 +94,14 @@ def _frontier(measured: Measured, options: Options, group: str) -> dict[str, Any
 
     drawn = frontier(
         measured.portfolio,
-        accounting=Accounting(DELTA),
+        delta=DELTA,
         epsilons=targets(measured.portfolio, 60),
         scorer=measured,
         points=measured.points,
         run=run,
     )
     source = "test accuracy, each model trained once"
-    return {**drawn, "utility_label": "test accuracy", "utilities_source": source, "warning": CHOSEN_BY_TEST}
+    return {**drawn.as_dict(), "utility_label": "test accuracy", "utilities_source": source, "warning": CHOSEN_BY_TEST}
 
 
 def _configuration(content: dict[str, Any]) -> dict[str, Any]:

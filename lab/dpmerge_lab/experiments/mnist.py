@@ -95,8 +95,9 @@ def mnist(options: Options) -> Result:
         for label, assumed in (("proved", None), ("formula", 0.0)):
             step = grid_step(options) / 2
             run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {label}"))
-            accounting = Accounting(DELTA, assumed)
-            result.pictures[f"heatmap-{label}"] = heatmap(measured.portfolio, accounting=accounting, step=step, run=run)
+            accounting = Accounting(assume_smoothness=assumed)
+            found = heatmap(measured.portfolio, delta=DELTA, step=step, accounting=accounting, run=run)
+            result.pictures[f"heatmap-{label}"] = found.as_dict()
     return result
 
 

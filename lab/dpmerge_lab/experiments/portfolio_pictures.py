@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.jobs import run_all
-from dpmerge.planning import Accounting, frontier
+from dpmerge.planning import frontier
 from dpmerge.records import Portfolio
 from dpmerge.rules import Joint
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, Setting, grid_step
@@ -39,12 +39,12 @@ def frontier_panel(measured: Measured, options: Options, title: str = "") -> dic
     portfolio = measured.portfolio
     drawn = frontier(
         portfolio,
-        accounting=Accounting(DELTA),
+        delta=DELTA,
         epsilons=targets(portfolio, 12 if options.quick else 60),
         scorer=measured,
         step=grid_step(options),
         run=partial(run_all, jobs=options.jobs, progress=options.bar("frontier")),
-    )
+    ).as_dict()
     lines = []
     for curve in drawn["curves"]:
         kept = [point for point in curve["points"] if point["utility"] is not None and point.get("on_frontier", True)]

@@ -81,7 +81,7 @@ def mean_and_deviation(values: npt.ArrayLike) -> dict[str, Any]:
     return {"mean": array.mean(axis=0).tolist(), "std": spread.tolist(), "runs": len(array)}
 
 
-def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png", ".svg")) -> list[Path]:
+def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> list[Path]:
     """The numbers as NAME.json, and every picture as NAME-PICTURE in each format.
 
     Everything is drawn before anything is written, and each file appears whole.

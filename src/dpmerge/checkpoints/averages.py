@@ -9,9 +9,9 @@ from pathlib import Path
 
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
-from dpmerge.planning import AverageRule, Averaging
+from dpmerge.planning import Accounting, AverageRule, Averaging
 from dpmerge.records import parse_strict
-from dpmerge.release import Ledger, Merge, Released, Settings, Signer, release
+from dpmerge.release import Ledger, Merge, Released, Signer, release
 from dpmerge.rules import Looked
 
 
@@ -30,7 +30,7 @@ def aggregate(
     warm_up: bool = False,
     gamma: float | None = None,
     provenance: Looked = "after-looking",
-    settings: Settings | None = None,
+    accounting: Accounting | None = None,
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,
@@ -47,7 +47,7 @@ def aggregate(
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     average = averaging(rule, len(used), decay=decay, new_weight=new_weight, warm_up=warm_up, gamma=gamma)
     weights = dict(zip((model.name for model in used), average.weights(), strict=True))
-    choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, settings=settings)
+    choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, accounting=accounting)
     merge = Merge(take_from=used[-1].name, average=average)
     released = release(
         loaded.portfolio,

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DpmergeError, EvaluationError
+from dpmerge.planning import Accounting
 from dpmerge.records import Model
-from dpmerge.release import Settings
 from dpmerge.rules import Guarantee, Looked
 
 OutputRule = Literal["opa", "omv"]
@@ -68,11 +68,11 @@ def predictions(
 
 
 def predictions_guarantee(
-    run: Run, used: Sequence[Model], *, delta: float, provenance: Looked = "after-looking", settings: Settings | None = None
+    run: Run, used: Sequence[Model], *, delta: float, provenance: Looked = "after-looking", accounting: Accounting | None = None
 ) -> Guarantee:
     """What predictions with these checkpoints cost: the run up to the latest of them, for inputs that are public."""
     weights = {model.name: 1 / len(used) for model in used}
-    found = run.choose(weights, delta=delta, provenance=provenance, settings=settings).guarantee
+    found = run.choose(weights, delta=delta, provenance=provenance, accounting=accounting).guarantee
     fixed = (_FIXED,) if provenance == "a-priori" else ()
     return replace(found, weights=weights, assumptions=(*found.assumptions, *fixed, _PUBLIC_INPUTS))
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import multimode
 
 from dpmerge.errors import PortfolioError
+from dpmerge.planning import Accounting
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
-from dpmerge.release import Choice, Settings, choose
+from dpmerge.release import Choice, choose
 from dpmerge.rules import Looked
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
@@ -28,7 +29,7 @@ class Run:
     @classmethod
     def load(cls, folder: str | Path) -> Run:
         """Read a folder whose sub-folders are the checkpoints; their records say in which order."""
-        return cls.of(Portfolio.load(folder))
+        return cls.of(Portfolio(folder))
 
     @classmethod
     def of(cls, portfolio: Portfolio) -> Run:
@@ -66,7 +67,7 @@ class Run:
         delta: float,
         epsilon: float | None = None,
         provenance: Looked = "after-looking",
-        settings: Settings | None = None,
+        accounting: Accounting | None = None,
     ) -> Choice:
         """What is guaranteed of anything made of these checkpoints: the run up to the latest of them (docs/theory.md §7).
 
@@ -80,7 +81,7 @@ class Run:
             epsilon=epsilon,
             weights=self.portfolio.weights(weights),
             provenance=provenance,
-            settings=settings or Settings(),
+            accounting=accounting,
         )
 
     def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:

@@ -65,7 +65,7 @@ class Spread:
     @classmethod
     def over_runs(cls, folder: str | Path) -> Spread:
         """The last models of several independent runs of one recipe."""
-        portfolio = Portfolio.load(folder)
+        portfolio = Portfolio(folder)
         models = latest_checkpoints(portfolio.models)
         _require_one_recipe(models)
         return cls(portfolio, models, "estimate", f"{len(models)} independent runs", _RUNS)
@@ -103,7 +103,7 @@ def departures(model: Model) -> tuple[str, ...]:
         (True, "no record states that its loss is strongly convex"),
         (mechanism.convex is None, "the loss may not be convex, or clipping may bind"),
         (mechanism.smoothness is None, "it is not known to be smooth"),
-        (any(p.sampling and p.sampling.scheme != "full-batch" for p in phases), "gradients are those of sampled batches"),
+        (any(p.sampling.scheme != "full-batch" for p in phases), "gradients are those of sampled batches"),
         (len({p.learning_rate for p in phases}) > 1, "the learning rate changes"),
         (len({(p.noise_multiplier, p.clip) for p in phases}) > 1, "the noise changes"),
         (mechanism.optimizer != "sgd", f"the optimizer is {mechanism.optimizer}"),

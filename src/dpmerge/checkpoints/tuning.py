@@ -242,7 +242,7 @@ def _loaded(folder: Path, examples: tuple[str | None, Path | None, float | None]
 
 def _fingerprint(used: tuple[Model, ...], inputs: Inputs, asking: tuple[Any, ...]) -> str:
     """Of the checkpoints' files, the examples and the questions: scores of others are not mistaken for these."""
-    digest = hashlib.sha256(repr((asking, code_fingerprint("aggregate", "checkpoints", "tasks", "weights"))).encode())
+    digest = hashlib.sha256(repr((asking, code_fingerprint("checkpoints", "tensors", "planning"))).encode())
     for array in (inputs.values, inputs.labels):
         assert array is not None
         digest.update(f"{array.dtype} {array.shape}".encode())

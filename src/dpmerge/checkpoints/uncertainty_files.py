@@ -19,7 +19,7 @@ from dpmerge.figures import render, write_json, write_whole
 from dpmerge.rules import Guarantee
 from dpmerge.tensors import new_folder
 
-SUFFIXES = (".png", ".svg", ".html")
+SUFFIXES = (".png", ".html")
 _SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 
 

@@ -53,7 +53,7 @@ def account(
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     chosen = asked(
         rule.value,
-        Weights.parse(Portfolio.load(portfolio), weights),
+        Weights.parse(Portfolio(portfolio), weights),
         provenance=None if provenance is None else provenance.value,
         assume_smoothness=assume_smoothness,
         shuffle=shuffle,

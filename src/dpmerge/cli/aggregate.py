@@ -22,6 +22,7 @@ from dpmerge.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from dpmerge.planning import Accounting
     from dpmerge.release import Released
 
 
@@ -102,12 +103,12 @@ def aggregate(
     from dpmerge.checkpoints import Run, aggregate as average
     from dpmerge.cli.output import print_json
     from dpmerge.cli.progress import show_progress
-    from dpmerge.release import Ledger, Settings, Signer
+    from dpmerge.release import Ledger, Signer
     from dpmerge.rules import require_wanted
 
     require_wanted(delta, any_delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    settings = Settings(by.value, conversion.value, shuffle=shuffle, any_delta=any_delta)
+    accounting = Accounting(by.value, conversion.value, shuffle=shuffle, any_delta=any_delta)
     released = average(
         Run.load(run),
         out,
@@ -122,7 +123,7 @@ def aggregate(
         warm_up=warm_up,
         gamma=gamma,
         provenance=provenance.value,
-        settings=settings,
+        accounting=accounting,
         ledger=None if ledger is None else Ledger(ledger),
         dependent=depends_on_releases,
         signer=None if sign is None else Signer(sign),

@@ -15,7 +15,7 @@ from dpmerge.cli.pictures import ClusterOption, JobsOption
 if TYPE_CHECKING:
     from dpmerge.audit import Audit
 
-_PICTURES = (".png", ".svg", ".html")
+_PICTURES = (".png", ".html")
 
 
 def audit(

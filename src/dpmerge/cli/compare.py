@@ -50,7 +50,7 @@ def compare(
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    parsed = Weights.parse(Portfolio.load(portfolio), weights)
+    parsed = Weights.parse(Portfolio(portfolio), weights)
     rows = compare_rules(
         parsed,
         delta=delta,

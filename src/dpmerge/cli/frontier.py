@@ -72,7 +72,7 @@ def frontier(
     targets = parse_targets(epsilons)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     stated = Utilities.asked(loaded, utility, None if provenance is None else provenance.value)
     if stand_ins and evaluate is None:
@@ -82,13 +82,14 @@ def frontier(
         from dpmerge.tensors import MergedScore
 
         scorer = MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
-    accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
-    check_frontier(accounting, targets, stated, scorer, points, grid)  # before the folder is made
+    accounting = Accounting(conversion=conversion.value, assume_smoothness=assume_smoothness, shuffle=shuffle)
+    check_frontier(delta, targets, stated, scorer, points, grid)  # before the folder is made
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_frontier(
             loaded,
-            accounting=accounting,
+            delta=delta,
             epsilons=targets,
+            accounting=accounting,
             utility=stated,
             scorer=scorer,
             scored="stand-ins" if stand_ins else "private",
@@ -96,7 +97,7 @@ def frontier(
             step=grid,
             run=run,
             progress=show_progress,
-        )
+        ).as_dict()
     show_progress("pictures")
     written = write_document(document, out, "frontier")
     show_progress("")

@@ -49,12 +49,12 @@ def heatmap(
     require_wanted(delta, any_delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
-    accounting = Accounting(delta, assume_smoothness, shuffle, conversion.value)
-    heatmap_grid(loaded, accounting, step)  # before the folder is made
+    accounting = Accounting(conversion=conversion.value, assume_smoothness=assume_smoothness, shuffle=shuffle)
+    heatmap_grid(loaded, delta, step)  # before the folder is made
     with workers(out, "combinations", cluster, jobs) as run:
-        document = make_heatmap(loaded, accounting=accounting, step=step, run=run)
+        document = make_heatmap(loaded, delta=delta, step=step, accounting=accounting, run=run).as_dict()
     written = write_document(document, out, "heatmap")
     if json:
         print_json(finite_or_null(document))

@@ -62,7 +62,7 @@ def new(
         adjacency=adjacency.value,
         epsilon=epsilon,
         delta=delta,
-        declared=[Portfolio.load(folder) for folder in declare or ()],
+        declared=[Portfolio(folder) for folder in declare or ()],
         filter_share=filter_share,
         filter_order=filter_order,
     )
@@ -127,7 +127,7 @@ def remaining(
     opened = Ledger(ledger)
     state = _state(opened)
     if portfolio is not None:
-        loaded = Portfolio.load(portfolio)
+        loaded = Portfolio(portfolio)
         state["fits"] = what_fits(opened, loaded)
         state["warnings"] = list(about_delta(opened.budget.delta, loaded.models))
     if json:

@@ -133,14 +133,14 @@ def merge(
     Give --weights and --delta, or --epsilon and --delta to find the best weights first. An existing folder is refused.
     """
     from dpmerge.cli.output import print_entry, print_guarantee, print_json
-    from dpmerge.planning import Provenance, Utilities
+    from dpmerge.planning import Accounting, Provenance, Utilities
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.release import Ledger, Merge, Settings, Signer, choose, release, release_together
+    from dpmerge.release import Ledger, Merge, Signer, choose, release, release_together
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    settings = Settings(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
-    loaded = Portfolio.load(portfolio)
+    accounting = Accounting(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
+    loaded = Portfolio(portfolio)
     claimed: Provenance | None = None if provenance is None else provenance.value
     scores = Utilities.asked(loaded, utility, claimed if utility is not None else None)
     find = partial(
@@ -153,7 +153,7 @@ def merge(
         provenance=claimed,
         kappa=kappa,
         validation_epsilon=validation_epsilon,
-        settings=settings,
+        accounting=accounting,
     )
     opened = None if ledger is None else Ledger(ledger)
     signer = None if sign is None else Signer(sign)

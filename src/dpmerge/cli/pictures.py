@@ -37,7 +37,7 @@ def write_document(document: Mapping[str, Any], folder: Path, name: str) -> list
     from dpmerge.figures import draw, finite_or_null, write_json
 
     plain = finite_or_null(document)
-    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".svg", ".html")]
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
     write_json(plain, paths[0])
     for path in paths[1:]:
         draw(plain, path)

@@ -61,52 +61,32 @@ def plan(
 ) -> None:
     """The best weights for a target (ε, δ) under every rule, ranked, and why the rest does not fit."""
     from dpmerge.cli.output import print_json, table
-    from dpmerge.planning import RULES, Utilities, plan as make_plan
+    from dpmerge.planning import RULES, Accounting, Utilities, plan as make_plan
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import THEOREMS, round_up, significant
+    from dpmerge.rules import THEOREMS, round_up
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     found = make_plan(
         loaded,
         epsilon=epsilon,
         delta=delta,
         utility=Utilities.asked(loaded, utility, None if provenance is None else provenance.value),
         rules=RULES if not rule else [name.value for name in rule],
-        by=by.value,
-        conversion=conversion.value,
         kappa=kappa,
         validation_epsilon=validation_epsilon,
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
-        assume_smoothness=assume_smoothness,
-        shuffle=shuffle,
-        any_delta=any_delta,
+        accounting=Accounting(by.value, conversion.value, assume_smoothness, shuffle, any_delta),
         progress=show_progress,
     )
     show_progress("")
     if json:
         print_json(found.as_dict())
         return
-    rows = []
-    for option in found.options:
-        weights = ", ".join(f"{name}={value:.6g}" for name, value in option.weights.items() if value > 0)
-        value = "—" if option.expected_utility is None else f"{option.expected_utility:.4f}"
-        mark = "≈" if option.utility_kind == "interpolated" else ""
-        rows.append(
-            [
-                option.rule,
-                "yes" if option.feasible else "no",
-                value + mark,
-                round_up(option.epsilon),
-                significant(option.delta, 3),
-                option.standing,
-                weights,
-                option.why,
-            ]
-        )
-    columns = ["rule", "fits", "utility", "ε", "δ", "standing", "weights", "why"]
-    table(f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}", columns, rows)
+    rows = [option.row() for option in found.options]
+    title = f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}"
+    table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     for text in found.warnings:
         typer.echo(f"warning: {text}")
     best = found.best
@@ -114,8 +94,9 @@ def plan(
         closest = found.closest
         typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
         return
-    typer.echo(f"best: {best.rule}, {THEOREMS[best.theorem].title}, {best.standing}; assuming:")
-    for text in best.assumptions:
+    assert best.guarantee is not None
+    typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
+    for text in best.guarantee.assumptions:
         typer.echo(f"  - {text}")
     if any(option.utility_kind == "interpolated" for option in found.options):
         typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")

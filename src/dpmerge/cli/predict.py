@@ -99,7 +99,7 @@ def predict(
     )
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.jobs import ProgressBar
-    from dpmerge.release import Settings
+    from dpmerge.planning import Accounting
     from dpmerge.rules import require_wanted
 
     require_wanted(delta, any_delta)
@@ -108,8 +108,8 @@ def predict(
     loaded.portfolio.require_outside(out)
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    settings = Settings(by.value, shuffle=shuffle, any_delta=any_delta)
-    guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance.value, settings=settings)
+    accounting = Accounting(by.value, shuffle=shuffle, any_delta=any_delta)
+    guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance.value, accounting=accounting)
     inputs = load_inputs(None if task is None else task.value, data, norm_bound)
     bar = ProgressBar()
     bar.start(len(used), "checkpoints asked")

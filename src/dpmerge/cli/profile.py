@@ -34,7 +34,7 @@ def profile(
     require_wanted(delta, any_delta)
     target = Target(delta=delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     models: list[dict[str, Any]] = []
     noted: dict[str, tuple[str, ...]] = {}
     for model in loaded.models:

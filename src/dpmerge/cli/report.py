@@ -68,7 +68,7 @@ def report(
     require_library(".html")
     asked = Question(delta, tuple(epsilon or ()), points, grid)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     document = make_report(
         loaded,

@@ -131,7 +131,7 @@ def _recorded(portfolio: Path, model: str | None, shuffle: ShuffleAsPoisson | No
     from dpmerge.records import Portfolio
     from dpmerge.rules import Base
 
-    loaded = Portfolio.load(portfolio)
+    loaded = Portfolio(portfolio)
     if model is None and len(loaded.models) > 1:
         raise PortfolioError(f"{portfolio} has {len(loaded.models)} models; say with --model which one is one run")
     loaded.require_names([] if model is None else [model], PortfolioError)

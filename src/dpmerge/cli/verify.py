@@ -43,7 +43,7 @@ def verify(
 
     verdict = recheck(
         folder,
-        portfolio=None if portfolio is None else Portfolio.load(portfolio),
+        portfolio=None if portfolio is None else Portfolio(portfolio),
         ledger=None if ledger is None else Ledger(ledger),
         trust=None if trust is None else trusted_key(trust),
         base=base,

@@ -66,7 +66,7 @@ class _Server:
     """What the routes share."""
 
     def __init__(self, explorer: Explorer) -> None:
-        portfolio = dpmerge.Portfolio.load(explorer.portfolio)
+        portfolio = dpmerge.Portfolio(explorer.portfolio)
         self.explorer = explorer
         self.state = PortfolioState(
             portfolio, Utilities.asked(portfolio, explorer.utility, None), explorer.shuffle, explorer.rungs
@@ -200,8 +200,7 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         delta=asked.delta,
         utility=state.utility,
         rules=("single", "selection", "combination", "joint"),
-        shuffle=state.shuffle,
-        any_delta=asked.any_delta,
+        accounting=Accounting(shuffle=state.shuffle, any_delta=asked.any_delta),
         progress=job.report,
     )
     state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
@@ -216,17 +215,16 @@ def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[s
             "provenance": found.provenance,
             "utilities_source": found.source,
             "best": fitting[0] if fitting else None,
-            "options": [_option(state, option) for option in found.options],
+            "options": [_option(option) for option in found.options],
             "warming": warming,
         }
     )
     return plain
 
 
-def _option(state: PortfolioState, option: Option) -> dict[str, Any]:
-    words = option_words(option, state.portfolio.adjacency)
-    names = models.OptionAnswer.model_fields
-    return {name: words[name] if name in words else getattr(option, name) for name in names}
+def _option(option: Option) -> dict[str, Any]:
+    plain = {**option.as_dict(), **option_words(option)}
+    return {name: plain[name] for name in models.OptionAnswer.model_fields}
 
 
 def _guarantee(found: Guarantee) -> dict[str, Any]:
@@ -279,14 +277,15 @@ def _jobs(server: _Server) -> APIRouter:
 def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) -> Any:
     document = frontier(
         state.portfolio,
-        accounting=Accounting(asked.delta, shuffle=state.shuffle),
+        delta=asked.delta,
         epsilons=asked.epsilons,
+        accounting=Accounting(shuffle=state.shuffle),
         utility=state.utility,
         edge_points=asked.points,
         run=job.map,
         progress=job.report,
     )
-    return finite_or_null(document)
+    return finite_or_null(document.as_dict())
 
 
 # --- releases ---------------------------------------------------------------------------------------------------------------

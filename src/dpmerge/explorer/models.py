@@ -124,8 +124,9 @@ class PortfolioAnswer(_Told):
 
 
 class GuaranteeAnswer(_Told):
-    """A guarantee as a sentence, and its fields."""
+    """A guarantee as a sentence (`claim`: without its assumptions), and its fields."""
 
+    claim: str
     sentence: str
     epsilon: float | None
     delta: float
@@ -154,6 +155,7 @@ class OptionAnswer(_Told):
     standing: Standing
     theorem: str
     theorem_title: str | None
+    claim: str
     sentence: str
     expected_utility: float | None
     utility_kind: str

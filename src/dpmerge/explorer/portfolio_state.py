@@ -79,7 +79,7 @@ class PortfolioState:
         names = self.portfolio.names
         if len(names) <= _CORNERS:
             return names
-        epsilons = {next(n for n, w in o.weights.items() if w): o.epsilon for o in ladder.known.options if o.rule == "single"}
+        epsilons = {o.weights.used[0][0].name: o.epsilon for o in ladder.known.options if o.rule == "single"}
         ranked = sorted(names, key=epsilons.__getitem__)
         chosen = {ranked[0], ranked[len(ranked) // 2], ranked[-1]}
         return tuple(name for name in names if name in chosen)

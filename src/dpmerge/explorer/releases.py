@@ -13,6 +13,7 @@ import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.models import NAME, ReleaseRequest
 from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.planning import Accounting
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
@@ -20,7 +21,6 @@ from dpmerge.release import (
     Entry,
     Ledger,
     Released,
-    Settings,
     Verdict,
     choose,
     files_to_write,
@@ -157,7 +157,7 @@ class Releases:
     def _require_unchanged(self) -> None:
         """What was read at the start still says what was run: guarantees come from there, tensors from the disk."""
         folder = self._state.portfolio.models[0].folder
-        if folder is not None and Portfolio.load(folder.parent) != self._state.portfolio:
+        if folder is not None and Portfolio(folder.parent) != self._state.portfolio:
             raise CertificateError(_CHANGED)
 
     def _choose(self, asked: ReleaseRequest) -> Choice:
@@ -171,7 +171,7 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # whoever looked at the page has seen them
             provenance=asked.provenance,
-            settings=Settings(
+            accounting=Accounting(
                 assume_smoothness=asked.assume_smoothness, shuffle=self._state.shuffle, any_delta=asked.any_delta
             ),
         )

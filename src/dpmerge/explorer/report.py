@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ def report(
     cards = state.models(asked.delta)
     alone = _alone(cards)
     targets, chosen = _targets(asked.epsilons, alone)
+    accounting = Accounting(shuffle=shuffle, any_delta=True)  # whoever asks the question was asked for it
     plans = []
     for epsilon in targets:
         progress(f"plans for ε = {epsilon:g}")
@@ -76,15 +77,14 @@ def report(
                 delta=asked.delta,
                 utility=utility,
                 rules=_RULES,
-                shuffle=shuffle,
-                any_delta=True,  # whoever asks the question was asked for it
+                accounting=accounting,
             )
         )
     known = plans[0]
     by_privacy = Utilities(tuple(known.utilities[name] for name in portfolio.names), "a-priori", known.source)
-    accounting = Accounting(asked.delta, None, shuffle)
     drawn = frontier(
         portfolio,
+        delta=asked.delta,
         accounting=accounting,
         epsilons=_axis(targets, alone),
         utility=utility or by_privacy,
@@ -108,8 +108,8 @@ def report(
             "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
             "targets_chosen": chosen,
             "plans": [_plan(portfolio, plan) for plan in plans],
-            "frontier": {**drawn, "targets": [epsilon for epsilon in targets if epsilon > 0]},
-            "weights": _weights(portfolio, accounting, targets, asked.step, run),
+            "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
+            "weights": _weights(portfolio, asked.delta, accounting, targets, asked.step, run),
             "ledger": opened,
         }
     )
@@ -155,14 +155,14 @@ def _plan(portfolio: Portfolio, plan: Plan) -> dict[str, Any]:
 
 
 def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
-    return {**asdict(option), **option_words(option, portfolio.adjacency)}
+    return {**option.as_dict(), **option_words(option)}
 
 
 # --- ε over all weights -----------------------------------------------------------------------------------------------------
 
 
 def _weights(
-    portfolio: Portfolio, accounting: Accounting, targets: Sequence[float], step: float, run: Mapper
+    portfolio: Portfolio, delta: float, accounting: Accounting, targets: Sequence[float], step: float, run: Mapper
 ) -> dict[str, Any]:
     """A picture of ε over all weights of two or three models, or why there is none."""
     count = len(portfolio.names)
@@ -171,8 +171,9 @@ def _weights(
         return {"picture": None, "why": f"There is no picture of ε over all weights: {there_are}."}
     try:
         if count == 3:
-            return {"picture": heatmap(portfolio, accounting=accounting, step=step, run=run), "why": None}
-        picture = edge(portfolio, accounting=accounting, step=step, run=run)
+            found = heatmap(portfolio, delta=delta, step=step, accounting=accounting, run=run)
+            return {"picture": found.as_dict(), "why": None}
+        picture = edge(portfolio, delta=delta, step=step, accounting=accounting, run=run).as_dict()
     except AccountingError as error:
         return {"picture": None, "why": f"There is no picture of ε over all weights: {error}."}
     marked = [

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from dpmerge.planning import Option
-from dpmerge.records import Adjacency
 from dpmerge.rules import THEOREMS, Guarantee
 
 NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
@@ -19,22 +18,24 @@ def judged(epsilon: float, standing: str) -> str:
 
 def guarantee_words(found: Guarantee) -> dict[str, Any]:
     """A guarantee's standing, sentence and theorem."""
-    theorem = THEOREMS[found.theorem]
     because = found.details.get("joint_because")
+    return _words(found, f"{NOTHING} ({because})" if because else NOTHING)
+
+
+def option_words(option: Option) -> dict[str, Any]:
+    """The same for an option of a plan; one that is refused says why."""
+    if option.guarantee is not None:
+        return _words(option.guarantee, option.why or NOTHING)
+    why = option.why or NOTHING
+    return {"standing": option.standing, "claim": why, "sentence": why, "theorem_title": None, "theorem_source": None}
+
+
+def _words(found: Guarantee, otherwise: str) -> dict[str, Any]:
+    theorem, finite = THEOREMS[found.theorem], math.isfinite(found.epsilon)
     return {
         "standing": judged(found.epsilon, found.standing),
-        "sentence": str(found) if math.isfinite(found.epsilon) else f"{NOTHING} ({because})" if because else NOTHING,
+        "claim": found.claim if finite else otherwise,
+        "sentence": str(found) if finite else otherwise,
         "theorem_title": theorem.title,
         "theorem_source": theorem.source,
-    }
-
-
-def option_words(option: Option, adjacency: Adjacency) -> dict[str, Any]:
-    """The same for an option of a plan; one that is refused says why."""
-    theorem = THEOREMS.get(option.theorem)
-    return {
-        "standing": judged(option.epsilon, option.standing),
-        "sentence": option.sentence(adjacency) if math.isfinite(option.epsilon) else option.why or NOTHING,
-        "theorem_title": theorem and theorem.title,
-        "theorem_source": theorem and theorem.source,
     }

@@ -1,6 +1,6 @@
-"""Where to write names beside points: both backends write text where they are told, also onto other text.
+"""Where to write names beside points: both renderers write text where they are told, also onto other text.
 
-Lengths are in points of a picture whose names are written in 9 point letters; a backend with other letters scales.
+Lengths are in points of a picture whose names are written in 9 point letters; a renderer with other letters scales.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmerge.figures import style
+from dpmerge.figures.picture import NamedPoint, Panel
 from dpmerge.profiles import FloatArray
 
 LETTER = 9.0
@@ -43,10 +44,24 @@ class Label:
         return {1: low, 0: middle, -1: high}[(self.right, self.up)[axis]]
 
 
+def place_names(panel: Panel, width: float, height: float) -> list[tuple[NamedPoint, Label | None]]:
+    """The panel's points with their names, for axes of this size."""
+
+    def at(x: float, y: float) -> Place:
+        return width * panel.across.share(x), height * panel.up.share(y)
+
+    drawn: list[list[Place]] = []
+    for line in panel.lines:
+        corners = [at(*corner) for corner in line.corners()]
+        drawn += [corners] if line.joined else [[corner] for corner in corners]
+    names, spots = [point.name for point in panel.points], [at(point.x, point.y) for point in panel.points]
+    return list(zip(panel.points, place(names, spots, drawn, (width, height)), strict=True))
+
+
 def place(names: Sequence[str], spots: Sequence[Place], lines: Sequence[Sequence[Place]], frame: Place) -> list[Label | None]:
     """A label for each name, clear of all points and other names and on as little of the lines as possible.
 
-    `frame` is the size of the axes; a name that finds no place at all gets None.
+    `frame` is the size of the axes; an empty name, and one that finds no place at all, gets None.
     """
     marks = [(x - _CLEAR, y - _CLEAR, x + _CLEAR, y + _CLEAR) for x, y in spots]
     covered = np.concatenate([np.empty((0, 2)), *(_sampled(line) for line in lines)])
@@ -60,7 +75,7 @@ def place(names: Sequence[str], spots: Sequence[Place], lines: Sequence[Sequence
             box = _box(label, spot)
             if _fits(box, frame) and not any(_overlap(box, other) for other in others):
                 costs.append((rank + 10 * _inside(covered, box), rank))
-        best = choices[min(costs)[1]] if costs else None
+        best = choices[min(costs)[1]] if costs and name else None
         if best is not None:
             written.append(_box(best, spot))
         labels.append(best)

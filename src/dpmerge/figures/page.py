@@ -7,8 +7,9 @@ that whoever opens it is told to nobody.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+
+from dpmerge.figures.picture import Picture, Table
+from dpmerge.figures.web import web_figure
 
 _POLICY = "; ".join(
     (
@@ -66,14 +67,17 @@ tbody th {{ font-weight: 600; }}
 """
 
 
-def page(title: str, subtitle: str, warning: str | None, figure: Mapping[str, Any], sections: Iterable[str]) -> str:
-    """The whole page: `figure` is what `web_figure` gives, `sections` are pieces of HTML made by the functions below."""
+def page(picture: Picture) -> str:
+    """The whole page of one picture."""
+    read = prose("How to read this", picture.caption, picture.how_to_read)
     parts = [
-        heading(title, subtitle, warning),
-        picture(title, figure, "plot", "The plot needs JavaScript; the tables below do not."),
-        *sections,
+        heading(picture.title, picture.subtitle, picture.warning),
+        plot(picture, "plot", "The plot needs JavaScript; the tables below do not."),
+        read,
+        *(prose(title, *paragraphs) for title, paragraphs in picture.more.items()),
+        *(f"<h2>{html.escape(table.heading)}</h2>\n{grid(table)}" for table in picture.numbers()),
     ]
-    return whole(title, "\n".join(parts))
+    return whole(picture.title, "\n".join(parts))
 
 
 def whole(title: str, body: str, style: str = "") -> str:
@@ -87,24 +91,19 @@ def heading(title: str, subtitle: str, warning: str | None) -> str:
     return f'<h1>{html.escape(title)}</h1>\n<p class="quiet">{html.escape(subtitle)}</p>{beware}'
 
 
-def picture(title: str, figure: Mapping[str, Any], identifier: str, without: str, *, with_library: bool = True) -> str:
-    """An interactive picture, and what to say where there is no JavaScript."""
-    drawn = plot(figure, identifier, with_library=with_library)
-    told = f"<noscript>{html.escape(without)}</noscript>"
-    return f'<figure tabindex="0" aria-label="{html.escape(title)}">\n{drawn}\n{told}\n</figure>'
-
-
-def plot(figure: Mapping[str, Any], identifier: str, *, with_library: bool = True) -> str:
-    """An interactive picture as a piece of HTML; the first one of a page brings plotly.js with it.
+def plot(picture: Picture, identifier: str, without: str, *, with_library: bool = True) -> str:
+    """An interactive picture, and what to say where there is no JavaScript; the first one of a page brings plotly.js with it.
 
     The identifier is given, because a random one would make every drawing a different file.
     """
     import plotly.graph_objects as go
 
+    figure = web_figure(picture)
     # Templates are known by name to the Python library only: it writes them out for plotly.js.
     drawn = go.Figure(figure["data"], {"template": "plotly_white", **figure["layout"]})
     made: str = drawn.to_html(full_html=False, include_plotlyjs=with_library, div_id=identifier, config=_CONFIG)
-    return made
+    told = f"<noscript>{html.escape(without)}</noscript>"
+    return f'<figure tabindex="0" aria-label="{html.escape(picture.title)}">\n{made}\n{told}\n</figure>'
 
 
 def prose(heading: str, *paragraphs: str) -> str:
@@ -112,21 +111,15 @@ def prose(heading: str, *paragraphs: str) -> str:
     return f"<h2>{html.escape(heading)}</h2>\n" + "\n".join(f"<p>{html.escape(text)}</p>" for text in paragraphs if text)
 
 
-def table(heading: str, caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A heading and a table whose first column names the rows."""
-    return f"<h2>{html.escape(heading)}</h2>\n{grid(caption, columns, rows)}"
-
-
-def grid(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column names the rows."""
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in columns)
+def grid(table: Table) -> str:
+    """A table; wider than a phone, it is scrolled, by keyboard as well."""
+    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in table.columns)
     lines = [
         f'<tr><th scope="row">{html.escape(first)}</th>' + "".join(f"<td>{html.escape(text)}</td>" for text in rest) + "</tr>"
-        for first, *rest in rows
+        for first, *rest in table.rows
     ]
-    name = html.escape(caption)
+    name = html.escape(table.caption)
     return (
-        # Wider than a phone, it is scrolled, by keyboard as well.
         f'<div class="table" role="region" tabindex="0" aria-label="{name}"><table>\n<caption>{name}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody>\n</table></div>"
     )

@@ -1,4 +1,4 @@
-"""How things look and what they are called, in every backend: colour says the rule, dashes and markers say it again.
+"""How things look and what they are called, in every picture: colour says the rule, dashes and markers say it again.
 
 The palette is Okabe and Ito's, which colour-blind readers can tell apart; nothing is told by colour alone. What is
 conditional is grey or pale, dotted and hollow, and its label says so.
@@ -23,7 +23,10 @@ Dashes = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Look:
-    """A line and its markers: matplotlib's name of the marker and dash lengths, and plotly's name of either."""
+    """A line and its markers: matplotlib's name of the marker and dash lengths, and plotly's name of either.
+
+    References are thin.
+    """
 
     colour: str
     marker: str
@@ -31,6 +34,7 @@ class Look:
     dashes: Dashes
     dash: str
     hollow: bool
+    thin: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,45 +48,87 @@ class Mark:
     size: float
 
 
-MODEL = Mark("input model alone", INK, "*", "star", 12)
-JOINT = Mark("joint release", "#CC79A7", "P", "cross", 10)
+MARKS = {
+    "model": Mark("input model alone", INK, "*", "star", 12),
+    "joint": Mark("joint release", "#CC79A7", "P", "cross", 10),
+}
 
-_COLOURS = {
+_RULE_COLOURS = {
     ("selection", "proved"): "#0072B2",
     ("selection", "conditional"): "#7FB2D1",
     ("combination", "proved"): "#D55E00",
     ("combination", "conditional"): "#8A8A8A",
 }
-_OTHER_COLOURS = {"proved": "#009E73", "conditional": "#80C4AE"}
-_MARKERS = {
+_RULE_MARKERS = {
     ("selection", "pld"): ("o", "circle"),
     ("selection", "rdp"): ("X", "x"),
     ("combination", "pld"): ("s", "square"),
     ("combination", "rdp"): ("^", "triangle-up"),
+    ("joint", "pld"): ("P", "cross"),
+    ("joint", "rdp"): ("8", "octagon"),
+    ("conditional", "pld"): ("D", "diamond"),
+    ("conditional", "rdp"): ("v", "triangle-down"),
 }
-_CONDITIONAL_MARKERS = {"pld": ("D", "diamond"), "rdp": ("v", "triangle-down")}
-_DASHES: dict[tuple[str, str], tuple[Dashes, str]] = {
+_RULE_DASHES: dict[tuple[str, str], tuple[Dashes, str]] = {
     ("proved", "pld"): ((), "solid"),
     ("proved", "rdp"): ((6, 2.5), "dash"),
     ("conditional", "pld"): ((1, 1.4), "dot"),
     ("conditional", "rdp"): ((1, 3.2), "1px,5px"),
 }
+# For methods that have no look of their own above: Okabe and Ito's other colours. Colour, dashes and marker change together,
+# and dashes move on by one when the colours are used up, so that 25 lines differ in more than colour.
+_COLOURS = ("#009E73", "#E69F00", "#56B4E9", INK, "#CC79A7")
+_DASHES: tuple[tuple[Dashes, str], ...] = (
+    ((), "solid"),
+    ((6, 2, 1.5, 2), "dashdot"),
+    ((9, 3), "longdash"),
+    ((3, 2), "4px,3px"),
+    ((9, 2, 1.5, 2, 1.5, 2), "longdashdot"),
+)
+_MARKERS = (
+    ("p", "pentagon"),
+    (">", "triangle-right"),
+    ("<", "triangle-left"),
+    ("d", "diamond-tall"),
+    ("h", "hexagon"),
+    ("*", "star"),
+    ("H", "hexagon2"),
+)
+_REFERENCE_DASHES: tuple[tuple[Dashes, str], ...] = (((4, 2, 1, 2), "dashdot"), ((), "solid"), ((8, 3), "longdash"))
+_REFERENCE_MARKERS = (("_", "line-ew-open"), ("x", "x-thin-open"), ("+", "cross-thin-open"))
 
 
-def look(rule: str, by: str, standing: str) -> Look:
-    """The look of a curve; a rule or accountant that is not known here still gets one of its own."""
-    marker, symbol = _MARKERS.get((rule, by), ("p", "pentagon"))
-    if standing == "conditional":
-        marker, symbol = _CONDITIONAL_MARKERS.get(by, ("p", "pentagon"))
-    dashes, dash = _DASHES.get((standing, by), ((6, 2, 1.5, 2), "dashdot"))
-    colour = _COLOURS.get((rule, standing), _OTHER_COLOURS[standing])
+def looks(lines: Mapping[str, tuple[str | None, str | None, str]]) -> dict[str, Look]:
+    """A look for every name, given its rule, accountant and standing."""
+    found: dict[str, Look] = {}
+    others = references = 0
+    for name, (rule, by, standing) in lines.items():
+        if standing == "reference":
+            kind = references % len(_REFERENCE_DASHES)
+            found[name] = Look(QUIET, *_REFERENCE_MARKERS[kind], *_REFERENCE_DASHES[kind], hollow=False, thin=True)
+            references += 1
+        elif rule in ("selection", "combination", "joint"):
+            found[name] = _of_rule(rule, by or "", "conditional" if standing == "conditional" else "proved")
+        else:
+            colour, marker = _COLOURS[others % len(_COLOURS)], _MARKERS[others % len(_MARKERS)]
+            dashes = _DASHES[(others + others // len(_COLOURS)) % len(_DASHES)]
+            hollow = standing == "conditional"
+            found[name] = _look(colour, marker, ((1, 1.4), "dot") if hollow else dashes, hollow)
+            others += 1
+    return found
+
+
+def _of_rule(rule: str, by: str, standing: str) -> Look:
+    """The look that the rule and the accountant have in every picture."""
     hollow = standing == "conditional"
-    return Look(colour, marker, f"{symbol}-open" if hollow else symbol, dashes, dash, hollow)
+    marker = _RULE_MARKERS.get(("conditional" if hollow and rule != "joint" else rule, by), ("h", "hexagon"))
+    dashes = _RULE_DASHES.get((standing, by), ((6, 2, 1.5, 2), "dashdot"))
+    return _look(_RULE_COLOURS.get((rule, standing), MARKS["joint"].colour), marker, dashes, hollow)
 
 
-def label(title: str, by: str, standing: str) -> str:
-    """The name of a curve in the legend."""
-    return f"{title}, {by.upper()}" + (", conditional" if standing == "conditional" else "")
+def _look(colour: str, marker: tuple[str, str], dashes: tuple[Dashes, str], hollow: bool) -> Look:
+    shape, symbol = marker
+    return Look(colour, shape, f"{symbol}-open" if hollow else symbol, *dashes, hollow)
 
 
 def epsilon_text(value: float | None) -> str:
@@ -92,11 +138,6 @@ def epsilon_text(value: float | None) -> str:
     ('6.459', '1e-5', '∞')
     """
     return "∞" if value is None else significant(value, 4).replace("e-0", "e-")
-
-
-def equals(value: float, kind: str | None) -> str:
-    """A utility after its label."""
-    return f"{'≈' if kind == 'interpolated' else '='} {value:.4g}"
 
 
 def utility_text(value: float | None, kind: str | None = None) -> str:
@@ -128,24 +169,13 @@ def plotly_text(text: str) -> str:
     return html.escape(text, quote=False).replace("$", "&#36;")
 
 
-def hover_text(lines: Iterable[str]) -> str:
-    """Lines for plotly's hover label. Pass them as `customdata`: within a template, a name would be read as part of it."""
-    return "<br>".join(plotly_text(short(line, 60)) for line in lines)
-
-
 def log_ticks(low: float, high: float, most: int = 9) -> list[float]:
     """Round numbers in [low, high] for a logarithmic axis: as many as possible, but not more than `most`."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = max(1, math.ceil(len(decades) / most))
     densest = [float(f"1e{decade}") for decade in decades[::every] if low <= float(f"1e{decade}") <= high]
-    for tenths in (
-        (10, 30),
-        (10, 20, 50),
-        (10, 20, 30, 50),
-        (10, 15, 20, 30, 40, 50, 60, 80),
-        range(10, 100, 5),
-        range(10, 100),
-    ):
+    few = ((10, 30), (10, 20, 50), (10, 20, 30, 50), (10, 15, 20, 30, 40, 50, 60, 80))
+    for tenths in (*few, range(10, 100, 5), range(10, 100)):
         ticks = [float(f"{tenth}e{decade - 1}") for decade in decades for tenth in tenths]
         inside = [tick for tick in ticks if low <= tick <= high]
         if len(densest) <= len(inside) <= most:

@@ -1,12 +1,30 @@
-"""A document as the JSON file it is read back from."""
+"""Files that appear whole, and documents as JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from dpmerge.errors import FigureError
+
+
+def write_whole(content: bytes, path: Path) -> None:
+    """The file appears complete or not at all."""
+    temporary = path.with_name(f".dpmerge-{secrets.token_hex(6)}.part")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FigureError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def finite_or_null(value: Any) -> Any:

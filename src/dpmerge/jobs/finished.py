@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dpmerge.errors import JobError
@@ -25,26 +24,22 @@ class Finished:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
-        except OSError as fault:
-            raise self._unwritable(fault) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._results = dict(self._read())
-        except BlockingIOError:
-            self._file.close()
-            raise JobError(f"another run is using {path}; let it end, or name another file") from None
-        except OSError as fault:
-            self._file.close()
-            raise self._unwritable(fault) from None
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = stack.enter_context(path.open("a+b"))
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._results = dict(self._read())
+            except BlockingIOError:
+                raise JobError(f"another run is using {path}; let it end, or name another file") from None
+            except OSError as fault:
+                raise self._unwritable(fault) from None
+            stack.pop_all()
 
     def __contains__(self, key: str) -> bool:
         return key in self._results
 
     def get(self, key: str) -> Any:
-        """The result kept under this key; `KeyError` if there is none."""
         return self._results[key]
 
     def put(self, key: str, result: Any) -> None:
@@ -63,14 +58,13 @@ class Finished:
         self._results[key] = result
 
     def close(self) -> None:
-        """Let go of the file. Nothing is lost by it: what could not be written has been reported by `put`."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # nothing is lost: what could not be written has been reported by `put`
             self._file.close()
 
     def __enter__(self) -> Finished:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> Iterator[tuple[str, Any]]:

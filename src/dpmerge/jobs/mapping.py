@@ -1,16 +1,16 @@
-"""One function over many items: in this process, on all cores, or on a Dask cluster. Joblib does the work."""
+"""One function over many items: in this process, on all cores, or on a Dask cluster."""
 
 from __future__ import annotations
 
-import logging
 import pickle
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from importlib import import_module
+from itertools import islice
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from dpmerge.errors import JobError
@@ -19,9 +19,10 @@ from dpmerge.jobs.progress import Progress
 
 T = TypeVar("T")
 R = TypeVar("R")
-Piece = Callable[[], tuple[int, R]]
 
 _PATIENCE = 5  # seconds for a scheduler to answer, and as many for its first worker to appear
+# All cores are busy with pieces: a second BLAS thread in one only gets in the way of the others.
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")}
 
 
 def run_all(
@@ -48,16 +49,17 @@ def run_all(
     if jobs == 0:
         raise JobError("0 processes do no work; give a number of processes, or -1 for one on each core")
     results: dict[int, R] = {}
-    keys = () if finished is None else _one_key_each(keys, items)
     if finished is not None:
+        if keys is None or len(keys) != len(items) or len(set(keys)) != len(keys):
+            raise JobError("finished work is found again by its key; give every item a key of its own")
         results = {index: finished.get(key) for index, key in enumerate(keys) if key in finished}
-    pieces = [partial(_piece, function, index, item) for index, item in enumerate(items) if index not in results]
+    pieces = {index: item for index, item in enumerate(items) if index not in results}
     if progress is not None:
         progress.start(len(pieces), f"({len(results)} finished before)" if results else "")
     try:
-        with _started(pieces, cluster, jobs) as completed:
+        with closing(_completed(function, pieces, cluster, jobs)) as completed:
             for index, result in completed:
-                if finished is not None:
+                if finished is not None and keys is not None:
                     finished.put(keys[index], result)
                     result = finished.get(keys[index])
                 results[index] = result
@@ -76,79 +78,100 @@ class _Lost(Exception):
     """Work that will not come back, for reasons that are not its own."""
 
 
-def _piece(function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
-    return index, function(item)
-
-
-def _one_key_each(keys: Sequence[str] | None, items: Sequence[T]) -> Sequence[str]:
-    if keys is None or len(keys) != len(items) or len(set(keys)) != len(keys):
-        raise JobError("finished work is found again by its key; give every item a key of its own")
-    return keys
-
-
-def _started(pieces: Sequence[Piece[R]], cluster: str | None, jobs: int) -> AbstractContextManager[Iterator[tuple[int, R]]]:
-    """The work under way: results as they complete. Leaving it early gives up what has not completed."""
+def _completed(
+    function: Callable[[T], R], pieces: dict[int, T], cluster: str | None, jobs: int
+) -> Generator[tuple[int, R], None, None]:
+    """Results by index as they complete; closing it gives up what has not completed."""
     if not pieces:
-        return nullcontext(iter(()))
-    if cluster is not None:
-        return _on_cluster(pieces, cluster)
-    if jobs == 1 or len(pieces) == 1:
-        return nullcontext(piece() for piece in pieces)
-    return _on_cores(pieces, jobs)
+        return
+    if cluster is None and (jobs == 1 or len(pieces) == 1):
+        yield from ((index, function(item)) for index, item in pieces.items())
+        return
+    waiting = iter(pieces.items())
+    running: dict[Future[bytes], int] = {}
+    done: SimpleQueue[Future[bytes]] = SimpleQueue()
+    with _on_cores(jobs, running) if cluster is None else _on_cluster(cluster) as (executor, ahead):
+        while True:
+            try:
+                for index, item in islice(waiting, None if ahead is None else ahead - len(running)):
+                    future = executor.submit(_attempt, _dumps((function, item)))
+                    running[future] = index
+                    future.add_done_callback(done.put)
+                if not running:
+                    return
+                future = done.get()
+                packed = future.result()
+            except BrokenProcessPool:
+                raise _Lost("a worker process died: killed, crashed or out of memory") from None
+            except CancelledError:
+                raise _Lost(f"the scheduler at {cluster} has gone away") from None
+            except Exception as fault:  # not the piece's own, which comes back as a result
+                raise _Lost(f"a piece of work could not be done: {_in_short(fault.__cause__ or fault)}") from None
+            result, error = pickle.loads(packed)
+            if error is not None:
+                raise error
+            yield running.pop(future), result
 
 
-@contextmanager
-def _on_cores(pieces: Sequence[Piece[R]], jobs: int) -> Iterator[Iterator[tuple[int, R]]]:
-    from joblib.externals.loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped, unused-ignore]
-
-    # All cores are busy with pieces: a second BLAS thread in one only gets in the way of the others. And if this process is
-    # killed, its workers notice only that they are idle: the default lets them stay for five minutes.
-    loky: dict[str, Any] = {"backend": "loky", "n_jobs": jobs, "inner_max_num_threads": 1, "idle_worker_timeout": 10}
+def _attempt(packed: bytes) -> bytes:
+    """Do one piece in a worker. Its result or error is pickled here, so that one that cannot be pickled is said."""
+    function, item = pickle.loads(packed)
     try:
-        with _without_its_last_words(), _through_joblib(pieces, **loky) as completed:
-            yield completed
-    except TerminatedWorkerError:
-        raise _Lost("a worker process died: killed, crashed or out of memory") from None
+        return _dumps((function(item), None))
+    except Exception as error:
+        fault = error
+    try:
+        pickle.loads(attempt := _dumps((None, fault)))
+    except Exception:
+        return _dumps((None, RuntimeError(f"{type(fault).__name__}: {fault}")))
+    return attempt
+
+
+def _dumps(value: Any) -> bytes:
+    """Pickled, also if a script or a notebook defines it."""
+    return bytes(import_module("cloudpickle").dumps(value))
 
 
 @contextmanager
-def _on_cluster(pieces: Sequence[Piece[R]], address: str) -> Iterator[Iterator[tuple[int, R]]]:
-    """Should the cluster lose all its workers, this waits, as Dask does, for others to join it."""
+def _on_cores(jobs: int, running: Mapping[Future[bytes], int]) -> Iterator[tuple[Executor, int | None]]:
+    """Processes of this machine, kept for the next call; and how many pieces to hand out at a time."""
+    joblib, loky = import_module("joblib"), import_module("joblib.externals.loky")
+    workers = joblib.effective_n_jobs(jobs)
+    # If this process is killed, its workers notice only that they are idle.
+    executor = loky.get_reusable_executor(workers, timeout=10, env=_ONE_THREAD)
+    try:
+        yield executor, 2 * workers
+    finally:
+        if running:
+            # loky fails when it is shut down with pieces that it has not begun to hand to workers. So few are handed out
+            # that it takes each at once.
+            while not all(future.running() or future.done() for future in running):
+                time.sleep(0.001)
+            executor.shutdown(kill_workers=True)
+
+
+@contextmanager
+def _on_cluster(address: str) -> Iterator[tuple[Executor, int | None]]:
+    """All pieces at once: the scheduler has a queue of its own, and workers that join later find work in it.
+
+    Should the cluster lose all its workers, this waits, as Dask does, for others to join it.
+    """
     try:
         distributed: Any = import_module("distributed")  # its types are too few for a strict reader
     except ImportError:
         raise JobError("running on a cluster needs Dask; install dpmerge[cluster]") from None
 
     _greet(distributed, address)
-    with _without_its_logs(), distributed.Client(address, timeout=_PATIENCE, set_as_default=False) as client:
-        backend = _dask_backend(client)
+    with distributed.Client(address, timeout=_PATIENCE, set_as_default=False) as client:
         try:
-            backend.effective_n_jobs(-1)
+            client.wait_for_workers(1, timeout=_PATIENCE)
         except TimeoutError:
             raise JobError(f"the cluster at {address} has no workers; start some and connect them to it") from None
+        executor = client.get_executor(pure=False)
         try:
-            packed = [partial(_packed, piece) for piece in pieces]
-            # All at once: the scheduler has a queue of its own, and workers that join later find work in it.
-            with _through_joblib(packed, pre_dispatch="all", backend=backend) as completed:
-                yield map(pickle.loads, completed)
-        except CancelledError:
-            raise _Lost(f"the scheduler at {address} has gone away") from None
-
-
-@contextmanager
-def _through_joblib(calls: Sequence[Callable[[], R]], pre_dispatch: str = "2*n_jobs", **where: Any) -> Iterator[Iterator[R]]:
-    from joblib import Parallel, delayed, parallel_config  # type: ignore[import-untyped, unused-ignore]
-
-    with parallel_config(**where):
-        # One piece at a time: joblib's batches would hold back, and on an error lose, results that are there.
-        parallel = Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch=pre_dispatch)
-        completed = parallel(delayed(call)() for call in calls)
-    try:
-        yield completed
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that results go unused: whoever leaves early knows
-            completed.close()
+            yield executor, None
+        finally:
+            executor.shutdown(wait=False)
 
 
 def _greet(distributed: Any, address: str) -> None:
@@ -166,74 +189,6 @@ def _greet(distributed: Any, address: str) -> None:
             thread.submit(asyncio.run, asyncio.wait_for(greet(), _PATIENCE)).result()
     except Exception as fault:  # a stranger's answer can be wrong in any way
         raise JobError(f"no Dask scheduler answers at {address} ({_in_short(fault)})") from None
-
-
-@contextmanager
-def _without_its_last_words() -> Iterator[None]:
-    """Left early, loky's thread now and then stumbles over a piece just given up, and Python would print where."""
-    told = threading.excepthook
-
-    def tell(args: threading.ExceptHookArgs) -> None:
-        if not (args.exc_type is KeyError and args.thread is not None and args.thread.name == "ExecutorManagerThread"):
-            told(args)
-
-    threading.excepthook = tell
-    try:
-        yield
-    finally:
-        threading.excepthook = told
-
-
-@contextmanager
-def _without_its_logs() -> Iterator[None]:
-    """Left early, Dask's client logs the tracebacks of all it was about to do; the error that ended the work says enough."""
-    loggers = [logging.getLogger(name) for name in ("distributed.client", "tornado.application")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _dask_backend(client: Any) -> Any:
-    from joblib._dask import DaskDistributedBackend  # type: ignore[import-untyped, unused-ignore]
-
-    class Backend(DaskDistributedBackend):  # type: ignore[misc]
-        """Joblib's own, with two faults of joblib 1.6 mended."""
-
-        def effective_n_jobs(self, n_jobs: int) -> int:
-            """At least 2: for a cluster of one thread joblib would run everything in this process instead."""
-            return max(2, int(super().effective_n_jobs(n_jobs)))
-
-        def submit(self, func: Any, callback: Callable[[Any], None]) -> Future[Any]:
-            """Report failure too: joblib waits without end for a piece that no worker could begin, or survived."""
-
-            def report(done: Future[Any]) -> None:
-                if fault := done.exception():  # not raised by the piece: joblib brings that back as a result
-                    callback(_Lost(f"the cluster could not do a piece of work: {_in_short(fault.__cause__ or fault)}"))
-
-            future: Future[Any] = super().submit(func, callback)
-            future.add_done_callback(report)
-            return future
-
-    return Backend(client=client, wait_for_workers_timeout=_PATIENCE)
-
-
-def _packed(piece: Piece[R]) -> bytes:
-    """What a piece returns or raises, such that it arrives: for what does not pickle joblib with Dask waits without end."""
-    cloudpickle: Any = import_module("cloudpickle")  # which Dask brings: writes pickles of what a script defines, too
-    try:
-        return bytes(cloudpickle.dumps(piece()))
-    except Exception as error:
-        fault = error
-    try:
-        pickle.loads(cloudpickle.dumps(fault))
-    except Exception:
-        fault = RuntimeError(f"{type(fault).__name__}: {fault}")
-    raise fault
 
 
 def _in_short(error: BaseException) -> str:

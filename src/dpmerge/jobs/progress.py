@@ -10,16 +10,13 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Whoever wants to be told how far the work is."""
+    """Whoever is told how far the work is: `total` pieces begin, one more is done, and the end with or without success."""
 
-    def start(self, total: int, label: str) -> None:
-        """The work begins: `total` pieces, and a few words about them."""
+    def start(self, total: int, label: str) -> None: ...
 
-    def advance(self) -> None:
-        """One more piece is finished."""
+    def advance(self) -> None: ...
 
-    def finish(self) -> None:
-        """The work has ended, with or without success."""
+    def finish(self) -> None: ...
 
 
 class ProgressBar:
@@ -33,41 +30,25 @@ class ProgressBar:
         self._bar: RichProgress | None = None
 
     def start(self, total: int, label: str) -> None:
-        """Draw the empty bar."""
         if not sys.stderr.isatty():
             return
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress as RichProgress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
 
         self.finish()
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
+        counts = (progress.TaskProgressColumn(), progress.MofNCompleteColumn())
+        times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+        columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *counts, *times)
         # Stdout belongs to the results: Rich would otherwise send what is printed there to the bar's console, stderr.
-        self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+        self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
         self._bar.add_task(" ".join(filter(None, (self._title, label))), total=total)
         self._bar.start()
 
     def advance(self) -> None:
-        """Move the bar by one piece."""
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
 
     def finish(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -30,24 +31,108 @@ from dpmerge.planning.points import (
     combination_points,
     named,
     selection_assumptions,
+    warned,
 )
 from dpmerge.planning.simplex import simplex_grid
 from dpmerge.planning.utility import Utilities
 from dpmerge.profiles import Profile, run_profile
-from dpmerge.records import Portfolio
-from dpmerge.rules import Joint, Target, about_delta, round_up
+from dpmerge.records import Adjacency, Portfolio
+from dpmerge.rules import Joint, Standing, Target, round_up
 
 Judge = Callable[[Sequence[Point]], list[dict[str, Any]]]
 _FIRST_ROUND = 9
 _TITLES: dict[Account, str] = {"proved": "linear combination", "formula": "linear combination (papers' formula)"}
 
 
+@dataclass(frozen=True)
+class ModelAlone:
+    """A model with its ε by each accountant."""
+
+    name: str
+    epsilon: dict[Accountant, float]
+    utility: float = 0.0
+
+    @property
+    def smallest(self) -> float:
+        return min(self.epsilon.values())
+
+
+@dataclass(frozen=True)
+class JointPoint:
+    """Joint release of all models."""
+
+    epsilon: float
+    utility: float
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best that a target allows, if anything."""
+
+    epsilon: float
+    utility: float | None
+    weights: dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Weights that were tried; `on_frontier` if nothing tried with a smaller ε is as useful."""
+
+    epsilon: float
+    utility: float
+    weights: dict[str, float]
+    utility_kind: Literal["measured", "interpolated", "given"]
+    on_frontier: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One rule by one accountant: the best at every target (`exact`), or what was tried; `refused` says why there is none."""
+
+    rule: str
+    by: Accountant
+    standing: Standing
+    title: str
+    exact: bool
+    points: tuple[Best | Tried, ...]
+    refused: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = {**asdict(self), "points": [asdict(point) for point in self.points]}
+        if not self.exact:
+            del plain["refused"]
+        return plain
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Utility against ε at one δ (docs/frontier.md describes the document)."""
+
+    delta: float
+    adjacency: Adjacency
+    provenance: str
+    utilities_source: str
+    utility_label: str
+    warning: str | None
+    assumptions: dict[str, list[str]]
+    models: tuple[ModelAlone, ...]
+    joint: JointPoint | None
+    curves: tuple[Curve, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The picture's document."""
+        plain = {"kind": "frontier", **asdict(self), "models": [asdict(model) for model in self.models]}
+        return {**plain, "curves": [curve.as_dict() for curve in self.curves]}
+
+
 def frontier(
     portfolio: Portfolio,
     *,
-    accounting: Accounting,
+    delta: float,
     epsilons: Sequence[float],
     utility: Utilities | None = None,
+    accounting: Accounting | None = None,
     scorer: Scorer | None = None,
     scored: Literal["private", "stand-ins"] = "private",
     edge_points: int = 25,
@@ -55,54 +140,57 @@ def frontier(
     points: Sequence[Point] | None = None,
     run: Mapper = run_all,
     progress: Callable[[str], None] = lambda label: None,
-) -> dict[str, Any]:
-    """The frontier as plain data (docs/frontier.md describes it). A scorer's measurements take the place of `utility`."""
-    targets = check_frontier(accounting, epsilons, utility, scorer, edge_points, step)
+) -> Frontier:
+    """What every target ε would give at δ. A scorer's measurements take the place of `utility`."""
+    accounting = accounting or Accounting()
+    targets = check_frontier(delta, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")
-    models = _models(portfolio, accounting)
-    accounts: tuple[Account, ...] = ("proved",) if accounting.assume_smoothness == 0 else ("proved", "formula")
+    models = _models(portfolio, delta, accounting)
+    formula = accounting.assume_smoothness == 0
+    accounts: tuple[Account, ...] = ("proved",) if formula else ("proved", "formula")
+    titles = {account: _TITLES["formula" if formula else account] for account in accounts}
     progress("")
-    judge = partial(combination_points, portfolio, accounting=accounting, run=run, accounts=accounts, scorer=scorer)
+    judge = partial(
+        combination_points, portfolio, delta=delta, accounting=accounting, run=run, accounts=accounts, scorer=scorer
+    )
     if points is None and step is not None:
         points = list(map(tuple, simplex_grid(len(portfolio.names), step).tolist()))
     results = _at(portfolio, points, judge) if points is not None else _on_edges(portfolio, models, edge_points, judge)
-    tried, found = list(results), list(results.values())
     if scorer is not None:
-        scores = dict(zip(tried, (result["score"] for result in found), strict=True))
-        values = tuple(scores[_vertex(portfolio, name)] for name in portfolio.names)
-        looked = scored == "private"
-        whose = "the private models" if looked else "stand-ins"
-        utility = Utilities(values, "after-looking" if looked else "a-priori", f"measured by an evaluator on {whose}")
+        utility = _measured(portfolio, results, scored)
     elif utility is None:
-        known = {model["name"]: _smallest(model["epsilon"]) for model in models}
-        utility = Utilities.less_private_is_more_useful(portfolio, known)
+        utility = Utilities.less_private_is_more_useful(portfolio, {model.name: model.smallest for model in models})
     progress("random selection")
-    curves = [_selection(portfolio, utility, targets, accounting, by) for by in ACCOUNTANTS]
-    for account in accounts:
-        curves += [_combination(portfolio, utility, tried, found, account, by, accounting) for by in ACCOUNTANTS]
-    for model, value in zip(models, utility.values, strict=True):
-        model["utility"] = value
-    joint, joint_assumes = _joint(portfolio, utility, accounting)
-    titles: dict[Account, str] = _TITLES if len(accounts) == 2 else {"proved": _TITLES["formula"]}
-    assumed = [("random selection", selection_assumptions(portfolio, accounting)), ("joint release", joint_assumes)]
-    assumed += [(titles[account], result[account]["assumptions"]) for account in accounts for result in found]
-    return {
-        "kind": "frontier",
-        "delta": accounting.delta,
-        "adjacency": portfolio.adjacency,
-        "provenance": utility.provenance,
-        "utilities_source": utility.source,
-        "utility_label": "score" if scorer is not None else "utility",
-        "warning": _warning(utility, joint, about_delta(accounting.delta, portfolio.models, accounting.shuffle)),
-        "assumptions": assumed_by(assumed),
-        "models": models,
-        "joint": joint,
-        "curves": curves,
-    }
+    curves = [_selection(portfolio, utility, targets, delta, accounting, by) for by in ACCOUNTANTS]
+    for account, title in titles.items():
+        curves += [_combination(portfolio, utility, results, account, by, title) for by in ACCOUNTANTS]
+    joint, joint_assumes = _joint(portfolio, utility, delta, accounting)
+    drawn = selection_assumptions(portfolio, delta, accounting)
+    assumed = [("random selection", drawn), ("joint release", joint_assumes)]
+    assumed += [(titles[account], one[account]["assumptions"]) for account in accounts for one in results.values()]
+    return Frontier(
+        delta,
+        portfolio.adjacency,
+        utility.provenance,
+        utility.source,
+        "utility" if scorer is None else "score",
+        _warning(utility, joint, warned(delta, portfolio, accounting)),
+        assumed_by(assumed),
+        tuple(ModelAlone(m.name, m.epsilon, value) for m, value in zip(models, utility.values, strict=True)),
+        joint,
+        tuple(curves),
+    )
+
+
+def _measured(portfolio: Portfolio, results: dict[Point, dict[str, Any]], scored: Literal["private", "stand-ins"]) -> Utilities:
+    values = tuple(results[_vertex(portfolio, name)]["score"] for name in portfolio.names)
+    looked = scored == "private"
+    whose = "the private models" if looked else "stand-ins"
+    return Utilities(values, "after-looking" if looked else "a-priori", f"measured by an evaluator on {whose}")
 
 
 def check_frontier(
-    accounting: Accounting,
+    delta: float,
     epsilons: Sequence[float],
     utility: Utilities | None,
     scorer: Scorer | None,
@@ -110,11 +198,11 @@ def check_frontier(
     step: float | None,
 ) -> tuple[float, ...]:
     """Refuse what cannot be drawn, before anything is written or computed; the targets in order."""
-    Target(delta=accounting.delta)
+    Target(delta=delta)
     if scorer is not None and utility is not None:
         raise UtilityError("utilities are either given or measured by an evaluator, not both")
     if utility is not None and utility.validation is not None:
-        raise UtilityError("a picture of scores on a private validation set would publish them; use dpmerge plan")
+        raise UtilityError("a picture of scores on a private validation set would publish them; a plan does not show them")
     if edge_points < 1:
         raise TargetError(f"{edge_points} points on an edge are none; give at least 1")
     if step is not None:
@@ -126,23 +214,18 @@ def check_frontier(
     return tuple(sorted(set(epsilons)))
 
 
-def _models(portfolio: Portfolio, accounting: Accounting) -> list[dict[str, Any]]:
+def _models(portfolio: Portfolio, delta: float, accounting: Accounting) -> list[ModelAlone]:
     rows = []
     for name in portfolio.names:
-        rule = partial(Joint, portfolio.weights({name: 1.0}), accounting.shuffle)
-        epsilon: dict[str, float] = {}
+        epsilon: dict[Accountant, float] = {}
         for by in ACCOUNTANTS:
             try:
-                epsilon[by] = rule().guarantee(delta=accounting.delta, by=by, conversion=accounting.conversion).epsilon
+                rule = Joint(portfolio.weights({name: 1.0}), accounting.shuffle)
+                epsilon[by] = rule.guarantee(delta=delta, by=by, conversion=accounting.conversion).epsilon
             except AccountingError:
                 epsilon[by] = math.inf
-        rows.append({"name": name, "epsilon": epsilon})
+        rows.append(ModelAlone(name, epsilon))
     return rows
-
-
-def _smallest(epsilon: dict[str, float]) -> float:
-    """The smallest ε known of a model; a model without any is as useful as can be."""
-    return min(epsilon.values())
 
 
 def _at(portfolio: Portfolio, points: Sequence[Point], judge: Judge) -> dict[Point, dict[str, Any]]:
@@ -151,13 +234,13 @@ def _at(portfolio: Portfolio, points: Sequence[Point], judge: Judge) -> dict[Poi
     return dict(zip(every, judge(every), strict=True))
 
 
-def _on_edges(portfolio: Portfolio, models: list[dict[str, Any]], count: int, judge: Judge) -> dict[Point, dict[str, Any]]:
+def _on_edges(portfolio: Portfolio, models: Sequence[ModelAlone], count: int, judge: Judge) -> dict[Point, dict[str, Any]]:
     """Every model alone, and `count` combinations on each edge from the most private one, close where ε moves fast.
 
     A few shares to begin with; then, in rounds, the middles (in log odds) of the widest gaps in log ε.
     """
     vertices = [_vertex(portfolio, name) for name in portfolio.names]
-    start = vertices[min(range(len(models)), key=lambda index: _smallest(models[index]["epsilon"]))]
+    start = vertices[min(range(len(models)), key=lambda index: models[index].smallest)]
     ends = [vertex for vertex in vertices if vertex != start]
     odds = {end: np.linspace(-6.0, 3.0, min(count, _FIRST_ROUND)).tolist() for end in ends}
     fresh = vertices + [_between(start, end, o) for end in ends for o in odds[end]]
@@ -194,82 +277,75 @@ def _vertex(portfolio: Portfolio, name: str) -> Point:
 
 
 def _selection(
-    portfolio: Portfolio, utility: Utilities, targets: tuple[float, ...], accounting: Accounting, by: Accountant
-) -> dict[str, Any]:
+    portfolio: Portfolio,
+    utility: Utilities,
+    targets: tuple[float, ...],
+    delta: float,
+    accounting: Accounting,
+    by: Accountant,
+) -> Curve:
     profiles: list[Profile] = []
-    conditional = False
+    standing: Standing = "proved"
     found: list[Optimum | None] = [None] * len(targets)
     why = None
     try:
         for model in portfolio.models:
             known = run_profile(model, accounting.shuffle)
-            conditional = conditional or known.conditional
+            standing = "conditional" if known.conditional else standing
             profiles.append(known.profile)
-        found = selection_frontier(profiles, utility.values, targets, accounting.delta, by, accounting.conversion)
+        found = selection_frontier(profiles, utility.values, targets, delta, by, accounting.conversion)
     except AccountingError as error:
         why = str(error)
-    return {
-        "rule": "selection",
-        "by": by,
-        "standing": "conditional" if conditional else "proved",
-        "title": "random selection",
-        "exact": True,
-        "refused": why,
-        "points": [
-            {
-                "epsilon": epsilon,
-                "utility": None if best is None else best.utility,
-                "weights": None if best is None else named(portfolio, best.weights),
-            }
-            for epsilon, best in zip(targets, found, strict=True)
-        ],
-    }
+    points = tuple(
+        Best(epsilon, None, None) if best is None else Best(epsilon, best.utility, named(portfolio, best.weights))
+        for epsilon, best in zip(targets, found, strict=True)
+    )
+    return Curve("selection", by, standing, "random selection", exact=True, points=points, refused=why)
 
 
 def _combination(
     portfolio: Portfolio,
     utility: Utilities,
-    points: list[Point],
-    found: list[dict[str, Any]],
+    results: dict[Point, dict[str, Any]],
     account: Account,
     by: Accountant,
-    accounting: Accounting,
-) -> dict[str, Any]:
-    title = _TITLES["formula" if accounting.assume_smoothness == 0 else account]
-    standings = {result[account]["standing"] for result in found}
+    title: str,
+) -> Curve:
     rows = []
-    for point, result in zip(points, found, strict=True):
+    for point, result in results.items():
         worth, kind = result["score"], "measured"
         if worth is None:
             worth = math.fsum(w * u for w, u in zip(point, utility.values, strict=True))
             kind = "interpolated" if max(point) < 1 else "given"
-        rows.append(
-            {"epsilon": result[account][by], "utility": worth, "weights": named(portfolio, point), "utility_kind": kind}
-        )
-    rows.sort(key=lambda row: (row["epsilon"], -row["utility"]))
+        rows.append(Tried(result[account][by], worth, named(portfolio, point), kind))
     best = -math.inf
-    for row in rows:
-        row["on_frontier"] = math.isfinite(row["epsilon"]) and row["utility"] > best
-        best = max(best, row["utility"]) if math.isfinite(row["epsilon"]) else best
-    standing = "conditional" if "conditional" in standings else "proved"
-    return {"rule": "combination", "by": by, "standing": standing, "title": title, "exact": False, "points": rows}
+    points = []
+    for row in sorted(rows, key=lambda row: (row.epsilon, -row.utility)):
+        better = math.isfinite(row.epsilon) and row.utility > best
+        best = row.utility if better else best
+        points.append(replace(row, on_frontier=better))
+    conditional = any(result[account]["standing"] == "conditional" for result in results.values())
+    standing: Standing = "conditional" if conditional else "proved"
+    return Curve("combination", by, standing, title, exact=False, points=tuple(points))
 
 
-def _joint(portfolio: Portfolio, utility: Utilities, accounting: Accounting) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _joint(
+    portfolio: Portfolio, utility: Utilities, delta: float, accounting: Accounting
+) -> tuple[JointPoint | None, tuple[str, ...]]:
     """Joint release of all models, and what it assumes."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
     try:
-        found = Joint(everyone, accounting.shuffle).guarantee(delta=accounting.delta, conversion=accounting.conversion)
+        found = Joint(everyone, accounting.shuffle).guarantee(delta=delta, conversion=accounting.conversion)
     except AccountingError:
         return None, ()
-    return {"epsilon": found.epsilon, "utility": max(utility.values), "standing": found.standing}, found.assumptions
+    return JointPoint(found.epsilon, max(utility.values), found.standing), found.assumptions
 
 
-def _warning(utility: Utilities, joint: dict[str, Any] | None, about: tuple[str, ...]) -> str | None:
+def _warning(utility: Utilities, joint: JointPoint | None, about: str | None) -> str | None:
     """What the picture does not cover, and a δ at which it promises little."""
-    told = [f"{text}." for text in about]
+    told = [] if about is None else [about]
     if utility.provenance != "a-priori":
-        cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint['epsilon'])}"
+        cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint.epsilon)}"
         told.append(
             "The utilities were measured on the private models, so weights read off this picture are a function of them: the "
             f"curves do not cover such a choice; joint release ({cost}) or tempered selection does (docs/theory.md §4)."

@@ -47,7 +47,7 @@ def selection_optimum(
     question = {
         "selection optimum": [repr(profile) for profile in profiles],
         "utilities": [value.hex() for value in values.tolist()],
-        "asked": [float(epsilon).hex(), float(delta).hex(), by, conversion, code_fingerprint("weights")],
+        "asked": [float(epsilon).hex(), float(delta).hex(), by, conversion, code_fingerprint("planning")],
     }
     answer = remembered(question, solve)
     return None if answer is None else Optimum(tuple(answer[0]), *answer[1:])

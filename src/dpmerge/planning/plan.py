@@ -3,110 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
-from functools import cached_property
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import AccountingError, TargetError
-from dpmerge.planning.draw import tilted_odds
-from dpmerge.planning.feasible import FeasibleSet, blend
-from dpmerge.planning.optimum import selection_optimum
+from dpmerge.errors import TargetError
+from dpmerge.notebook import frame, html_table
+from dpmerge.planning.option import RULES, Option, Question, RuleName
+from dpmerge.planning.points import Accounting
+from dpmerge.planning.search import Search
 from dpmerge.planning.utility import Utilities
-from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, run_profile
-from dpmerge.records import Adjacency, Portfolio, Weights
-from dpmerge.rules import (
-    Accountant,
-    By,
-    Combination,
-    Guarantee,
-    Joint,
-    Rule,
-    Selection,
-    Standing,
-    Target,
-    Tempered,
-    Validated,
-    Validation,
-    require_wanted,
-    round_down,
-    round_up,
-)
+from dpmerge.records import Adjacency, Portfolio
+from dpmerge.rules import Guarantee, Target, Validation, require_wanted, round_down, round_up
 
-RuleName = Literal["selection", "combination", "joint", "tempered", "single"]
-RULES: tuple[RuleName, ...] = ("selection", "combination", "joint", "tempered", "single")
-_GOALS = 6  # a search towards every one of many models would take minutes
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_ORDER: tuple[RuleName, ...] = ("single", "selection", "joint", "tempered", "combination")
+_FIXED: tuple[RuleName, ...] = ("single", "joint")  # their guarantees at δ do not depend on ε
+_KNOWN = 4096  # options of a rule that are kept for other targets
 _LOOKED = (
     "the utilities were measured on the private models, so weights chosen by them are a function of those models: only joint "
     "release of every model looked at, or tempered selection, covers it"
 )
-NOT_DRAWN = (
-    "the scores come from a private validation set, and only a draw by them is paid for: tempered selection, with --kappa, or "
-    "with --validation-epsilon for what the set's records may pay"
-)
 
 
-@dataclass(frozen=True)
-class Option:
-    """One way to release something, with its guarantee at the target's δ (or, where it is saturated, at its ε)."""
-
-    rule: RuleName
-    by: str
-    weights: Mapping[str, float]
-    epsilon: float
-    delta: float
-    standing: str
-    theorem: str
-    expected_utility: float | None
-    feasible: bool
-    why: str
-    utility_kind: Literal["expected", "interpolated", "best of all"] = "expected"
-    assumptions: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls, rule: RuleName, weights: Weights, found: Guarantee, utility: float | None, *, feasible: bool = True, why: str = ""
-    ) -> Option:
-        """These weights with their guarantee; the utility of an average is interpolated between the models'."""
-        return cls(
-            rule=rule,
-            by=found.by,
-            weights=weights.as_dict(),
-            epsilon=found.epsilon,
-            delta=found.delta,
-            standing=found.standing,
-            theorem=found.theorem,
-            expected_utility=utility,
-            feasible=feasible,
-            why=why,
-            utility_kind="interpolated" if rule == "combination" and len(weights.used) > 1 else "expected",
-            assumptions=found.assumptions,
-            details=found.details,
-            warnings=found.warnings,
-        )
-
-    def sentence(self, adjacency: Adjacency) -> str:
-        """The guarantee in the library's words; where it is refused, why."""
-        if self.standing == "refused":
-            return self.why
-        standing, by = cast("Standing", self.standing), cast("Accountant", self.by)
-        found = (self.epsilon, self.delta, adjacency, self.theorem, self.assumptions, standing, by, self.rule, self.weights)
-        return str(Guarantee(*found, warnings=self.warnings))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """The options for one target, best first."""
+    """The options for one target, best first; `known` are all that were found, at any target of this δ."""
 
+    question: Question
     epsilon: float
-    delta: float
-    provenance: str
-    utilities: Mapping[str, float]
-    source: str
     options: tuple[Option, ...]
+    known: tuple[Option, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def delta(self) -> float:
+        return self.question.delta
+
+    @property
+    def provenance(self) -> str:
+        return "a-priori" if self.question.utility is None else self.question.utility.provenance
+
+    @property
+    def source(self) -> str:
+        return (self.question.utility or self.question.shown).source
+
+    @property
+    def utilities(self) -> dict[str, float]:
+        """By which options are ranked; none where scores are private."""
+        if self.question.private_scores:
+            return {}
+        return dict(zip(self.question.portfolio.names, self.question.shown.values, strict=True))
 
     @property
     def best(self) -> Option | None:
@@ -114,34 +62,113 @@ class Plan:
         return next((option for option in self.options if option.feasible), None)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What to beware of, each once."""
-        return tuple(dict.fromkeys(text for option in self.options for text in option.warnings))
-
-    @property
     def closest(self) -> Option:
         """The option with the smallest ε at the target's δ: what to ask for if nothing fits."""
         return min(self.options, key=lambda option: option.epsilon)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to beware of, each once."""
+        found = [option.guarantee for option in self.options if option.guarantee is not None]
+        return tuple(dict.fromkeys(text for guarantee in found for text in guarantee.warnings))
+
+    def at(self, epsilon: float, *, search: Sequence[RuleName] | None = None) -> Plan:
+        """The plan for another ε at the same δ.
+
+        `search` names the rules whose best weights are searched for anew, by default all. With none the answer comes from what
+        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so nothing that is said to fit is less
+        than proved, but it may be less than the best. What a search finds is known to the plan that it returns.
+        """
+        Target(epsilon=epsilon)
+        wanted = [rule for rule in _ORDER if rule in self.question.rules]
+        fresh = [rule for rule in wanted if rule not in _FIXED and (search is None or rule in search)]
+        fixed = [rule for rule in wanted if rule in _FIXED and not any(one.rule == rule for one in self.known)]
+        found = Search(self.question, float(epsilon)).options([rule for rule in wanted if rule in (*fresh, *fixed)])
+        known = _merged(self.known, found)
+        options: list[Option] = []
+        for rule in wanted:
+            candidates = [one for one in (found if rule in fresh else known) if one.rule == rule]
+            if rule not in (*fresh, *_FIXED):
+                candidates = self._best_of(candidates, epsilon)
+            options += [self._judged(one, epsilon) for one in candidates]
+        return Plan(self.question, float(epsilon), tuple(sorted(options, key=lambda one: one.rank)), known)
+
+    def _best_of(self, known: list[Option], epsilon: float) -> list[Option]:
+        """The most useful one that meets the target, else the most private one; nothing of nothing."""
+        fit = [one for one in known if self._meets(one, epsilon)]
+        if fit:
+            return [min(fit, key=lambda one: (-(one.utility or 0.0), one.epsilon))]
+        return [min(known, key=lambda one: one.epsilon)] if known else []
+
+    def _meets(self, option: Option, epsilon: float) -> bool:
+        return option.epsilon <= epsilon and option.delta <= self.delta
+
+    def knowing(self, options: Iterable[Option]) -> Plan:
+        """The same plan, which also knows these options when it is asked for other targets."""
+        return replace(self, known=_merged(self.known, options))
+
+    def targets(self, count: int) -> list[float]:
+        """The ε worth a search: from half the smallest of a model alone to the largest, both ends first, then middles."""
+        known = [found.epsilon for found in self.question.alone.values() if isinstance(found, Guarantee)]
+        alone = [epsilon for epsilon in known if 0 < epsilon < math.inf]
+        low, high = (0.5 * min(alone), max(alone)) if alone else (0.1, 10.0)
+        last = max(1, count - 1)
+        order, step = [0, last], last
+        while step > 1:
+            step = (step + 1) // 2
+            order += range(0, last + 1, step)
+        return [low * (high / low) ** (index / last) for index in dict.fromkeys(order)]
+
+    def _judged(self, option: Option, epsilon: float) -> Option:
+        """The option beside a target: whether it fits, and why not or what it leaves, rounded down."""
+        found = option.guarantee
+        if found is None:
+            return option
+        why, feasible = "", False
+        if not self._meets(option, epsilon):
+            why = f"ε = {round_up(found.epsilon)} at δ = {found.delta:g} is above {epsilon:g}"
+        elif self.question.looked and option.rule not in ("joint", "tempered"):
+            why = _LOOKED
+        elif found.epsilon < epsilon:
+            why, feasible = f"leaves ε = {round_down(epsilon - found.epsilon):g}", True
+        else:
+            why, feasible = f"leaves δ = {round_down(max(0.0, self.delta - found.delta), 3):g}", True
+        return replace(option, within=float(epsilon), feasible=feasible, why=why)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "target": {"epsilon": self.epsilon, "delta": self.delta},
             "provenance": self.provenance,
-            "utilities": dict(self.utilities),
+            "utilities": self.utilities,
             "utilities_source": self.source,
-            "options": [asdict(option) for option in self.options],
+            "options": [option.as_dict() for option in self.options],
         }
 
+    def to_frame(self) -> DataFrame:
+        """The options as a pandas table, with all digits."""
+        return frame(option.as_dict() for option in self.options)
 
-def above(epsilon: float, delta: float, target: float) -> str:
-    """Why something does not fit a target."""
-    return f"ε = {round_up(epsilon)} at δ = {delta:g} is above {target:g}"
+    def __repr__(self) -> str:
+        best = self.best
+        told = "nothing fits" if best is None else f"best is {best!r}"
+        return f"<Plan for ({self.epsilon:g}, {self.delta:g}), {len(self.options)} options; {told}>"
+
+    def _repr_html_(self) -> str:
+        rows = [option.row() for option in self.options]
+        return html_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
-def leaves(room: float) -> str:
-    """What a release leaves of a target; rounded down, never in the user's favour."""
-    return f"leaves ε = {round_down(room):g}"
+def _merged(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
+    """Keep what was found, unless something known of its rule is at least as private and as useful."""
+    kept = list(known)
+    for option in found:
+        same = [one for one in kept if one.rule == option.rule]
+        if option.rule in _FIXED:
+            kept.append(option)
+        elif len(same) < _KNOWN and not any(one.beats(option) for one in same):
+            kept = [one for one in kept if one.rule != option.rule or not option.beats(one)] + [option]
+    return tuple(kept)
 
 
 def plan(
@@ -151,36 +178,36 @@ def plan(
     delta: float,
     utility: Utilities | Mapping[str, float] | None = None,
     rules: Sequence[RuleName] = RULES,
-    by: By = "best",
-    conversion: Conversion = "tight",
     kappa: float | None = None,
     validation_epsilon: float | None = None,
     candidates: Sequence[Mapping[str, float]] = (),
-    assume_smoothness: float | None = None,
-    shuffle: ShuffleAsPoisson | None = None,
-    any_delta: bool = False,
+    accounting: Accounting | None = None,
+    search: Sequence[RuleName] | None = None,
     progress: Callable[[str], None] = lambda label: None,
+    releasing: Callable[..., Any] | None = None,
 ) -> Plan:
-    """Rank what may be released under (ε, δ). `candidates` are linear combinations to try besides those searched for."""
+    """Rank what may be released under (ε, δ). `candidates` are linear combinations to try besides those searched for.
+
+    κ is the strength of tempered selection; for scores on a private validation set it may be given as the ε that its records
+    pay. `search` is that of `Plan.at`, to have some rules searched later. `releasing` is what `Option.release` calls.
+    """
+    accounting = accounting or Accounting()
     Target(epsilon=epsilon)
     Target(delta=delta)
-    require_wanted(delta, any_delta)
-    planner = _Planner(
-        portfolio=portfolio,
-        epsilon=float(epsilon),
-        delta=float(delta),
-        given=utility,
+    require_wanted(delta, accounting.any_delta)
+    known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
+    question = Question(
+        portfolio,
+        float(delta),
+        known,
+        kappa=draw_strength(kappa, validation_epsilon, None if known is None else known.validation, portfolio.adjacency),
         rules=tuple(rules),
-        by=by,
-        conversion=conversion,
-        kappa=kappa,
-        validation_epsilon=validation_epsilon,
-        candidates=tuple(candidates),
-        assume_smoothness=assume_smoothness,
-        shuffle=shuffle,
+        candidates=tuple(portfolio.weights(candidate) for candidate in candidates),
+        accounting=accounting,
         progress=progress,
+        releasing=releasing,
     )
-    return planner.plan()
+    return Plan(question, float(epsilon), ()).at(epsilon, search=search)
 
 
 def draw_strength(
@@ -190,252 +217,9 @@ def draw_strength(
     if validation_epsilon is None:
         return kappa
     if validation is None:
-        raise TargetError("--validation-epsilon only has a meaning for scores measured on a private validation set")
+        raise TargetError("validation_epsilon only has a meaning for scores measured on a private validation set")
     if kappa is not None:
-        raise TargetError("--kappa and --validation-epsilon both say how strong the draw is: give one of them")
+        raise TargetError("kappa and validation_epsilon both say how strong the draw is: give one of them")
     if not (math.isfinite(validation_epsilon) and validation_epsilon >= 0):
         raise TargetError(f"the validation set's epsilon is {validation_epsilon}; it must be finite and not negative")
     return validation.tempered_kappa(validation_epsilon, adjacency)
-
-
-@dataclass
-class _Planner:
-    portfolio: Portfolio
-    epsilon: float
-    delta: float
-    given: Utilities | Mapping[str, float] | None
-    rules: tuple[RuleName, ...]
-    by: By
-    conversion: Conversion
-    kappa: float | None
-    validation_epsilon: float | None
-    candidates: tuple[Mapping[str, float], ...]
-    assume_smoothness: float | None
-    shuffle: ShuffleAsPoisson | None
-    progress: Callable[[str], None]
-
-    def plan(self) -> Plan:
-        self.refusals: dict[str, str] = {}
-        self.progress("each model alone")
-        self.alone = {name: self._alone(name) for name in self.portfolio.names}
-        if self.given is None:
-            self.utility = self._by_privacy()
-        elif isinstance(self.given, Utilities):
-            self.utility = self.given
-        else:
-            self.utility = Utilities.stated(self.portfolio, self.given)
-        provenance, source, self.validation = self.utility.provenance, self.utility.source, self.utility.validation
-        self.looked = provenance != "a-priori"
-        self.kappa = draw_strength(self.kappa, self.validation_epsilon, self.validation, self.portfolio.adjacency)
-        if self.validation is not None:  # a plan is published, and nobody pays for it: not even its weights may know the scores
-            self.utility = self._by_privacy()
-        options: list[Option] = []
-        makers: dict[RuleName, Callable[[], list[Option]]] = {
-            "single": self._singles,
-            "selection": self._selections,
-            "joint": self._joint,
-            "tempered": self._tempered,
-            "combination": self._combinations,
-        }
-        for rule, make in makers.items():
-            if rule in self.rules:
-                self.progress(rule)
-                options.extend(make())
-        values = dict(zip(self.portfolio.names, self.utility.values, strict=True))
-        if self.validation is not None:
-            values, options = {}, [replace(option, expected_utility=None) for option in options]
-        options.sort(key=lambda o: (not o.feasible, -(o.expected_utility or 0.0) if o.feasible else o.epsilon, o.epsilon))
-        return Plan(self.epsilon, self.delta, provenance, values, source, tuple(options))
-
-    # --- the rules ------------------------------------------------------------------------------------------------------
-
-    def _singles(self) -> list[Option]:
-        options = []
-        for name, guarantee in self.alone.items():
-            weights = self._vertex(name)
-            if guarantee is None:
-                options.append(self._refused("single", weights, self.refusals[name]))
-            else:
-                options.append(self._judged("single", weights, guarantee))
-        return options
-
-    def _selections(self) -> list[Option]:
-        options = []
-        accountants: tuple[Literal["pld", "rdp"], ...] = ("pld", "rdp")
-        for by in accountants if self.by in ("best", "gdp") else [name for name in accountants if name == self.by]:
-            try:
-                found = selection_optimum(self.profiles, self.utility.values, self.epsilon, self.delta, by, self.conversion)
-                weights = self._named(found.weights) if found else self._vertex(self._most_private())
-                drawn = Selection(weights, self.shuffle, index_published=True)
-                options.append(self._saturated("selection", weights, drawn, by))
-            except AccountingError as error:
-                options.append(self._refused("selection", self._vertex(self.portfolio.names[0]), str(error)))
-        return options
-
-    def _joint(self) -> list[Option]:
-        """Whatever is made of all models, even after looking at them: worth at least the best of them."""
-        everyone = self._everyone()
-        best = max(self.utility.values)
-        if self.validation is not None:
-            return [self._refused("joint", everyone, NOT_DRAWN)]
-        try:
-            rule = Joint(everyone, self.shuffle, self.portfolio.names)
-            guarantee = rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
-        except AccountingError as error:
-            return [self._refused("joint", everyone, str(error))]
-        return [self._judged("joint", everyone, guarantee, utility=best, kind="best of all")]
-
-    def _tempered(self) -> list[Option]:
-        """From the most private model towards the best selection, as far as the tempered bound allows.
-
-        The base probabilities must not depend on the private models (docs/theory.md §4): if the utilities were measured on
-        them, "less private is more useful" stands in for them there. Private scores may choose among all models if that fits.
-        """
-        if self.kappa is None:
-            return []
-        if not all(0 <= value <= 1 for value in self.utility.values):
-            raise TargetError("tempered selection needs utilities in [0, 1]; rescale them")
-        kappa = self.kappa
-        try:
-            start = self._vertex(self._most_private())
-            base = self._by_privacy() if self.looked else self.utility
-            found = selection_optimum(self.profiles, base.values, self.epsilon, self.delta)
-            end = self._named(found.weights) if found else start
-            space = FeasibleSet(self.portfolio, lambda w: self._tempered_rule(w, kappa), self.epsilon, self.delta)
-            if self.validation is not None and space.contains(self._everyone()):
-                end = self._everyone()
-            weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
-            option = self._saturated("tempered", weights, self._tempered_rule(weights, kappa), "best", covered=True)
-        except AccountingError as error:
-            return [self._refused("tempered", self._vertex(self.portfolio.names[0]), str(error))]
-        odds = tilted_odds(weights.values, self.utility.values, kappa)
-        expected = sum(odd * Fraction(u) for odd, u in zip(odds, self.utility.values, strict=True)) / sum(odds)
-        return [replace(option, expected_utility=float(expected))]
-
-    def _combinations(self) -> list[Option]:
-        """The best combination found, and every candidate the user names.
-
-        The utility of an average is not linear in λ, so a linear one only guides the search: from the most private model
-        as far as the budget allows towards each more useful one (the most useful first), and towards the best two
-        together; then weight moves between pairs of models as long as that gains something and fits.
-        """
-        space = FeasibleSet(self.portfolio, self._combination, self.epsilon, self.delta, self.by)
-        start = self._vertex(self._most_private())
-        useful = sorted(self.portfolio.names, key=self._worth, reverse=True)
-        goals = [self._vertex(name) for name in useful if self._worth(name) > self._value(start)]
-        options = []
-        try:
-            reached = [start]
-            if space.contains(start):
-                reached += [self._towards(space, start, goal) for goal in goals[:_GOALS]]
-                if len(goals) > 1:
-                    best, second = sorted(reached[1:], key=self._value, reverse=True)[:2]
-                    reached.append(self._towards(space, start, blend(best, second, 0.5)))
-            weights = max(reached, key=self._value)
-            if len(goals) > 1:
-                weights = self._exchanged(space, weights, useful)
-            options.append(self._saturated("combination", weights, self._combination(weights), self.by))
-        except AccountingError as error:
-            options.append(self._refused("combination", self._vertex(useful[0]), str(error)))
-        for candidate in self.candidates:
-            weights = self.portfolio.weights(candidate)
-            try:
-                options.append(self._saturated("combination", weights, self._combination(weights), self.by))
-            except AccountingError as error:
-                options.append(self._refused("combination", weights, str(error)))
-        return options
-
-    def _towards(self, space: FeasibleSet, start: Weights, goal: Weights) -> Weights:
-        self.progress(f"combination with {', '.join(model.name for model, _ in goal.used)}")
-        return blend(start, goal, space.boundary(start, goal, tolerance=1e-3))
-
-    def _exchanged(self, space: FeasibleSet, weights: Weights, useful: Sequence[str]) -> Weights:
-        """Move weight from a model to a more useful one, pair by pair, while at least a tenth of it may go."""
-        for taker in useful[:_GOALS]:
-            for giver in [model.name for model, _ in weights.used if self._worth(model.name) < self._worth(taker)]:
-                held = weights.as_dict()
-                moved = {**held, taker: held[taker] + held[giver], giver: 0.0}
-                goal = self._named([moved[name] for name in self.portfolio.names])
-                if space.contains(blend(weights, goal, 0.1)):
-                    weights = self._towards(space, weights, goal)
-        return weights
-
-    # --- helpers --------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def profiles(self) -> list[Profile]:
-        return [run_profile(model, self.shuffle).profile for model in self.portfolio.models]
-
-    def _alone(self, name: str) -> Guarantee | None:
-        try:
-            rule = Joint(self._vertex(name), self.shuffle, looked_at=())
-            return rule.guarantee(delta=self.delta, by=self.by, conversion=self.conversion)
-        except AccountingError as error:
-            self.refusals[name] = str(error)
-            return None
-
-    def _by_privacy(self) -> Utilities:
-        epsilons = {name: g.epsilon if g is not None else 0.0 for name, g in self.alone.items()}
-        return Utilities.less_private_is_more_useful(self.portfolio, epsilons)
-
-    def _tempered_rule(self, weights: Weights, kappa: float) -> Rule:
-        rule = Tempered(weights, kappa, self.shuffle)
-        if self.validation is None:
-            return rule
-        return Validated(rule, self.validation, self.validation.tempered_epsilon(kappa, self.portfolio.adjacency))
-
-    def _combination(self, weights: Weights) -> Rule:
-        return Combination(weights, self.assume_smoothness, self.shuffle)
-
-    def _everyone(self) -> Weights:
-        return self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
-
-    def _vertex(self, name: str) -> Weights:
-        return self.portfolio.weights({name: 1.0})
-
-    def _named(self, values: Sequence[float]) -> Weights:
-        return self.portfolio.weights_in_order(values)
-
-    def _most_private(self) -> str:
-        known = {name: g.epsilon for name, g in self.alone.items() if g is not None}
-        return min(known, key=known.__getitem__) if known else self.portfolio.names[0]
-
-    def _worth(self, name: str) -> float:
-        return self.utility.values[self.portfolio.names.index(name)]
-
-    def _value(self, weights: Weights) -> float:
-        return math.fsum(w * u for w, u in zip(weights.values, self.utility.values, strict=True))
-
-    def _saturated(self, rule: RuleName, weights: Weights, made: Rule, by: By, covered: bool = False) -> Option:
-        """Weights on the edge of the target: stated by their ε at the target's δ if inside, else by their δ at its ε."""
-        found = made.guarantee(delta=self.delta, by=by, conversion=self.conversion)
-        if self.epsilon < found.epsilon <= 1.01 * self.epsilon:
-            edge = made.guarantee(epsilon=self.epsilon, by=by, conversion=self.conversion)
-            found = edge if edge.delta <= self.delta else found
-        return self._judged(rule, weights, found, covered=covered)
-
-    def _judged(
-        self,
-        rule: RuleName,
-        weights: Weights,
-        found: Guarantee,
-        utility: float | None = None,
-        kind: Literal["expected", "interpolated", "best of all"] | None = None,
-        covered: bool = False,
-    ) -> Option:
-        fits = found.epsilon <= self.epsilon and found.delta <= self.delta
-        looked_away = not self.looked or covered or rule == "joint"
-        if not fits:
-            why = above(found.epsilon, found.delta, self.epsilon)
-        elif not looked_away:
-            why = _LOOKED
-        elif found.epsilon < self.epsilon:
-            why = leaves(self.epsilon - found.epsilon)
-        else:
-            why = f"leaves δ = {round_down(max(0.0, self.delta - found.delta), 3):g}"
-        worth = self._value(weights) if utility is None else utility
-        option = Option.of(rule, weights, found, worth, feasible=fits and looked_away, why=why)
-        return option if kind is None else replace(option, utility_kind=kind)
-
-    def _refused(self, rule: RuleName, weights: Weights, why: str) -> Option:
-        return Option(rule, "none", weights.as_dict(), math.inf, self.delta, "refused", "none", None, False, why)

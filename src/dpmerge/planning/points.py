@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -13,7 +13,7 @@ from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Combination, Guarantee, asked
+from dpmerge.rules import By, Combination, Guarantee, about_delta, asked
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -44,17 +44,19 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Accounting:
-    """How combinations are accounted: their δ, and what is assumed about the runs."""
+    """How a guarantee is computed: by which accountant, on which assumptions, and whether at any δ."""
 
-    delta: float
+    by: By = "best"
+    conversion: Conversion = "tight"
     assume_smoothness: float | None = None
     shuffle: ShuffleAsPoisson | None = None
-    conversion: Conversion = "tight"
+    any_delta: bool = False
 
 
 def combination_points(
     portfolio: Portfolio,
     points: Sequence[Point],
+    delta: float,
     accounting: Accounting,
     run: Mapper,
     accounts: Iterable[Account] = ("proved", "formula"),
@@ -62,9 +64,9 @@ def combination_points(
     scorer: Scorer | None = None,
 ) -> list[dict[str, Any]]:
     """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
-    function = partial(_point, portfolio, accounting, tuple(accounts), tuple(accountants), scorer)
+    function = partial(_point, portfolio, delta, accounting, tuple(accounts), tuple(accountants), scorer)
     records = [model.record.model_dump_json() for model in portfolio.models]
-    whole = (records, portfolio.names, accounting, function.args[2:4], scorer and scorer.fingerprint, code_fingerprint())
+    whole = (records, portfolio.names, *function.args[1:5], scorer and scorer.fingerprint, code_fingerprint())
     prefix = hashlib.sha256(repr(whole).encode()).hexdigest()
     keys = [f"{prefix[:32]}:{','.join(value.hex() for value in point)}" for point in points]
     return run(function, points, keys=keys)
@@ -72,6 +74,7 @@ def combination_points(
 
 def _point(
     portfolio: Portfolio,
+    delta: float,
     accounting: Accounting,
     accounts: tuple[Account, ...],
     accountants: tuple[Accountant, ...],
@@ -82,7 +85,7 @@ def _point(
     weights = portfolio.weights_in_order(point)
     for account in accounts:
         assumed = 0.0 if account == "formula" else accounting.assume_smoothness
-        found = {by: _guarantee(weights, assumed, accounting, by) for by in accountants}
+        found = {by: _guarantee(weights, assumed, delta, accounting, by) for by in accountants}
         conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
         result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
         result[account]["standing"] = "conditional" if conditional else "proved"
@@ -91,22 +94,24 @@ def _point(
     return result
 
 
-def _guarantee(weights: Weights, assumed: float | None, accounting: Accounting, by: Accountant) -> Guarantee | None:
+def _guarantee(
+    weights: Weights, assumed: float | None, delta: float, accounting: Accounting, by: Accountant
+) -> Guarantee | None:
     """At the δ asked for, or nothing where the rule or the accountant has no answer."""
     try:
         rule = Combination(weights, assumed, accounting.shuffle)
         with without_cache(), grids_of_accuracy(_ACCURACY):  # points are many, and kept by whoever asked for them
-            return rule.guarantee(delta=accounting.delta, by=by, conversion=accounting.conversion)
+            return rule.guarantee(delta=delta, by=by, conversion=accounting.conversion)
     except AccountingError:
         return None
 
 
-def selection_assumptions(portfolio: Portfolio, accounting: Accounting) -> tuple[str, ...]:
+def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accounting) -> tuple[str, ...]:
     """What random selection from all models assumes, whatever their weights; nothing where it has no answer."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
     try:
         rule = asked("selection", everyone, shuffle=accounting.shuffle)
-        return rule.guarantee(delta=accounting.delta, conversion=accounting.conversion).assumptions
+        return rule.guarantee(delta=delta, conversion=accounting.conversion).assumptions
     except AccountingError:
         return ()
 
@@ -121,6 +126,11 @@ def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[st
     return found
 
 
-def named(portfolio: Portfolio, point: Point) -> Mapping[str, float]:
+def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:
+    """What to beware of at this δ."""
+    return " ".join(f"{text}." for text in about_delta(delta, portfolio.models, accounting.shuffle)) or None
+
+
+def named(portfolio: Portfolio, point: Point) -> dict[str, float]:
     """A point with the models' names."""
     return dict(zip(portfolio.names, point, strict=True))

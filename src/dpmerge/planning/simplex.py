@@ -1,13 +1,29 @@
-"""Grids on the simplex of weights."""
+"""ε over all weights of two or three models: random selection and linear combination, by each accountant."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from dpmerge.errors import TargetError
-from dpmerge.profiles import FloatArray
+from dpmerge.errors import AccountingError, TargetError
+from dpmerge.jobs import run_all
+from dpmerge.planning.points import (
+    Accountant,
+    Accounting,
+    Mapper,
+    assumed_by,
+    combination_points,
+    selection_assumptions,
+    warned,
+)
+from dpmerge.profiles import FloatArray, run_profile
+from dpmerge.records import Adjacency, Portfolio
+from dpmerge.rules import Standing, Target, selection_epsilons, significant
 
 
 def simplex_grid(models: int, step: float) -> FloatArray:
@@ -24,3 +40,164 @@ def simplex_grid(models: int, step: float) -> FloatArray:
         edges = (-1, *cuts, cells + models - 1)
         rows.append([(b - a - 1) / cells for a, b in itertools.pairwise(edges)])
     return np.array(rows, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """ε at every point of a grid, under one rule by one accountant."""
+
+    rule: str
+    by: Accountant
+    standing: Standing
+    title: str
+    epsilons: list[float]
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """ε over the simplex of three models' weights: `points` of the simplex, and ε there in every panel."""
+
+    delta: float
+    adjacency: Adjacency
+    step: float
+    assumptions: dict[str, list[str]]
+    models: tuple[str, ...]
+    points: list[list[float]]
+    panels: tuple[Panel, ...]
+    warning: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The picture's document."""
+        return {"kind": "heatmap", **asdict(self), "models": list(self.models)}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """ε over the edge between two models: at every point, by the weight of the second."""
+
+    delta: float
+    adjacency: Adjacency
+    step: float
+    models: tuple[str, ...]
+    points: list[list[float]]
+    panels: tuple[Panel, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The picture's document."""
+        at = f"δ = {significant(self.delta, 4).replace('e-0', 'e-')}"
+        first, second = self.models
+        return {
+            "kind": "lines",
+            "title": f"ε of every merge of two models at {at}",
+            "subtitle": f"{self.adjacency} neighbours, weights in steps of {self.step:g}",
+            "caption": "A guarantee is known at the markers; the lines between them only guide the eye.",
+            "x_label": f"weight of {second}, the rest on {first}",
+            "y_label": f"ε at {at}",
+            "lines": [
+                {
+                    "label": panel.title,
+                    "rule": panel.rule,
+                    "by": panel.by,
+                    "standing": panel.standing,
+                    "x": [point[1] for point in self.points],
+                    "y": panel.epsilons,
+                    "markers": True,
+                }
+                for panel in self.panels
+            ],
+        }
+
+
+def heatmap(
+    portfolio: Portfolio,
+    *,
+    delta: float,
+    step: float = 0.05,
+    accounting: Accounting | None = None,
+    run: Mapper = run_all,
+) -> Heatmap:
+    """The four pictures of Fig. 2 of "Differentially Private Model Merging": ε at δ under each rule by each accountant.
+
+    Combinations are accounted by what is proved, unless a smoothness is assumed: 0 gives the papers' formula.
+    """
+    accounting = accounting or Accounting()
+    grid = heatmap_grid(portfolio, delta, step)
+    selected = _selections(portfolio, grid, delta, accounting, ("rdp", "pld"))
+    title = "papers' formula" if accounting.assume_smoothness == 0 else "linear combination"
+    combined, assumptions = _combinations(portfolio, grid, delta, accounting, ("rdp", "pld"), title, run)
+    drawn = selection_assumptions(portfolio, delta, accounting)
+    return Heatmap(
+        delta,
+        portfolio.adjacency,
+        step,
+        assumed_by([("random selection", drawn), *((title, texts) for texts in assumptions)]),
+        portfolio.names,
+        grid.tolist(),
+        (*selected, *combined),
+        warned(delta, portfolio, accounting),
+    )
+
+
+def heatmap_grid(portfolio: Portfolio, delta: float, step: float) -> FloatArray:
+    """The points of the picture; refuses what cannot be drawn, before anything is written or computed."""
+    Target(delta=delta)
+    if len(portfolio.names) != 3:
+        raise TargetError(f"a picture of the simplex needs three models; this portfolio has {len(portfolio.names)}")
+    return simplex_grid(3, step)
+
+
+def edge(
+    portfolio: Portfolio,
+    *,
+    delta: float,
+    step: float = 0.02,
+    accounting: Accounting | None = None,
+    run: Mapper = run_all,
+) -> Edge:
+    """ε of every merge of two models, by each rule and accountant; what `heatmap` is for three."""
+    accounting = accounting or Accounting()
+    Target(delta=delta)
+    if len(portfolio.names) != 2:
+        raise TargetError(f"a curve over one weight needs two models; this portfolio has {len(portfolio.names)}")
+    grid = simplex_grid(2, step)[::-1]
+    selected: list[Panel] = []
+    for by in ("pld", "rdp"):
+        try:
+            selected += _selections(portfolio, grid, delta, accounting, (by,))
+        except AccountingError:  # an accountant that does not apply draws nothing
+            continue
+    combined, _ = _combinations(portfolio, grid, delta, accounting, ("pld", "rdp"), "linear combination", run)
+    panels = tuple(panel for panel in (*selected, *combined) if any(map(math.isfinite, panel.epsilons)))
+    if not panels:
+        raise AccountingError("no weights have a finite ε")
+    return Edge(delta, portfolio.adjacency, step, portfolio.names, grid.tolist(), panels)
+
+
+def _selections(
+    portfolio: Portfolio, grid: FloatArray, delta: float, accounting: Accounting, accountants: Sequence[Accountant]
+) -> list[Panel]:
+    runs = [run_profile(model, accounting.shuffle) for model in portfolio.models]
+    standing: Standing = "conditional" if any(one.conditional for one in runs) else "proved"
+    panels = []
+    for by in accountants:
+        found = selection_epsilons([one.profile for one in runs], grid, delta, by, accounting.conversion)
+        panels.append(Panel("selection", by, standing, f"random selection, {by.upper()}", found.tolist()))
+    return panels
+
+
+def _combinations(
+    portfolio: Portfolio,
+    grid: FloatArray,
+    delta: float,
+    accounting: Accounting,
+    accountants: Sequence[Accountant],
+    title: str,
+    run: Mapper,
+) -> tuple[list[Panel], list[list[str]]]:
+    """A panel for every accountant, and what is assumed at each point."""
+    points = [tuple(row) for row in grid.tolist()]
+    results = combination_points(portfolio, points, delta, accounting, run, ("proved",), accountants)
+    found = [result["proved"] for result in results]
+    standing: Standing = "conditional" if any(one["standing"] == "conditional" for one in found) else "proved"
+    panels = [Panel("combination", by, standing, f"{title}, {by.upper()}", [one[by] for one in found]) for by in accountants]
+    return panels, [one["assumptions"] for one in found]

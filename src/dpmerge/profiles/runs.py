@@ -12,7 +12,7 @@ from dpmerge.profiles.law import Law
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.pairs import MixtureLaw, ReplaceOnePoissonLaw
 from dpmerge.profiles.profile import Profile
-from dpmerge.records import Adjacency, ApproxDp, DpFtrl, DpSgd, Gaussian, Model, Phase, Rdp
+from dpmerge.records import Adjacency, ApproxDp, DpFtrl, DpSgd, FullPhase, Gaussian, Model, Rdp
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,8 @@ def record_effect(adjacency: Adjacency) -> float:
     return 2.0 if adjacency == "replace-one" else 1.0
 
 
-def sampling_rate(phase: Phase, model: str, shuffle: ShuffleAsPoisson | None) -> float:
+def sampling_rate(phase: FullPhase, model: str, shuffle: ShuffleAsPoisson | None) -> float:
     """The Poisson rate of a phase, 1 for full batches; shuffled ones are refused unless the user said otherwise."""
-    assert phase.sampling is not None
     if phase.sampling.scheme == "shuffle":
         if shuffle is None:
             raise UnsupportedMechanism(
@@ -93,8 +92,6 @@ def dp_sgd_steps(
         if taken <= 0:
             return
         left -= taken
-        assert phase.sampling is not None
-        assert phase.noise_multiplier is not None
         if phase.sampling.scheme == "fixed-size":
             assert phase.sampling.rate is not None
             yield _fixed_size(model.name, phase.sampling.rate, phase.noise_multiplier, adjacency), taken
@@ -105,7 +102,7 @@ def dp_sgd_steps(
 def _dp_sgd(model: Model, mechanism: DpSgd, shuffle: ShuffleAsPoisson | None) -> RunProfile:
     factors = list(dp_sgd_steps(model, mechanism, shuffle))
     assumptions: list[str] = []
-    shuffled = any(phase.sampling is not None and phase.sampling.scheme == "shuffle" for phase in mechanism.settings())
+    shuffled = any(phase.sampling.scheme == "shuffle" for phase in mechanism.settings())
     if shuffled:
         assert shuffle is not None
         assumptions.append(_shuffle_assumption(model.name, shuffle))

@@ -15,6 +15,7 @@ from dpmerge.records.record import (
     ApproxDp as ApproxDp,
     DpFtrl as DpFtrl,
     DpSgd as DpSgd,
+    FullPhase as FullPhase,
     Gaussian as Gaussian,
     Mechanism as Mechanism,
     NoiseGenerator as NoiseGenerator,

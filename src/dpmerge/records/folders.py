@@ -20,6 +20,8 @@ _CERTIFICATE = "certificate.json"
 
 def model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
     """The folders of models, in order, and the names of those that hold neither a record nor tensors."""
+    if not portfolio.is_dir():
+        raise PortfolioError(f"{portfolio}: no such folder; a portfolio is a folder with one sub-folder for each model")
     shown = sorted(path for path in portfolio.iterdir() if not path.name.startswith("."))
     for path in shown:
         if path.is_symlink() and not path.exists():

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from dpmerge.errors import DependentRuns, DpmergeError, PortfolioError, WeightsError
+from dpmerge.notebook import frame, html_table
 from dpmerge.records.folders import model_folders, require_outside
-from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Mechanism, Phase, Record
+from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, FullPhase, Gaussian, Mechanism, Phase, Record
 from dpmerge.records.strict import named_numbers
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 WEIGHT_SUM_TOLERANCE = 1e-9
+AnyPhase = TypeVar("AnyPhase", Phase, FullPhase)
 
 
 @dataclass(frozen=True)
@@ -41,40 +47,60 @@ class Model:
         return isinstance(self.mechanism, DpSgd | DpFtrl)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Portfolio:
-    """Models trained on one dataset under one adjacency, by name; `passed_over` are folders beside them that hold none."""
+    """Models trained on one dataset under one adjacency: from a folder with a sub-folder for each, or as given.
+
+    `passed_over` are sub-folders that hold neither a record nor tensors.
+    """
 
     models: tuple[Model, ...]
-    passed_over: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    passed_over: tuple[str, ...] = field(compare=False)
 
-    def __post_init__(self) -> None:
-        if not self.models:
-            raise PortfolioError("a portfolio needs at least one model")
-        first = self.models[0]
-        for other in self.models[1:]:
-            if other.record.dataset != first.record.dataset:
-                raise PortfolioError(
-                    f"models {first.name!r} and {other.name!r} were trained on different datasets "
-                    f"({first.record.dataset!r}, {other.record.dataset!r}): a merge accounts for one private dataset; "
-                    "put them into separate portfolios"
-                )
-            if other.record.adjacency != first.record.adjacency:
-                raise PortfolioError(
-                    f"models {first.name!r} and {other.name!r} are accounted under different adjacencies "
-                    f"({first.record.adjacency}, {other.record.adjacency}): guarantees for different neighbours do not "
-                    "combine; state both records under one adjacency"
-                )
+    def __init__(self, models: str | Path | Iterable[Model]) -> None:
+        passed_over: tuple[str, ...] = ()
+        if isinstance(models, str | Path):
+            folders, passed_over = model_folders(Path(models))
+            models = (Model(folder.name, Record.load(folder / "record.json"), folder) for folder in folders)
+        object.__setattr__(self, "models", tuple(models))
+        object.__setattr__(self, "passed_over", passed_over)
+        _check_one_dataset(self.models)
         _check_checkpoints(self.models)
 
-    @classmethod
-    def load(cls, folder: str | Path) -> Portfolio:
-        """Read a folder whose sub-folders are the models; those with neither a record nor tensors are passed over."""
-        path = Path(folder)
-        if not path.is_dir():
-            raise PortfolioError(f"{path}: no such folder; a portfolio is a folder with one sub-folder for each model")
-        folders, passed_over = model_folders(path)
-        return cls(tuple(Model(p.name, Record.load(p / "record.json"), p) for p in folders), passed_over)
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __getitem__(self, name: str) -> Model:
+        self.require_names([name], PortfolioError)
+        return self.models[self.names.index(name)]
+
+    def __repr__(self) -> str:
+        return f"Portfolio of {len(self)} on {self.models[0].record.dataset}: {', '.join(self.names)}"
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        return html_table(list(rows[0]), [list(row.values()) for row in rows])
+
+    def to_frame(self) -> DataFrame:
+        """One row for each model; needs pandas."""
+        return frame(self._rows())
+
+    def _rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "name": model.name,
+                "mechanism": model.mechanism.kind,
+                "dataset": model.record.dataset,
+                "adjacency": model.record.adjacency,
+                "run": model.mechanism.run,
+                "steps": getattr(model.mechanism, "steps", None),
+                "noise multiplier": _least_noise(model.mechanism),
+            }
+            for model in self.models
+        ]
 
     @property
     def adjacency(self) -> Adjacency:
@@ -154,6 +180,15 @@ class Weights:
         return tuple(m for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0 or m.name in looked)
 
 
+def _least_noise(mechanism: Mechanism) -> float | None:
+    """The noise multiplier; of several phases the least."""
+    if isinstance(mechanism, DpSgd):
+        return min(phase.noise_multiplier for phase in mechanism.settings())
+    if isinstance(mechanism, Gaussian):
+        return mechanism.noise_std / mechanism.sensitivity
+    return mechanism.noise_multiplier if isinstance(mechanism, DpFtrl) else None
+
+
 def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
     """What is to be composed: of each run its latest checkpoint, whose record covers the earlier ones; or all its models.
 
@@ -228,14 +263,34 @@ def _goes_on(earlier: str | None, later: str | None, steps: int) -> bool:
 def _unstated(mechanism: Mechanism) -> bool:
     if mechanism.noise_fingerprint is None:
         return True
-    samples = isinstance(mechanism, DpSgd) and any(
-        phase.sampling is not None and phase.sampling.scheme != "full-batch" for phase in mechanism.settings()
-    )
+    samples = isinstance(mechanism, DpSgd) and any(phase.sampling.scheme != "full-batch" for phase in mechanism.settings())
     return samples and mechanism.sampler_fingerprint is None
 
 
 def _steps(model: Model) -> int:
     return getattr(model.mechanism, "steps", 1)
+
+
+def _check_one_dataset(models: tuple[Model, ...]) -> None:
+    if not models:
+        raise PortfolioError("a portfolio needs at least one model")
+    first, names = models[0], set[str]()
+    for other in models:
+        if other.name in names:
+            raise PortfolioError(f"two models are named {other.name!r}; weights are given by name, so give each its own")
+        names.add(other.name)
+        if other.record.dataset != first.record.dataset:
+            raise PortfolioError(
+                f"models {first.name!r} and {other.name!r} were trained on different datasets "
+                f"({first.record.dataset!r}, {other.record.dataset!r}): a merge accounts for one private dataset; "
+                "put them into separate portfolios"
+            )
+        if other.record.adjacency != first.record.adjacency:
+            raise PortfolioError(
+                f"models {first.name!r} and {other.name!r} are accounted under different adjacencies "
+                f"({first.record.adjacency}, {other.record.adjacency}): guarantees for different neighbours do not "
+                "combine; state both records under one adjacency"
+            )
 
 
 def _check_checkpoints(models: tuple[Model, ...]) -> None:
@@ -283,9 +338,9 @@ def _restarts_agree(earlier: DpFtrl, later: DpFtrl) -> bool:
     return earlier.restarts <= later.restarts and (earlier.steps < later.steps or earlier.restarts == later.restarts)
 
 
-def joined(phases: list[Phase]) -> list[Phase]:
+def joined(phases: Iterable[AnyPhase]) -> list[AnyPhase]:
     """Adjacent phases with equal settings become one."""
-    merged: list[Phase] = []
+    merged: list[AnyPhase] = []
     for phase in phases:
         if merged and merged[-1].model_copy(update={"steps": phase.steps}) == phase:
             merged[-1] = phase.model_copy(update={"steps": merged[-1].steps + phase.steps})
@@ -294,7 +349,7 @@ def joined(phases: list[Phase]) -> list[Phase]:
     return merged
 
 
-def _is_prefix(short: list[Phase], long: list[Phase]) -> bool:
+def _is_prefix(short: list[FullPhase], long: list[FullPhase]) -> bool:
     if len(short) > len(long):
         return False
     *head, last = short

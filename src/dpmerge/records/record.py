@@ -52,6 +52,17 @@ class Phase(Strict):
     expected_batch: Positive | None = None
 
 
+class FullPhase(Strict):
+    """A phase with nothing left to inherit."""
+
+    steps: Steps
+    learning_rate: NonNegative
+    noise_multiplier: NonNegative
+    clip: Positive
+    sampling: Sampling
+    expected_batch: Positive
+
+
 class DpSgd(Extended):
     """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0).
 
@@ -78,10 +89,10 @@ class DpSgd(Extended):
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
 
-    def settings(self) -> list[Phase]:
+    def settings(self) -> list[FullPhase]:
         """The phases with nothing left to inherit."""
         return [
-            Phase(
+            FullPhase(
                 steps=phase.steps,
                 learning_rate=phase.learning_rate,
                 noise_multiplier=self.noise_multiplier if phase.noise_multiplier is None else phase.noise_multiplier,
@@ -94,7 +105,6 @@ class DpSgd(Extended):
 
     @property
     def steps(self) -> int:
-        """The number of steps up to this checkpoint."""
         return sum(phase.steps for phase in self.phases)
 
 

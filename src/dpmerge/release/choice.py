@@ -8,14 +8,13 @@ from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
-from dpmerge.planning import NOT_DRAWN, Utilities, draw_strength, plan
-from dpmerge.profiles import Conversion, ShuffleAsPoisson, accuracy
+from dpmerge.planning import NOT_DRAWN, Accounting, Utilities, draw_strength, plan
+from dpmerge.profiles import accuracy
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
 from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
 from dpmerge.rules import (
     Arithmetic,
-    By,
     Guarantee,
     Target,
     Validation,
@@ -24,20 +23,6 @@ from dpmerge.rules import (
     require_wanted,
     round_up,
 )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a guarantee is computed, and whether at any δ."""
-
-    by: By = "best"
-    conversion: Conversion = "tight"
-    assume_smoothness: float | None = None
-    shuffle: ShuffleAsPoisson | None = None
-    any_delta: bool = False
-
-
-_DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
@@ -82,16 +67,17 @@ def choose(
     provenance: Provenance | None = None,
     kappa: float | None = None,
     validation_epsilon: float | None = None,
-    settings: Settings = _DEFAULT,
+    accounting: Accounting | None = None,
 ) -> Choice:
     """Weights as given, or the best ones for (ε, δ); refused if the target is not met.
 
     Joint release covers every model of the portfolio, because the weights may have been chosen by looking at all of them;
     with provenance `a-priori` only those that have weight.
     """
+    accounting = accounting or Accounting()
     delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
     Target(delta=delta)
-    require_wanted(delta, settings.any_delta)
+    require_wanted(delta, accounting.any_delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
     utility = None if utility is None else utility.claimed(provenance)
@@ -101,12 +87,12 @@ def choose(
         raise UtilityError(f"weights chosen by looking at private scores are not covered by {rule}: {NOT_DRAWN}")
     if (rule == "tempered") != (kappa is not None):
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
-    require_smoothness_is_used(rule, settings.assume_smoothness)
+    require_smoothness_is_used(rule, accounting.assume_smoothness)
     who = _provenance(rule, utility, provenance)
     if weights is None:
-        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, settings)
-    form = _form(portfolio, rule, weights, who, validation, kappa, settings)
-    guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, settings)
+        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, accounting)
+    form = _form(portfolio, rule, weights, who, validation, kappa, accounting)
+    guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, accounting)
     source, scores = None if utility is None else utility.source, _scores(utility) if rule == "tempered" else None
     return Choice(form, weights, guarantee, numerics, who, source, scores, epsilon)
 
@@ -119,11 +105,11 @@ def _scores(utility: Utilities | None) -> tuple[float | Fraction, ...] | None:
 
 
 def _guarantee(
-    portfolio: Portfolio, form: RuleForm, epsilon: float | None, delta: float, settings: Settings
+    portfolio: Portfolio, form: RuleForm, epsilon: float | None, delta: float, accounting: Accounting
 ) -> tuple[Guarantee, NumericsForm]:
     """ε at δ; on the edge of a target δ at ε. Computed afresh: what is certified must not come from a cache's files."""
     made = form.build(_by_name(portfolio))
-    question = NumericsForm(solved_for="epsilon", by=settings.by, conversion=settings.conversion, accuracy=accuracy())
+    question = NumericsForm(solved_for="epsilon", by=accounting.by, conversion=accounting.conversion, accuracy=accuracy())
     with without_cache():
         found = question.answer(made, 0.0, delta)
         if epsilon is not None and found.epsilon > epsilon:
@@ -155,7 +141,7 @@ def _best_weights(
     delta: float,
     utility: Utilities | None,
     kappa: float | None,
-    settings: Settings,
+    accounting: Accounting,
 ) -> Weights:
     if epsilon is None:
         raise WeightsError("give the weights to release with, or a target ε for which to find them")
@@ -167,12 +153,8 @@ def _best_weights(
         delta=delta,
         utility=utility,
         rules=(rule,),
-        by=settings.by,
-        conversion=settings.conversion,
         kappa=kappa,
-        assume_smoothness=settings.assume_smoothness,
-        shuffle=settings.shuffle,
-        any_delta=True,
+        accounting=replace(accounting, any_delta=True),
     )
     best = found.best
     if best is None:
@@ -181,7 +163,7 @@ def _best_weights(
             f"infeasible: no {rule} meets ({epsilon:g}, {delta:g}); {closest.why} "
             f"(the closest has ε = {round_up(closest.epsilon)})"
         )
-    return portfolio.weights(best.weights)
+    return best.weights
 
 
 def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance | None) -> Provenance:
@@ -206,7 +188,7 @@ def _form(
     who: Provenance,
     validation: Validation | None,
     kappa: float | None,
-    settings: Settings,
+    accounting: Accounting,
 ) -> RuleForm:
     paid = None
     if validation is not None and kappa is not None:
@@ -218,8 +200,8 @@ def _form(
         weights={model.name: weight.hex() for model, weight in weights.used},
         looked_at=sorted(portfolio.names) if rule == "joint" and who != "a-priori" else [],
         kappa=_hex("kappa", kappa),
-        assume_smoothness=_hex("the smoothness", settings.assume_smoothness),
-        shuffle_rate=None if settings.shuffle is None else _hex("the shuffle rate", settings.shuffle.rate),
+        assume_smoothness=_hex("the smoothness", accounting.assume_smoothness),
+        shuffle_rate=None if accounting.shuffle is None else _hex("the shuffle rate", accounting.shuffle.rate),
         validation=paid,
     )
 

@@ -183,7 +183,7 @@ def _tolerance(certificate: Certificate) -> float:
 def _only_renyi(mechanism: Mechanism) -> bool:
     """Whether no loss distribution is known."""
     sampled = [phase.sampling for phase in mechanism.settings()] if isinstance(mechanism, DpSgd) else []
-    return isinstance(mechanism, Rdp) or any(one is not None and one.scheme == "fixed-size" for one in sampled)
+    return isinstance(mechanism, Rdp) or any(one.scheme == "fixed-size" for one in sampled)
 
 
 def _same(one: object, other: object) -> bool:

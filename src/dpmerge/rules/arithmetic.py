@@ -32,7 +32,7 @@ def last_noise(runs: Iterable[Run]) -> dict[str, float]:
         moving = [phase for phase in mechanism.settings() if phase.learning_rate > 0]
         if moving:
             last = moving[-1]
-            noise = (last.noise_multiplier or 0.0) * (last.clip or 0.0) / (last.expected_batch or math.inf)
+            noise = last.noise_multiplier * last.clip / last.expected_batch
             found[run.model.name] = run.weight * last.learning_rate * noise
     return found
 

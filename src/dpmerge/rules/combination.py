@@ -327,8 +327,7 @@ class Combination(Rule):
             mechanism = run.model.mechanism
             assert isinstance(mechanism, DpSgd)
             always_tame = run.convex and all(
-                phase.learning_rate * run.smoothness * everyone / (phase.expected_batch or 1.0) <= 2
-                for phase in mechanism.settings()
+                phase.learning_rate * run.smoothness * everyone / phase.expected_batch <= 2 for phase in mechanism.settings()
             )
             if candidate.window > 1 or not always_tame:
                 return True
@@ -381,7 +380,7 @@ def _not_covered(model: Model, members: list[Model]) -> str | None:
     if mechanism.clipping != "flat":
         return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
     for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
-        if any(phase.sampling is not None and phase.sampling.scheme == scheme for phase in mechanism.settings()):
+        if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
     return None
 

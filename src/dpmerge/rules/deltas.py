@@ -39,8 +39,6 @@ def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[f
     if not isinstance(model.mechanism, DpSgd):
         return
     for phase in model.mechanism.settings():
-        assert phase.expected_batch is not None
-        assert phase.sampling is not None
         if phase.sampling.scheme == "full-batch":
             yield phase.expected_batch, ""
         elif phase.sampling.rate is not None:

@@ -11,23 +11,29 @@ from typing import Any, Literal, Self
 
 from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
+from dpmerge.notebook import html_table
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
 from dpmerge.records import CRYPTOGRAPHIC, Adjacency, Model, Weights
 from dpmerge.rules.deltas import about_delta
-from dpmerge.rules.theorems import THEOREMS
+from dpmerge.rules.theorems import THEOREMS, Theorem
 
 Accountant = Literal["pld", "rdp", "gdp"]
 By = Literal["best", "pld", "rdp", "gdp"]
 Standing = Literal["proved", "conditional"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Guarantee:
     """A release is (epsilon, delta)-DP for `adjacency` neighbours, by `theorem`, if `assumptions` hold.
 
     `standing` is "proved" when the assumptions are statements about what was run, and "conditional" when one of them is
     known to fail in general (the papers' formula, shuffled batches) and holds on the user's word alone. `warnings` are about
     guarantees that hold and promise little.
+
+    >>> from dpmerge import Portfolio, example_portfolio, selection
+    >>> found = selection(Portfolio(example_portfolio()), {"mnist-c1-s2": 1.0}).guarantee(delta=1e-5)
+    >>> found.claim
+    '(0.2043, 1e-05)-DP, add-remove · proved: random selection, privacy loss distributions, PLD'
     """
 
     epsilon: float
@@ -52,12 +58,34 @@ class Guarantee:
         """The inverse of `as_dict`, also after a trip through JSON."""
         return cls(**{**data, "assumptions": tuple(data["assumptions"]), "warnings": tuple(data.get("warnings", ()))})
 
-    def __str__(self) -> str:
-        privacy = f"({round_up(self.epsilon)}, {significant(self.delta)})-DP" if math.isfinite(self.epsilon) else "no finite ε"
-        assumes = "; ".join(self.assumptions) if self.assumptions else "nothing more"
-        title = THEOREMS[self.theorem].title
+    @property
+    def claim(self) -> str:
+        """What holds, by which theorem, and what to beware of: the sentence without what it assumes."""
         beware = "".join(f" · beware: {text}" for text in self.warnings)
-        return f"{privacy}, {self.adjacency} · {self.standing}: {title}, {self.by.upper()}{beware} · assumes {assumes}"
+        return f"{self._privacy}, {self.adjacency} · {self.standing}: {self._theorem.title}, {self.by.upper()}{beware}"
+
+    @property
+    def _privacy(self) -> str:
+        return f"({round_up(self.epsilon)}, {significant(self.delta)})-DP" if math.isfinite(self.epsilon) else "no finite ε"
+
+    @property
+    def _theorem(self) -> Theorem:
+        return THEOREMS[self.theorem]
+
+    def __repr__(self) -> str:
+        return f"{self.claim} · assumes {'; '.join(self.assumptions) or 'nothing more'}"
+
+    def _repr_html_(self) -> str:
+        used = (f"{name}: {value:.10g}" for name, value in self.weights.items() if value > 0)
+        rows: list[tuple[str, object]] = [
+            ("guarantee", f"{self._privacy} for {self.adjacency} neighbours"),
+            ("standing", self.standing),
+            ("theorem", f"{self._theorem.title} ({self._theorem.source}), by {self.by.upper()}"),
+            ("weights", ", ".join(used)),
+            ("beware", self.warnings),
+            ("assumes", self.assumptions),
+        ]
+        return html_table((), [row for row in rows if row[1]])
 
 
 def round_up(value: float, digits: int = 4) -> str:

@@ -99,9 +99,6 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
         for phase in mechanism.settings():
             span = (row, slice(column, column + phase.steps))
             column += phase.steps
-            assert phase.clip is not None
-            assert phase.expected_batch is not None
-            assert phase.noise_multiplier is not None
             eta, clip, batch = phase.learning_rate, phase.clip, phase.expected_batch
             q = sampling_rate(phase, run.model.name, shuffle)
             share = 1.0 if records is None else records / batch
@@ -121,7 +118,7 @@ def _records_bound(run: Run, shuffle: ShuffleAsPoisson | None) -> int | None:
     mechanism = run.model.mechanism
     assert isinstance(mechanism, DpSgd)
     bounds = [
-        math.ceil(((phase.expected_batch or 0.0) + 1) / rate)
+        math.ceil((phase.expected_batch + 1) / rate)
         for phase in mechanism.settings()
         if (rate := sampling_rate(phase, run.model.name, shuffle)) < 1
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
-from dpmerge.records import DpSgd, Phase, Record, Sampling
+from dpmerge.records import DpSgd, FullPhase, Record, Sampling
 from dpmerge.tensors import pytorch, require_absent
 from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.saving import save_torch_model
@@ -34,8 +34,6 @@ def opacus_history(record: Record) -> History:
         raise TrainingError(f"a {mechanism.kind} record is not a run of DP-SGD: Opacus' accountants have no history of it")
     rows = []
     for phase in mechanism.settings():
-        assert phase.sampling is not None
-        assert phase.noise_multiplier is not None
         if phase.sampling.scheme in ("shuffle", "fixed-size"):
             raise TrainingError(
                 f"run {mechanism.run}: Opacus' accountants are about Poisson batches, not {phase.sampling.scheme}"
@@ -180,7 +178,7 @@ def _spans(text: str | None, steps: int, field: str) -> Spans:
     return spans
 
 
-def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> list[Phase]:
+def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> list[FullPhase]:
     """Cut the run wherever anything changes."""
     ends = [list(accumulate(count for *_, count in spans)) for spans in (history, clips, rates)]
     phases, start = [], 0
@@ -188,7 +186,7 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
         at = [next(i for i, point in enumerate(one) if point >= end) for one in ends]
         sigma, rate, _ = history[at[0]]
         phases.append(
-            Phase(
+            FullPhase(
                 steps=end - start,
                 learning_rate=rates[at[2]][0],
                 noise_multiplier=_noise(stated, sigma),

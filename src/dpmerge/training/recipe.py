@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import NoiseGenerator, Phase, Record, Sampling, Source
+from dpmerge.records import FullPhase, NoiseGenerator, Record, Sampling, Source
 from dpmerge.training.randomness import poisson_batch
 
 # What a phase may leave to the run.
@@ -51,7 +51,6 @@ class Recipe:
                 raise TrainingError(f"{text}: {self}")
 
     def learning_rates(self) -> list[float]:
-        """One for each step."""
         rates = []
         for step in range(self.steps):
             if step < self.warmup:
@@ -106,7 +105,7 @@ class Recipe:
         """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints."""
         settings = [(rate, self.rate_at(step)) for step, rate in enumerate(self.learning_rates()[:steps], start=1)]
         phases = [
-            Phase(
+            FullPhase(
                 steps=len(list(same)),
                 learning_rate=rate,
                 noise_multiplier=self.noise_multiplier,
@@ -129,7 +128,7 @@ class Recipe:
         return dp_sgd_record(dataset, mechanism, phases, "recorded")
 
 
-def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[Phase], source: Source) -> Record:
+def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[FullPhase], source: Source) -> Record:
     """The record of a run; `phases` state every setting, and the record repeats only those that differ from the first's."""
     rows = [phase.model_dump(mode="json") for phase in phases]
     common = {name: rows[0][name] for name in _INHERITED}

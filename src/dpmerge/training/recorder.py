@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import DpSgd, NoiseGenerator, Phase, Record, Sampling
+from dpmerge.records import DpSgd, FullPhase, NoiseGenerator, Record, Sampling
 from dpmerge.training.randomness import together
 from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
@@ -114,7 +114,7 @@ class Recorder:
     ) -> None:
         self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
         self._said, self._before = said, before
-        self._phases: list[Phase] = [] if before is None else [*before.settings()]
+        self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
         self._noise, self._sampling = Starts("noise"), Starts("sampling")
         self._taken = _counted(engine)
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
@@ -196,7 +196,7 @@ class Recorder:
         optimizer.pre_step = pre_step
         inner.step = types.MethodType(step, inner)  # a method, as torch's schedulers expect
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> FullPhase:
         now, sampling = self._steps.now(), self._batches.sampling()
         divisor, rate = now.divisor, now.learning_rate
         # The theorems about averages take expected_batch for the mean batch size, rounded down unless it is the whole dataset
@@ -205,7 +205,7 @@ class Recorder:
         size = self._batches.mean_size(sampling)
         if divisor < (size if sampling.scheme == "full-batch" else size - 1):
             divisor, rate = size, rate * size / divisor
-        return Phase(
+        return FullPhase(
             steps=1,
             learning_rate=rate,
             noise_multiplier=now.noise_multiplier,
@@ -214,7 +214,7 @@ class Recorder:
             expected_batch=divisor,
         )
 
-    def _made(self, phase: Phase) -> None:
+    def _made(self, phase: FullPhase) -> None:
         self._steps.made()
         self._batches.step(self.steps + 1)
         if phase.sampling != Sampling(scheme="full-batch") and not is_secure(self._engine, self._batches.generator):
@@ -232,7 +232,7 @@ class Recorder:
         else:
             self._phases.append(phase)
 
-    def _build(self, phases: list[Phase], left_out: list[str]) -> Record:
+    def _build(self, phases: list[FullPhase], left_out: list[str]) -> Record:
         before, clipping, optimizer = self._before, self._steps.clipping, self._steps.kind
         if before is not None:
             if before.clipping != clipping:

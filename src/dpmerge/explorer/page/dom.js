@@ -1,33 +1,63 @@
-// Elements and numbers for people. Text from the server only ever becomes text.
+// Elements, and numbers for people. Text from the server only ever becomes text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export const byId = (id) => document.getElementById(id);
+/** @template {string} Id @param {Id} id */
+export const byId = (id) => /** @type {ElementOf<Id>} */ (document.getElementById(id));
 
-export function h(name, attributes = {}, ...children) {
-  return filled(document.createElement(name), attributes, children);
-}
+/**
+ * @template {keyof HTMLElementTagNameMap} Name
+ * @param {Name} name @param {Record<string, Attribute>} [attributes] @param {Child[]} children
+ */
+export const h = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
 
-export function svg(name, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, name), attributes, children);
-}
+/**
+ * @template {keyof SVGElementTagNameMap} Name
+ * @param {Name} name @param {Record<string, Attribute>} [attributes] @param {Child[]} children
+ */
+export const svg = (name, attributes = {}, ...children) => filled(document.createElementNS(SVG, name), attributes, children);
 
+/** @template {Element} E @param {E} element @param {Record<string, Attribute>} attributes @param {Child[]} children */
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : value);
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...there(children));
   return element;
 }
 
-const there = (children) => children.flat().filter((child) => child !== null && child !== undefined);
+/** @param {Child[]} children @returns {(Node | string)[]} */
+const there = (children) => children.flatMap((child) => (Array.isArray(child) ? there(child) : child ?? []));
 
-// The element with these children alone; what is null is left out, where replaceChildren would write "null".
+/** The element with these children alone; what is null is left out, where replaceChildren would write "null".
+ * @param {Element} element @param {Child[]} children */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
-// Privacy parameters are rounded up, never in the reader's favour; null is no finite number.
+/** @param {string} text @param {Record<string, Attribute>} [more] */
+export const quiet = (text, more = {}) => h("p", { class: "quiet", ...more }, text);
+
+/** @param {string} text */
+export const fault = (text) => h("p", { class: "fault", role: "alert" }, text);
+
+/** @param {Child[]} items @param {Record<string, Attribute>} [attributes] */
+export const list = (items, attributes = {}) => h("ul", attributes, items.map((item) => h("li", {}, item)));
+
+/** @param {string} text @param {Child[]} children @param {string | null} [key] */
+export const folded = (text, children, key = null) => h("details", { "data-key": key }, h("summary", {}, text), children);
+
+/** @param {string} caption @param {string[]} columns @param {Node[]} rows */
+export function table(caption, columns, rows) {
+  const head = h("thead", {}, h("tr", {}, columns.map((text) => h("th", { scope: "col" }, text))));
+  return h("table", {}, h("caption", {}, caption), head, h("tbody", {}, rows));
+}
+
+/** The first cell is what the row is about. @param {Child[]} cells */
+export const row = ([first, ...others]) => h("tr", {}, h("th", { scope: "row" }, first), others.map((cell) => h("td", {}, cell)));
+
+/** Privacy parameters are rounded up, never in the reader's favour; null is no finite number.
+ * @param {number | null | undefined} value */
 export function epsilonText(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "∞";
   const unit = 10 ** digits;
@@ -35,6 +65,7 @@ export function epsilonText(value, digits = 4) {
   return ((scaled / unit < value ? scaled + 1 : scaled) / unit).toFixed(digits); // the product may have been rounded down
 }
 
+/** @param {number} value */
 export function deltaText(value) {
   if (value === 0) return "0";
   const text = value.toPrecision(3);
@@ -42,44 +73,48 @@ export function deltaText(value) {
   return Number(up.toPrecision(3)).toExponential();
 }
 
-// What was declared is printed as it is.
+/** A budget is printed as it was declared. @param {number} value */
 export const declared = (value) => value.toExponential();
 
-// A weight as it is, or with four digits and a sign that says so.
+/** A weight as it is, or with four digits and a sign that says so. @param {number} value */
 export function weightText(value) {
   const short = String(Number(value.toPrecision(4)));
   return Number(short) === value ? short : `≈ ${short}`;
 }
 
+/** @param {number | null | undefined} value */
 export const numberText = (value) => (value === null || value === undefined ? "not known" : String(Number(value.toPrecision(4))));
 
+/** @type {Record<string, string>} */
 const RULES = { single: "One model alone", selection: "Random selection", combination: "Linear combination", joint: "Joint release" };
+/** @param {string} rule */
 export const ruleText = (rule) => RULES[rule] || rule;
 
-// Word and sign, so that nothing hangs on a colour.
+/** @param {string} kind @param {string} sign @param {string} word so that nothing hangs on a colour */
+const signed = (kind, sign, word) => h("span", { class: `badge ${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), word);
+
+/** @type {Record<string, [string, string]>} */
 const STANDINGS = { proved: ["✓", "proved"], conditional: ["◇", "conditional"], refused: ["✗", "refused"], none: ["✗", "no guarantee"] };
+/** @param {string} standing */
+export const badge = (standing) => signed(standing, ...STANDINGS[standing]);
 
-export function badge(standing) {
-  const [sign, word] = STANDINGS[standing];
-  return h("span", { class: `badge ${standing}` }, h("span", { "aria-hidden": "true" }, `${sign} `), word);
-}
+/** It names the target, so that it is true wherever it stands. @param {boolean} fits @param {number} epsilon */
+export const fitBadge = (fits, epsilon) => (fits ? signed("fits", "●", `fits ε ≤ ${epsilon}`) : signed("misses", "○", `does not fit ε ≤ ${epsilon}`));
 
-// It says what it fits, so that it is true wherever it stands.
-export function fitBadge(fits, epsilon) {
-  return h("span", { class: `badge ${fits ? "fits" : "misses"}` }, h("span", { "aria-hidden": "true" }, fits ? "● " : "○ "), `${fits ? "fits" : "does not fit"} ε ≤ ${epsilon}`);
-}
+export const uncoveredBadge = () => signed("misses", "○", "not covered after looking");
 
-export function uncoveredBadge() {
-  return h("span", { class: "badge misses" }, h("span", { "aria-hidden": "true" }, "○ "), "not covered after looking");
-}
-
+/** @param {Weighted} weights */
 export function weightBars(weights) {
   const rows = Object.entries(weights).map(([name, weight]) => {
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
     bar.style.setProperty("--share", String(weight));
-    return h("li", {}, h("span", { class: "name" }, name), bar, h("span", { class: "number" }, weightText(weight)));
+    return [h("span", { class: "name" }, name), bar, h("span", { class: "number" }, weightText(weight))];
   });
-  return h("ul", { class: "weights" }, rows);
+  return list(rows, { class: "weights" });
 }
 
-export const exactWeights = (weights) => Object.entries(weights).filter(([, weight]) => weight > 0).map(([name, weight]) => `${name}=${weight}`).join(",");
+/** @param {Weighted} weights @returns {Weighted} */
+export const used = (weights) => Object.fromEntries(Object.entries(weights).filter(([, weight]) => weight > 0));
+
+/** @param {Weighted} weights */
+export const exactWeights = (weights) => Object.entries(used(weights)).map(([name, weight]) => `${name}=${weight}`).join(",");

@@ -1,23 +1,36 @@
 // The frontier: a job on the server, drawn by plotly.js, with the target marked.
 
-import { get } from "./api.js";
-import { byId, deltaText, epsilonText, h, numberText } from "./dom.js";
+import { get, messageOf } from "./api.js";
+import { byId, deltaText, epsilonText, fault, fill, h, numberText, row, table } from "./dom.js";
 import { runJob } from "./jobs.js";
+import { bestOf } from "./options.js";
 
 const TARGETS = 40;
 const POINTS = 12;
+const CLEAR = "rgba(0,0,0,0)";
+
+/** @typedef {{delta: number, document: any, figure: FigureAnswer}} Drawn a picture and the δ it is for */
 
 export class Frontier {
-  constructor(range) {
+  /** @type {Drawn | null} */
+  drawn = null;
+  /** @type {OptionAnswer | null} */
+  best = null;
+  painted = false;
+  waiting = false;
+  tried = false;
+  making = false;
+  ink = "";
+
+  /** @param {[number, number]} range @param {Target} target */
+  constructor(range, target) {
     this.range = range;
-    this.drawn = false;
-    this.delta = null;
-    this.waiting = false;
-    this.tried = false;
+    this.target = target;
     this.narrow = matchMedia("(max-width: 40rem)");
     for (const query of [this.narrow, matchMedia("(prefers-color-scheme: dark)")]) query.addEventListener("change", () => this.repaint());
   }
 
+  /** @param {number} delta */
   async make(delta) {
     if (this.making) return;
     this.making = this.tried = true;
@@ -29,106 +42,121 @@ export class Frontier {
       if (job === null) return;
       const figure = await get(`/v1/jobs/${job.id}/figure`);
       await loadPlotly();
-      Object.assign(this, { delta, document: job.result, figure }); // all at once: no picture is called another's
+      this.drawn = { delta, document: job.result, figure }; // all at once: no picture is called another's
       await this.repaint();
-      this.table();
+      this.table(this.drawn);
       byId("frontier-warning").textContent = job.result.warning || "";
       byId("frontier-warning").hidden = !job.result.warning;
     } catch (error) {
-      byId("frontier-job").replaceChildren(h("p", { class: "fault", role: "alert" }, `The frontier cannot be drawn: ${error.message}`));
+      fill(byId("frontier-job"), fault(`The frontier cannot be drawn: ${messageOf(error)}`));
     } finally {
       this.making = false;
       this.note();
     }
   }
 
+  /** @param {Target} target @param {PlanAnswer | null} plan */
   setTarget(target, plan) {
     this.target = target;
-    this.best = plan === null || plan.best === null ? null : plan.options[plan.best];
+    this.best = plan && bestOf(plan);
     this.note();
-    if (!this.drawn || this.waiting) return;
+    if (!this.painted || this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
       const { shapes, best } = this.marks();
-      globalThis.Plotly.update(byId("frontier"), best, { shapes }, [byId("frontier").data.length - 1]);
+      Plotly.update(byId("frontier"), best, { shapes }, [byId("frontier").data.length - 1]);
       this.label();
     });
   }
 
-  // What hangs on δ is drawn for one; another is drawn when it is asked for.
+  /** What hangs on δ is drawn for one; another is drawn when it is asked for. */
   note() {
-    const place = byId("frontier-note");
-    if (!this.tried || this.making || !this.target || this.delta === this.target.delta) {
-      place.replaceChildren();
-      return;
-    }
-    const text = this.delta === null ? "" : `The picture is for δ = ${deltaText(this.delta)}. `;
-    place.replaceChildren(text, h("button", { type: "button", onclick: () => this.make(this.target.delta) }, `Draw it for δ = ${deltaText(this.target.delta)}`));
+    const { delta } = this.target;
+    const other = this.tried && !this.making && this.drawn?.delta !== delta;
+    const text = this.drawn && `The picture is for δ = ${deltaText(this.drawn.delta)}. `;
+    const button = h("button", { type: "button", onclick: () => this.make(this.target.delta) }, `Draw it for δ = ${deltaText(delta)}`);
+    fill(byId("frontier-note"), other ? [text, button] : null);
   }
 
   marks() {
-    const shapes = this.target ? [{ type: "line", x0: this.target.epsilon, x1: this.target.epsilon, y0: 0, y1: 1, yref: "paper", line: { color: this.ink, width: 2, dash: "dash" } }] : [];
-    const fits = this.best && this.best.expected_utility !== null && this.delta === this.target.delta;
-    return { shapes, best: { x: [fits ? [this.best.epsilon] : []], y: [fits ? [this.best.expected_utility] : []] } };
+    const { epsilon } = this.target;
+    const line = { type: "line", x0: epsilon, x1: epsilon, y0: 0, y1: 1, yref: "paper", line: { color: this.ink, width: 2, dash: "dash" } };
+    const best = this.best !== null && this.best.expected_utility !== null && this.drawn?.delta === this.target.delta ? [this.best] : [];
+    return { shapes: [line], best: { x: [best.map((one) => one.epsilon)], y: [best.map((one) => one.expected_utility)] } };
   }
 
   label() {
-    const other = this.delta !== this.target.delta;
-    const best = other ? `what fits it is for δ = ${deltaText(this.target.delta)}` : this.best ? `the best for it has ε = ${epsilonText(this.best.epsilon)} and utility ${numberText(this.best.expected_utility)}` : "nothing fits it";
-    byId("frontier").setAttribute("aria-label", `Utility against ε at δ = ${deltaText(this.delta)}, for every rule; the target ε = ${this.target.epsilon} is marked by a line, and ${best}. The numbers follow below.`);
+    if (this.drawn === null) return;
+    const delta = deltaText(this.drawn.delta);
+    const other = this.drawn.delta !== this.target.delta;
+    const known = this.best ? `the best for it has ε = ${epsilonText(this.best.epsilon)} and utility ${numberText(this.best.expected_utility)}` : "nothing fits it";
+    const best = other ? `what fits it is for δ = ${deltaText(this.target.delta)}` : known;
+    byId("frontier").setAttribute("aria-label", `Utility against ε at δ = ${delta}, for every rule; the target ε = ${this.target.epsilon} is marked by a line, and ${best}. The numbers follow below.`);
   }
 
   async repaint() {
-    if (!this.figure) return;
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
-    this.ink = colour("--text");
+    if (this.drawn === null) return;
+    const { data, layout } = this.drawn.figure;
     const narrow = this.narrow.matches;
-    const legible = (font) => ({ ...font, color: this.ink, size: Math.max(12, font?.size || 12) });
-    const axis = (given) => ({ ...given, tickfont: legible(given.tickfont), title: { ...given.title, font: legible(given.title?.font), standoff: 6 }, gridcolor: colour("--line"), linecolor: colour("--line"), zerolinecolor: colour("--line"), fixedrange: true, automargin: true });
+    const style = getComputedStyle(document.documentElement);
+    this.ink = style.getPropertyValue("--text").trim();
     const { shapes, best } = this.marks();
-    const layout = {
-      ...this.figure.layout,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
+    const star = { type: "scatter", mode: "markers", name: "best known for the target", x: best.x[0], y: best.y[0], marker: { symbol: "diamond-open", size: 16, color: this.ink, line: { width: 3 } }, hovertemplate: "best known for the target<extra></extra>" };
+    const traces = data.filter((trace) => !narrow || !/\bRDP\b/.test(trace.name || "")).map((trace) => this.trace(trace, narrow));
+    byId("frontier").classList.add("drawn");
+    await Plotly.react(byId("frontier"), [...traces, star], this.layout(layout, narrow, shapes, style), { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false });
+    this.painted = true;
+    this.label();
+  }
+
+  /** A narrow screen has no room for both accountants (PLD is drawn, RDP stands in the table), nor for long names.
+   * @param {any} trace @param {boolean} narrow */
+  trace(trace, narrow) {
+    const name = narrow && trace.name ? { name: trace.name.replace(" (", "<br>(") } : {};
+    const marker = trace.marker?.line?.color ? { marker: { ...trace.marker, line: { ...trace.marker.line, color: this.ink } } } : {};
+    return { ...trace, ...name, ...marker };
+  }
+
+  /** The picture's layout in the page's own colours. @param {any} layout @param {boolean} narrow @param {object[]} shapes @param {CSSStyleDeclaration} style */
+  layout(layout, narrow, shapes, style) {
+    const line = style.getPropertyValue("--line").trim();
+    const legible = (/** @type {any} */ font) => ({ ...font, color: this.ink, size: Math.max(12, font?.size || 12) });
+    const axis = (/** @type {any} */ given) => ({ ...given, tickfont: legible(given.tickfont), title: { ...given.title, font: legible(given.title?.font), standoff: 6 }, gridcolor: line, linecolor: line, zerolinecolor: line, fixedrange: true, automargin: true });
+    // Bold text would be an inline style, which the content policy refuses.
+    const plain = (/** @type {any} */ note) => ({ ...note, text: note.text.replace(/<\/?b>/g, ""), bgcolor: CLEAR, font: legible(note.font) });
+    return {
+      ...layout,
+      paper_bgcolor: CLEAR,
+      plot_bgcolor: CLEAR,
       width: undefined,
       height: undefined, // the page's style says how large it is, also after the window has changed
       autosize: true,
       margin: { l: narrow ? 8 : 56, r: 12, t: 12, b: 20 },
-      font: { ...legible(this.figure.layout.font), family: "system-ui, sans-serif" },
-      hoverlabel: { ...this.figure.layout.hoverlabel, bgcolor: colour("--back"), font: { color: this.ink } },
-      // Bold text would be an inline style, which the content policy refuses.
-      annotations: (this.figure.layout.annotations || []).map((note) => ({ ...note, text: note.text.replace(/<\/?b>/g, ""), bgcolor: "rgba(0,0,0,0)", font: legible(note.font) })),
-      legend: { ...this.figure.layout.legend, font: legible(this.figure.layout.legend?.font), orientation: "h", xref: "paper", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" },
-      xaxis: axis(this.figure.layout.xaxis),
-      yaxis: axis(this.figure.layout.yaxis),
+      font: { ...legible(layout.font), family: "system-ui, sans-serif" },
+      hoverlabel: { ...layout.hoverlabel, bgcolor: style.getPropertyValue("--back").trim(), font: { color: this.ink } },
+      annotations: (layout.annotations || []).map(plain),
+      legend: { ...layout.legend, font: legible(layout.legend?.font), orientation: "h", xref: "paper", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" },
+      xaxis: axis(layout.xaxis),
+      yaxis: axis(layout.yaxis),
       dragmode: false,
       shapes,
     };
-    const star = { type: "scatter", mode: "markers", name: "best known for the target", x: best.x[0], y: best.y[0], marker: { symbol: "diamond-open", size: 16, color: this.ink, line: { width: 3 } }, hovertemplate: "best known for the target<extra></extra>" };
-    // A narrow screen has no room for both accountants: PLD is drawn, RDP stands in the table.
-    const room = this.figure.data.filter((trace) => !narrow || !/\bRDP\b/.test(trace.name || ""));
-    const short = (trace) => (narrow && trace.name ? { ...trace, name: trace.name.replace(" (", "<br>(") } : trace);
-    const data = room.map(short).map((trace) => (trace.marker?.line?.color ? { ...trace, marker: { ...trace.marker, line: { ...trace.marker.line, color: this.ink } } } : trace));
-    byId("frontier").classList.add("drawn");
-    await globalThis.Plotly.react(byId("frontier"), [...data, star], layout, { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false });
-    this.drawn = true;
-    if (this.target) this.label();
   }
 
-  table() {
-    const rows = this.document.curves.flatMap((curve) => curve.points.filter((point) => point.utility !== null && point.epsilon !== null && point.on_frontier !== false).map((point) => h("tr", {},
-      h("th", { scope: "row" }, curve.title), h("td", {}, curve.by.toUpperCase()), h("td", {}, curve.standing), h("td", {}, epsilonText(point.epsilon)), h("td", {}, numberText(point.utility)),
-      h("td", {}, Object.entries(point.weights).filter(([, weight]) => weight > 0).map(([name, weight]) => `${name} ${numberText(weight)}`).join(", ")))));
-    byId("frontier-table").replaceChildren(h("table", {},
-      h("caption", {}, `Utility against ε at δ = ${deltaText(this.delta)}`),
-      h("thead", {}, h("tr", {}, ["rule", "by", "standing", "ε", "utility", "weights"].map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, rows)));
+  /** @param {Drawn} drawn */
+  table({ delta, document: { curves } }) {
+    const shown = (/** @type {any} */ point) => point.utility !== null && point.epsilon !== null && point.on_frontier !== false;
+    const rows = curves.flatMap((/** @type {any} */ curve) => curve.points.filter(shown).map((/** @type {any} */ point) => {
+      const weights = Object.entries(point.weights).filter(([, weight]) => weight > 0).map(([name, weight]) => `${name} ${numberText(weight)}`).join(", ");
+      return row([curve.title, curve.by.toUpperCase(), curve.standing, epsilonText(point.epsilon), numberText(point.utility), weights]);
+    }));
+    fill(byId("frontier-table"), table(`Utility against ε at δ = ${deltaText(delta)}`, ["rule", "by", "standing", "ε", "utility", "weights"], rows));
     byId("frontier-numbers").hidden = false;
   }
 }
 
+/** @type {Promise<unknown> | null} */
 let loading = null;
 
 function loadPlotly() {

@@ -1,26 +1,30 @@
 // Long work: its progress, and a way to stop it.
 
-import { cancelJob, follow, get, post, Problem } from "./api.js";
-import { h } from "./dom.js";
+import { cancelJob, follow, get, messageOf, post, Problem } from "./api.js";
+import { fault, fill, h, quiet } from "./dom.js";
 
-// Start a job, show it in `place` while it runs, and give its last state; null if it failed or was stopped.
+/**
+ * Start a job, show it in `place` while it runs, and give its result; null if it failed or was stopped.
+ * @param {HTMLElement} place @param {string} title @param {string} path @param {object} body
+ * @returns {Promise<{id: string, result: any} | null>}
+ */
 export async function runJob(place, title, path, body, stoppable = true) {
   const label = h("span", {}, `${title} …`);
   const bar = h("progress", { "aria-label": title });
   const stop = h("button", { type: "button" }, "Stop");
-  place.replaceChildren(h("div", { class: "row job" }, label, bar, ...(stoppable ? [stop] : [])));
-  let told = null;
+  fill(place, h("div", { class: "row job" }, label, bar, stoppable ? stop : null));
   try {
+    /** @type {JobAnswer} */
     const job = await post(path, body);
     stop.addEventListener("click", async () => {
       try {
         await cancelJob(job.id);
         label.textContent = `${title}: stopping …`;
       } catch (error) {
-        label.textContent = error.message;
+        label.textContent = messageOf(error);
       }
     });
-    told = await follow(job.id, (state) => {
+    const told = await follow(job.id, (state) => {
       label.textContent = state.total ? `${title}: ${state.done} of ${state.total}` : `${title}: ${state.label || "at work"}`;
       if (state.total) {
         bar.max = state.total;
@@ -28,11 +32,11 @@ export async function runJob(place, title, path, body, stoppable = true) {
       }
     });
     if (told === null || told.state === "running") throw new Problem(0, "the connection to the server was lost");
-    if (told.state === "failed") throw new Problem(0, told.problem);
-    place.replaceChildren(...(told.state === "cancelled" ? [h("p", { class: "quiet" }, `${title}: stopped.`)] : []));
+    if (told.problem !== null) throw new Problem(0, told.problem);
+    fill(place, told.state === "cancelled" ? quiet(`${title}: stopped.`) : null);
     return told.state === "done" ? await get(`/v1/jobs/${job.id}`) : null;
   } catch (error) {
-    place.replaceChildren(h("p", { class: "fault", role: "alert" }, `${title}: ${error.message}`));
+    fill(place, fault(`${title}: ${messageOf(error)}`));
     return null;
   }
 }

@@ -1,23 +1,30 @@
 // The models as cards.
 
-import { badge, byId, deltaText, epsilonText, h, numberText } from "./dom.js";
+import { badge, byId, deltaText, epsilonText, fill, h, list, numberText } from "./dom.js";
 
+/** @param {PortfolioAnswer} portfolio */
 export function showModels(portfolio) {
-  byId("models").replaceChildren(...portfolio.models.map((model) => card(model, portfolio.delta)));
+  fill(byId("models"), portfolio.models.map((model) => card(model, portfolio.delta)));
 }
 
-function card(model, delta) {
-  const sampling = model.sampling === null ? null : `${model.sampling.scheme}${model.sampling.rate === null ? "" : `, rate ${numberText(model.sampling.rate)}`}`;
+/** @param {ModelCard} model @param {number} delta */
+function card({ name, epsilon, sampling, utility, kind, steps, noise_multiplier, standing, warnings }, delta) {
+  const rate = sampling === null || sampling.rate === null ? "" : `, rate ${numberText(sampling.rate)}`;
+  /** @param {"pld" | "rdp"} by */
+  const alone = (by) => [`ε at δ = ${deltaText(delta)} by ${by.toUpperCase()}`, by in epsilon ? epsilonText(epsilon[by]) : "does not apply"];
   const rows = [
-    ...["pld", "rdp"].map((by) => [`ε at δ = ${deltaText(delta)} by ${by.toUpperCase()}`, by in model.epsilon ? epsilonText(model.epsilon[by]) : "does not apply"]),
-    ["utility", model.utility === null ? "not stated" : numberText(model.utility)],
-    ["mechanism", model.kind],
-    ["sampling", sampling],
-    ["steps", model.steps],
-    ["noise multiplier", model.noise_multiplier === null ? null : numberText(model.noise_multiplier)],
+    alone("pld"),
+    alone("rdp"),
+    ["utility", utility === null ? "not stated" : numberText(utility)],
+    ["mechanism", kind],
+    ["sampling", sampling && `${sampling.scheme}${rate}`],
+    ["steps", steps],
+    ["noise multiplier", noise_multiplier && numberText(noise_multiplier)],
   ];
+  const shown = rows.filter(([, value]) => value !== null).map(([label, value]) => h("div", {}, h("dt", {}, String(label)), h("dd", {}, String(value))));
+  const signs = warnings.map((text) => [h("span", { "aria-hidden": "true" }, "⚠ "), text]);
   return h("li", { class: "card" },
-    h("h3", {}, model.name, " ", badge(model.standing)),
-    h("dl", {}, rows.filter(([, value]) => value !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))),
-    model.warnings.length ? h("ul", { class: "warnings", "aria-label": `warnings for ${model.name}` }, model.warnings.map((text) => h("li", {}, h("span", { "aria-hidden": "true" }, "⚠ "), text))) : null);
+    h("h3", {}, name, " ", badge(standing)),
+    h("dl", {}, shown),
+    signs.length ? list(signs, { class: "warnings", "aria-label": `warnings for ${name}` }) : null);
 }

@@ -1,97 +1,114 @@
 // What may be released for the target: the best option of every rule, as the server ranks them.
 
-import { badge, byId, deltaText, epsilonText, exactWeights, fitBadge, h, numberText, ruleText, weightBars } from "./dom.js";
+import { badge, byId, deltaText, epsilonText, exactWeights, fill, fitBadge, folded, h, list, numberText, quiet, ruleText, weightBars } from "./dom.js";
 
 const ORDER = ["combination", "selection", "single", "joint"];
 let shown = "";
 
+/** @typedef {{show: (option: OptionAnswer) => void, release: (option: OptionAnswer) => void}} Actions */
+
+/** @param {PlanAnswer} plan */
+export const bestOf = (plan) => (plan.best === null ? null : plan.options[plan.best]);
+
+/** @param {OptionAnswer} option */
+const worthOf = (option) => (option.expected_utility === null ? "" : `Utility ${numberText(option.expected_utility)} (${option.utility_kind})`);
+
+/** @param {PlanAnswer} plan */
 export function showVerdict(plan) {
   const place = byId("verdict");
-  const best = plan.best === null ? null : plan.options[plan.best];
+  const best = bestOf(plan);
   const target = `(${plan.target.epsilon}, ${deltaText(plan.target.delta)})`;
-  if (best === null) {
-    const closest = plan.options.filter((option) => option.epsilon !== null).sort((a, b) => a.epsilon - b.epsilon)[0];
-    place.replaceChildren(h("strong", {}, `Nothing known fits ${target}.`), closest ? ` The closest is ${ruleText(closest.rule).toLowerCase()} with ε = ${epsilonText(closest.epsilon)}.` : "");
+  if (best !== null) {
+    const worth = worthOf(best);
+    fill(place, h("strong", {}, `${ruleText(best.rule)}: ε = ${epsilonText(best.epsilon)}`), ` fits ${target} `, badge(best.standing), worth && ` ${worth}.`);
     return;
   }
-  const worth = best.expected_utility === null ? "" : ` Utility ${numberText(best.expected_utility)} (${best.utility_kind}).`;
-  place.replaceChildren(h("strong", {}, `${ruleText(best.rule)}: ε = ${epsilonText(best.epsilon)}`), ` fits ${target} `, badge(best.standing), worth);
+  const [closest] = plan.options.filter((option) => option.epsilon !== null).sort((a, b) => Number(a.epsilon) - Number(b.epsilon));
+  const near = closest ? ` The closest is ${ruleText(closest.rule).toLowerCase()} with ε = ${epsilonText(closest.epsilon)}.` : "";
+  fill(place, h("strong", {}, `Nothing known fits ${target}.`), near);
 }
 
-// Nothing is known for the target: what was known is for another.
+/** Nothing is known for the target: what was known is for another. */
 export function forgetPlan() {
   shown = "";
   for (const id of ["verdict", "options", "assumed"]) byId(id).replaceChildren();
   delete byId("verdict").dataset.target;
 }
 
+/** @param {PlanAnswer} plan @param {Actions} actions */
 export function showOptions(plan, actions) {
   const text = JSON.stringify([plan.options, plan.target]);
   if (text === shown) return;
   shown = text;
   const place = byId("options");
-  const focused = document.activeElement?.dataset?.key;
+  const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset.key : undefined;
   const before = new Map([...place.querySelectorAll("details")].map((one) => [one.dataset.key, one.open]));
   const common = shared(plan.options);
   byId("assumed").textContent = common.length ? `Every guarantee here assumes that ${common.join("; that ")}.` : "";
   const alone = shared(plan.options.filter((option) => option.rule === "single"));
   byId("models-assumed").textContent = alone.length ? `Each guarantee assumes that ${alone.join("; that ")}; and what a card warns of.` : "";
-  const cards = [];
-  for (const rule of ORDER) {
+  fill(place, ORDER.map((rule) => {
     const [first, ...others] = plan.options.filter((option) => option.rule === rule);
-    if (first !== undefined) cards.push(card(first, others, common, plan, actions));
-  }
-  place.replaceChildren(...cards);
+    return first && card(first, others, common, plan, actions);
+  }));
   for (const details of place.querySelectorAll("details")) details.open = before.get(details.dataset.key) ?? false;
-  if (focused) place.querySelector(`button[data-key="${focused}"]`)?.focus({ preventScroll: true });
+  if (focused) /** @type {HTMLElement | null} */ (place.querySelector(`button[data-key="${focused}"]`))?.focus({ preventScroll: true });
 }
 
+/** @param {OptionAnswer} option @param {OptionAnswer[]} others @param {string[]} common @param {PlanAnswer} plan @param {Actions} actions */
 function card(option, others, common, plan, actions) {
-  const best = plan.best !== null && plan.options[plan.best] === option;
-  const title = h("h3", {}, ruleText(option.rule), best ? h("span", { class: "best" }, h("span", { "aria-hidden": "true" }, " ★"), " best") : null);
-  if (option.standing === "refused" || option.standing === "none") {
-    return h("article", { class: "option refused", "data-rule": option.rule }, title, h("p", {}, badge(option.standing)), h("p", { class: "sentence" }, option.why));
+  const { rule } = option;
+  const best = bestOf(plan) === option;
+  const title = h("h3", {}, ruleText(rule), best ? h("span", { class: "best" }, h("span", { "aria-hidden": "true" }, " ★"), " best") : null);
+  if (!isGuaranteed(option)) {
+    return h("article", { class: "option refused", "data-rule": rule }, title, h("p", {}, badge(option.standing)), h("p", { class: "sentence" }, option.why));
   }
-  const worth = option.expected_utility === null ? null : h("p", {}, `Utility ${numberText(option.expected_utility)} (${option.utility_kind})`);
-  return h("article", { class: `option${best ? " first" : ""}`, "data-rule": option.rule },
+  const joint = rule === "joint";
+  const worth = worthOf(option);
+  return h("article", { class: `option${best ? " first" : ""}`, "data-rule": rule },
     title,
     h("p", {}, badge(option.standing), " ", fitBadge(option.feasible, plan.target.epsilon)),
     h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(option.epsilon)}`), ` at δ = ${deltaText(option.delta)}`),
-    h("p", { class: "quiet" }, option.why),
-    option.rule === "joint" ? h("p", { class: "quiet" }, "Anything made of all the models, even after looking at them.") : weightBars(option.weights),
-    worth,
-    ...guarantee(option, common),
-    others.length ? h("details", { "data-key": `others-${option.rule}` }, h("summary", {}, "The other models"), h("ul", {}, others.map((other) => line(other, common)))) : null,
+    quiet(option.why),
+    joint ? quiet("Anything made of all the models, even after looking at them.") : weightBars(option.weights),
+    worth ? h("p", {}, worth) : null,
+    guarantee(option, common),
+    others.length ? folded("The other models", [list(others.map((other) => line(other, common)))], `others-${rule}`) : null,
     h("p", { class: "row" },
-      option.rule === "joint" ? null : h("button", { type: "button", "data-key": `show-${option.rule}`, onclick: () => actions.show(option) }, "In the picture"),
-      h("button", { type: "button", "data-key": `release-${option.rule}`, onclick: () => actions.release(option) }, "Release …")));
+      joint ? null : h("button", { type: "button", "data-key": `show-${rule}`, onclick: () => actions.show(option) }, "In the picture"),
+      h("button", { type: "button", "data-key": `release-${rule}`, onclick: () => actions.release(option) }, "Release …")));
 }
 
-// The guarantee as a sentence, with what it assumes beside it; what all of them assume stands above them, once.
+/** The claim, with its own assumptions under it; those of all options stand above them, once.
+ * @param {OptionAnswer} option @param {string[]} common */
 function guarantee(option, common) {
-  const [said] = option.sentence.split(" · assumes ");
   const own = assumed(option, common);
+  const joint = option.rule === "joint";
   return [
-    h("p", { class: "sentence" }, said, own.length ? `, assuming${common.length ? " besides" : ""}:` : ""),
-    ...own,
-    h("details", { "data-key": `theorem-${option.rule}` }, h("summary", {}, option.rule === "joint" ? "Theorem" : "Theorem and exact weights"),
-      h("p", {}, option.theorem_title), option.rule === "joint" ? null : h("p", { class: "quiet" }, exactWeights(option.weights))),
+    h("p", { class: "sentence" }, option.claim, own === null ? "" : `, assuming${common.length ? " besides" : ""}:`),
+    own,
+    folded(joint ? "Theorem" : "Theorem and exact weights", [h("p", {}, option.theorem_title), joint ? null : quiet(exactWeights(option.weights))], `theorem-${option.rule}`),
   ];
 }
 
+/** @param {OptionAnswer} option @param {string[]} common */
 function assumed(option, common) {
   const own = option.assumptions.filter((text) => !common.includes(text));
-  return own.length ? [h("ul", { class: "assumed" }, own.map((text) => h("li", {}, text)))] : [];
+  return own.length ? list(own, { class: "assumed" }) : null;
 }
 
+/** @param {OptionAnswer} option */
+const isGuaranteed = (option) => option.standing === "proved" || option.standing === "conditional";
+
+/** @param {OptionAnswer[]} options */
 function shared(options) {
-  const guaranteed = options.filter((option) => option.standing === "proved" || option.standing === "conditional");
-  const [first, ...others] = guaranteed.map((option) => option.assumptions);
-  return first === undefined ? [] : first.filter((text) => others.every((texts) => texts.includes(text)));
+  const [first = [], ...others] = options.filter(isGuaranteed).map((option) => option.assumptions);
+  return first.filter((text) => others.every((texts) => texts.includes(text)));
 }
 
+/** @param {OptionAnswer} option @param {string[]} common */
 function line(option, common) {
   const name = Object.keys(option.weights).find((one) => option.weights[one] === 1);
-  return h("li", {}, `${name}: `, option.standing === "refused" ? option.why : `ε = ${epsilonText(option.epsilon)}, `, badge(option.standing), option.feasible ? ", fits" : ", does not fit",
-    ...assumed(option, common));
+  const told = option.standing === "refused" ? option.why : `ε = ${epsilonText(option.epsilon)}, `;
+  return [`${name}: `, told, badge(option.standing), option.feasible ? ", fits" : ", does not fit", assumed(option, common)];
 }

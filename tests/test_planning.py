@@ -133,13 +133,13 @@ def test_plan_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
         if option.feasible:
             assert option.epsilon <= 1.5
             assert option.delta <= 1e-5
-            assert abs(math.fsum(option.weights.values()) - 1) < 1e-9
+            assert abs(math.fsum(option.weights.values) - 1) < 1e-9
         else:
             assert "is above 1.5" in option.why
     kinds = [option.rule for option in found.options]
     assert {"single", "selection", "combination", "joint"} == set(kinds)
     assert [option.feasible for option in found.options] == sorted((o.feasible for o in found.options), reverse=True)
-    recheck = Selection(portfolio.weights(next(o.weights for o in found.options if o.rule == "selection")))
+    recheck = Selection(next(o.weights for o in found.options if o.rule == "selection"))
     assert recheck.guarantee(epsilon=1.5).delta <= 1e-5
 
 
@@ -271,7 +271,34 @@ def test_a_model_that_no_theorem_covers_does_not_refuse_the_others() -> None:
     portfolio = Portfolio((known, Model("shuffled", Record.model_validate(record))))
     found = plan(portfolio, epsilon=50.0, delta=1e-5)
     assert found.best is not None
-    assert found.best.weights == {"known": 1.0, "shuffled": 0.0}
+    assert found.best.weights.as_dict() == {"known": 1.0, "shuffled": 0.0}
     (joint,) = (option for option in found.options if option.rule == "joint")
     assert joint.standing == "refused"
     assert "shuffled" in joint.why
+
+
+def test_a_plan_for_another_target_is_searched_or_looked_up() -> None:
+    portfolio = gaussians([0.3, 0.9, 2.0])
+    first = plan(portfolio, epsilon=4.0, delta=1e-5)
+    for epsilon in (0.5, 1.5, 3.0):
+        assert first.at(epsilon) == plan(portfolio, epsilon=epsilon, delta=1e-5)
+    known = first.at(1.5).at(3.0)
+    for epsilon in (0.0, 0.5, 1.5, 2.0, 3.5, 9.0):
+        best, found = plan(portfolio, epsilon=epsilon, delta=1e-5).best, known.at(epsilon, search=())
+        assert (found.best is None) == (best is None)
+        assert {option.rule for option in found.options} == {"single", "selection", "combination", "joint"}
+        for option in found.options:
+            if option.feasible:
+                assert option.epsilon <= epsilon and option.delta <= 1e-5
+                assert best is not None and (option.utility or 0) <= (best.utility or 0) * (1 + 1e-9)
+    assert known.at(1.5, search=()).best == first.at(1.5).best
+
+
+def test_targets_worth_a_search_come_once_each_both_ends_first() -> None:
+    found = plan(gaussians([0.3, 2.0]), epsilon=1.0, delta=1e-5, rules=("single",))
+    alone = [option.epsilon for option in found.options]
+    for count in range(2, 40):
+        targets = found.targets(count)
+        assert len(set(targets)) == len(targets) == count
+        assert targets[:2] == pytest.approx([0.5 * min(alone), max(alone)])
+        assert min(targets) == targets[0] and max(targets) == pytest.approx(targets[1])

@@ -541,9 +541,9 @@ def test_a_checkpoint_left_out_is_seen_with_the_portfolio(tmp_path: Path) -> Non
     run_on_disk(tmp_path)
     shutil.move(tmp_path / "run" / "step-40", tmp_path / "aside")
     aggregate(tmp_path / "run", tmp_path / "out", rule="uta", last=4, allow_gaps=True, delta=DELTA, provenance="a-priori")
-    assert verify(tmp_path / "out", portfolio=Portfolio.load(tmp_path / "run")).code == 0
+    assert verify(tmp_path / "out", portfolio=Portfolio(tmp_path / "run")).code == 0
     shutil.move(tmp_path / "aside", tmp_path / "run" / "step-40")
-    verdict = verify(tmp_path / "out", portfolio=Portfolio.load(tmp_path / "run"))
+    verdict = verify(tmp_path / "out", portfolio=Portfolio(tmp_path / "run"))
     assert verdict.broken == ["the models averaged are not checkpoints that follow each other in the portfolio"]
 
 

@@ -308,4 +308,4 @@ class TestPictures:
             widths_picture([histogram_line(np.zeros(5), "no width")], "a run", 0.95, "heuristic"),
             abstention_picture([abstention_line(curve, "by width")], "a run"),
         ):
-            assert render(document, ".svg").startswith(b"<?xml")
+            assert render(document, ".png").startswith(b"\x89PNG")

@@ -1,0 +1,68 @@
+"""From documents (what a JSON file says) to PNG files, web pages and plotly's data."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpmerge.errors import FigureError
+from dpmerge.figures import frontier, heatmap, page, web
+from dpmerge.figures.picture import Chart, Picture, read
+from dpmerge.figures.png import png
+from dpmerge.figures.writing import write_whole
+
+_LIBRARIES = {".png": "matplotlib", ".html": "plotly"}
+_KINDS: dict[str, Callable[[Mapping[str, Any]], Picture]] = {
+    "frontier": frontier.picture,
+    "heatmap": heatmap.picture,
+    "lines": lambda document: read(Chart, document),
+}
+
+
+def describe(document: Mapping[str, Any]) -> Picture:
+    """The description that is drawn for a frontier, a heatmap or lines."""
+    kind = document.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
+    return _KINDS[kind](document)
+
+
+def render(document: Mapping[str, Any], suffix: str) -> bytes:
+    """The file's content; `suffix` is .png or .html."""
+    if suffix not in _LIBRARIES:
+        raise FigureError(f"no picture format has the suffix {suffix!r}; use {', '.join(_LIBRARIES)}")
+    picture = describe(document)
+    require_library(suffix)
+    return png(picture) if suffix == ".png" else page.page(picture).encode()
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Draw a document into a file; the suffix chooses the format: .png or .html."""
+    write_whole(render(document, path.suffix.lower()), path)
+
+
+def web_figure(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What plotly.js draws for the document: "data" and "layout" as plain JSON data, for pages that have the script."""
+    return web.web_figure(describe(document))
+
+
+def require_library(suffix: str) -> None:
+    """Refuse a format whose library is missing; for who wants to know before the work begins."""
+    library = _LIBRARIES[suffix]
+    try:
+        importlib.import_module(library)
+    except ImportError:
+        raise FigureError(f"pictures as {suffix} need {library}: install dpmerge[plots]") from None
+
+
+def require_place(path: Path, suffix: str) -> None:
+    """Refuse a place where no such file can be written; for who wants to know before the work begins."""
+    if path.suffix.lower() != suffix:
+        raise FigureError(f"{path}: this is written as {suffix}; give it a name that ends so")
+    if path.is_dir() or not path.parent.is_dir():
+        raise FigureError(f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FigureError(f"{path}: cannot be written: its folder is read-only")

@@ -1,0 +1,214 @@
+"""A possible release: a guarantee, its weights, its utility. What `plan` offers and `release` takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from dpmerge.errors import AccountingError, TargetError
+from dpmerge.notebook import html_table
+from dpmerge.planning.points import Accounting
+from dpmerge.planning.utility import Provenance, Utilities
+from dpmerge.profiles import Profile, run_profile
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import Guarantee, Joint, round_up, significant
+
+RuleName = Literal["selection", "combination", "joint", "tempered", "single"]
+RULES: tuple[RuleName, ...] = ("selection", "combination", "joint", "tempered", "single")
+UtilityKind = Literal["expected", "interpolated", "best of all"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What may be released of a portfolio at one δ: all that is asked except ε, and what does not depend on it.
+
+    `utility` is as given; `provenance` is what the user claims of weights without utilities. `releasing` makes a release of an
+    option: whoever plans in order to release passes it in.
+    """
+
+    portfolio: Portfolio
+    delta: float
+    utility: Utilities | None = None
+    provenance: Provenance | None = None
+    kappa: float | None = None
+    rules: tuple[RuleName, ...] = RULES
+    candidates: tuple[Weights, ...] = ()
+    accounting: Accounting = field(default_factory=Accounting)
+    progress: Callable[[str], None] = field(default=lambda label: None, compare=False, repr=False)
+    releasing: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def looked(self) -> bool:
+        """Whether the utilities were measured on the private models."""
+        return self.utility is not None and self.utility.provenance != "a-priori"
+
+    @property
+    def private_scores(self) -> bool:
+        """Whether the utilities come from a private validation set: nothing that is shown may depend on them."""
+        return self.utility is not None and self.utility.validation is not None
+
+    @cached_property
+    def alone(self) -> dict[str, Guarantee | AccountingError]:
+        """What each model guarantees alone, or why there is no guarantee."""
+        self.progress("each model alone")
+        found: dict[str, Guarantee | AccountingError] = {}
+        for name in self.portfolio.names:
+            try:
+                rule = Joint(self.vertex(name), self.accounting.shuffle, looked_at=())
+                found[name] = rule.guarantee(delta=self.delta, by=self.accounting.by, conversion=self.accounting.conversion)
+            except AccountingError as error:
+                found[name] = error
+        return found
+
+    @cached_property
+    def profiles(self) -> list[Profile]:
+        return [run_profile(model, self.accounting.shuffle).profile for model in self.portfolio.models]
+
+    @cached_property
+    def by_privacy(self) -> Utilities:
+        """Less private is more useful: what stands in for utilities that are not given, or may not be shown."""
+        known = {name: found.epsilon if isinstance(found, Guarantee) else 0.0 for name, found in self.alone.items()}
+        return Utilities.less_private_is_more_useful(self.portfolio, known)
+
+    @property
+    def shown(self) -> Utilities:
+        """The utilities by which options are ranked."""
+        return self.by_privacy if self.utility is None or self.private_scores else self.utility
+
+    @property
+    def most_private(self) -> str:
+        known = {name: found.epsilon for name, found in self.alone.items() if isinstance(found, Guarantee)}
+        return min(known, key=known.__getitem__) if known else self.portfolio.names[0]
+
+    def vertex(self, name: str) -> Weights:
+        return self.portfolio.weights({name: 1.0})
+
+    def everyone(self) -> Weights:
+        return self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
+
+    def value(self, weights: Weights) -> float:
+        """Utility weighted linearly: expected under a draw, interpolated for an average."""
+        return math.fsum(w * u for w, u in zip(weights.values, self.shown.values, strict=True))
+
+    def option(
+        self, rule: RuleName, weights: Weights, found: Guarantee | None, why: str = "", utility: float | None = None
+    ) -> Option:
+        """These weights with their guarantee, or with the reason why there is none."""
+        kind: UtilityKind = "interpolated" if rule == "combination" and len(weights.used) > 1 else "expected"
+        if rule == "joint":
+            kind, utility = "best of all", max(self.shown.values)
+        if found is None or self.private_scores:
+            utility = None
+        elif utility is None:
+            utility = self.value(weights)
+        return Option(rule, weights, found, utility, self, why=why, utility_kind="expected" if found is None else kind)
+
+
+@dataclass(frozen=True, repr=False)
+class Option:
+    """One way to release something, with its guarantee at the target's δ (or, where it is saturated, at its ε).
+
+    `guarantee` is None where the rule is refused; `why` then says why, and else what it leaves of the target ε `within`.
+    """
+
+    rule: RuleName
+    weights: Weights
+    guarantee: Guarantee | None
+    utility: float | None
+    question: Question = field(repr=False, compare=False)
+    within: float | None = None
+    feasible: bool = False
+    why: str = ""
+    utility_kind: UtilityKind = "expected"
+
+    @property
+    def epsilon(self) -> float:
+        return math.inf if self.guarantee is None else self.guarantee.epsilon
+
+    @property
+    def delta(self) -> float:
+        return self.question.delta if self.guarantee is None else self.guarantee.delta
+
+    @property
+    def standing(self) -> str:
+        return "refused" if self.guarantee is None else self.guarantee.standing
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sorts options: what fits first, by utility; the rest by ε."""
+        return (not self.feasible, -(self.utility or 0.0) if self.feasible else self.epsilon, self.epsilon)
+
+    def beats(self, other: Option) -> bool:
+        """At least as private at no larger δ, as useful and as well proved; anything beats what is refused."""
+        if self.guarantee is None or other.guarantee is None:
+            return other.guarantee is None
+        useful = (self.utility or 0.0) >= (other.utility or 0.0)
+        proved = self.standing == "proved" or other.standing != "proved"
+        return self.epsilon <= other.epsilon and self.delta <= other.delta and useful and proved
+
+    def release(
+        self,
+        out: str | Path,
+        *,
+        weights: Mapping[str, float] | None = None,
+        ledger: str | Path | None = None,
+        **how: Any,
+    ) -> Any:
+        """Draw or merge into the new folder `out`, certify, and enter the ledger given here or to the plan.
+
+        Joint release covers any merge of the models, so it needs the `weights` to merge with. Other arguments are those of
+        `dpmerge.merge`. Returns what that returns.
+        """
+        if not self.feasible:
+            raise TargetError(f"this option does not meet the target: {self.why}")
+        if self.question.releasing is None:
+            raise TargetError("this option was not made by dpmerge.plan, so it cannot release itself")
+        return self.question.releasing(self, out, weights=weights, ledger=ledger, **how)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        found = self.guarantee
+        return {
+            "rule": self.rule,
+            "by": "none" if found is None else found.by,
+            "weights": self.weights.as_dict(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "standing": self.standing,
+            "theorem": "none" if found is None else found.theorem,
+            "expected_utility": self.utility,
+            "feasible": self.feasible,
+            "why": self.why,
+            "utility_kind": self.utility_kind,
+            "assumptions": () if found is None else found.assumptions,
+            "details": {} if found is None else dict(found.details),
+            "warnings": () if found is None else found.warnings,
+        }
+
+    def row(self) -> dict[str, str]:
+        """For people: numbers rounded up, never in the user's favour."""
+        return {
+            "rule": self.rule,
+            "fits": "yes" if self.feasible else "no",
+            "utility": "—" if self.utility is None else f"{self.utility:.4f}{'≈' * (self.utility_kind == 'interpolated')}",
+            "ε": round_up(self.epsilon),
+            "δ": significant(self.delta, 3),
+            "standing": self.standing,
+            "weights": ", ".join(f"{model.name}={value:.6g}" for model, value in self.weights.used),
+            "why": self.why,
+        }
+
+    def __str__(self) -> str:
+        return self.why if self.guarantee is None else str(self.guarantee)
+
+    def __repr__(self) -> str:
+        told = self.why if self.guarantee is None else self.guarantee.claim
+        beside = "" if self.feasible or self.guarantee is None else f" · does not fit: {self.why}"
+        return f"<Option {self.rule} with {self.row()['weights']}: {told}{beside}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(list(self.row()), [list(self.row().values())])

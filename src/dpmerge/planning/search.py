@@ -1,0 +1,180 @@
+"""The search for the best weights of every rule at one target (ε, δ)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from dpmerge.errors import AccountingError, TargetError
+from dpmerge.planning.draw import tilted_odds
+from dpmerge.planning.feasible import FeasibleSet, blend
+from dpmerge.planning.optimum import selection_optimum
+from dpmerge.planning.option import Option, Question, RuleName
+from dpmerge.records import Weights
+from dpmerge.rules import By, Combination, Guarantee, Joint, Rule, Selection, Tempered, Validated
+
+_GOALS = 6  # a search towards every one of many models would take minutes
+NOT_DRAWN = (
+    "the scores come from a private validation set, and only a draw by them is paid for: tempered selection with a strength κ, "
+    "or with the ε that the set's records may pay"
+)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a question has for one ε. The options found are not judged yet: `Plan` compares them with the target."""
+
+    question: Question
+    epsilon: float
+
+    def options(self, rules: Iterable[RuleName]) -> list[Option]:
+        found: list[Option] = []
+        for rule in rules:
+            if rule != "single":
+                self.question.progress(rule)
+            found += getattr(self, f"_{rule}")()
+        return found
+
+    def _single(self) -> list[Option]:
+        asked = self.question
+        return [
+            asked.option("single", asked.vertex(name), found)
+            if isinstance(found, Guarantee)
+            else asked.option("single", asked.vertex(name), None, str(found))
+            for name, found in asked.alone.items()
+        ]
+
+    def _selection(self) -> list[Option]:
+        asked, accounting = self.question, self.question.accounting
+        accountants: tuple[Literal["pld", "rdp"], ...] = ("pld", "rdp")
+        options = []
+        for by in accountants if accounting.by in ("best", "gdp") else [name for name in accountants if name == accounting.by]:
+            try:
+                target = (self.epsilon, asked.delta)
+                best = selection_optimum(asked.profiles, asked.shown.values, *target, by, accounting.conversion)
+                weights = self._named(best.weights) if best else asked.vertex(asked.most_private)
+                drawn = Selection(weights, accounting.shuffle, index_published=True)
+                options.append(asked.option("selection", weights, self._saturated(drawn, by)))
+            except AccountingError as error:
+                options.append(asked.option("selection", asked.vertex(asked.portfolio.names[0]), None, str(error)))
+        return options
+
+    def _joint(self) -> list[Option]:
+        """Whatever is made of all models, even after looking at them: worth at least the best of them."""
+        asked, everyone = self.question, self.question.everyone()
+        if asked.private_scores:
+            return [asked.option("joint", everyone, None, NOT_DRAWN)]
+        try:
+            rule = Joint(everyone, asked.accounting.shuffle, asked.portfolio.names)
+            found = rule.guarantee(delta=asked.delta, by=asked.accounting.by, conversion=asked.accounting.conversion)
+        except AccountingError as error:
+            return [asked.option("joint", everyone, None, str(error))]
+        return [asked.option("joint", everyone, found)]
+
+    def _tempered(self) -> list[Option]:
+        """From the most private model towards the best selection, as far as the tempered bound allows.
+
+        The base probabilities must not depend on the private models (docs/theory.md §4): if the utilities were measured on
+        them, "less private is more useful" stands in for them there. Private scores may choose among all models if that fits.
+        """
+        asked = self.question
+        kappa, values = asked.kappa, asked.shown.values
+        if kappa is None:
+            return []
+        if not all(0 <= value <= 1 for value in values):
+            raise TargetError("tempered selection needs utilities in [0, 1]; rescale them")
+        try:
+            start = end = asked.vertex(asked.most_private)
+            base = asked.by_privacy if asked.looked else asked.shown
+            best = selection_optimum(asked.profiles, base.values, self.epsilon, asked.delta)
+            if best is not None:
+                end = self._named(best.weights)
+            space = FeasibleSet(asked.portfolio, lambda weights: self._tilted(weights, kappa), self.epsilon, asked.delta)
+            if asked.private_scores and space.contains(asked.everyone()):
+                end = asked.everyone()
+            weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
+            found = self._saturated(self._tilted(weights, kappa), "best")
+        except AccountingError as error:
+            return [asked.option("tempered", asked.vertex(asked.portfolio.names[0]), None, str(error))]
+        odds = tilted_odds(weights.values, values, kappa)
+        expected = sum(odd * Fraction(value) for odd, value in zip(odds, values, strict=True)) / sum(odds)
+        return [asked.option("tempered", weights, found, utility=float(expected))]
+
+    def _tilted(self, weights: Weights, kappa: float) -> Rule:
+        rule = Tempered(weights, kappa, self.question.accounting.shuffle)
+        validation = None if self.question.utility is None else self.question.utility.validation
+        if validation is None:
+            return rule
+        return Validated(rule, validation, validation.tempered_epsilon(kappa, self.question.portfolio.adjacency))
+
+    def _combination(self) -> list[Option]:
+        """The best combination found, and every candidate the user names."""
+        asked = self.question
+        options = []
+        try:
+            weights = self._best_average()
+            options.append(asked.option("combination", weights, self._saturated(self._average(weights), asked.accounting.by)))
+        except AccountingError as error:
+            most_useful = asked.vertex(max(asked.portfolio.names, key=self._worth))
+            options.append(asked.option("combination", most_useful, None, str(error)))
+        for weights in asked.candidates:
+            try:
+                found = self._saturated(self._average(weights), asked.accounting.by)
+                options.append(asked.option("combination", weights, found))
+            except AccountingError as error:
+                options.append(asked.option("combination", weights, None, str(error)))
+        return options
+
+    def _best_average(self) -> Weights:
+        """The utility of an average is not linear in the weights, so a linear one only guides the search.
+
+        It goes from the most private model as far as the budget allows towards each more useful one (the most useful first),
+        and towards the best two together; then weight moves between pairs of models as long as that gains something and fits.
+        """
+        asked = self.question
+        space = FeasibleSet(asked.portfolio, self._average, self.epsilon, asked.delta, asked.accounting.by)
+        start = asked.vertex(asked.most_private)
+        useful = sorted(asked.portfolio.names, key=self._worth, reverse=True)
+        goals = [asked.vertex(name) for name in useful if self._worth(name) > asked.value(start)]
+        reached = [start]
+        if space.contains(start):
+            reached += [self._towards(space, start, goal) for goal in goals[:_GOALS]]
+            if len(goals) > 1:
+                best, second = sorted(reached[1:], key=asked.value, reverse=True)[:2]
+                reached.append(self._towards(space, start, blend(best, second, 0.5)))
+        weights = max(reached, key=asked.value)
+        return self._exchanged(space, weights, useful) if len(goals) > 1 else weights
+
+    def _average(self, weights: Weights) -> Rule:
+        return Combination(weights, self.question.accounting.assume_smoothness, self.question.accounting.shuffle)
+
+    def _towards(self, space: FeasibleSet, start: Weights, goal: Weights) -> Weights:
+        self.question.progress(f"combination with {', '.join(model.name for model, _ in goal.used)}")
+        return blend(start, goal, space.boundary(start, goal, tolerance=1e-3))
+
+    def _exchanged(self, space: FeasibleSet, weights: Weights, useful: Sequence[str]) -> Weights:
+        """Move weight from a model to a more useful one, pair by pair, while at least a tenth of it may go."""
+        for taker in useful[:_GOALS]:
+            for giver in [model.name for model, _ in weights.used if self._worth(model.name) < self._worth(taker)]:
+                held = weights.as_dict()
+                goal = self.question.portfolio.weights({**held, taker: held[taker] + held[giver], giver: 0.0})
+                if space.contains(blend(weights, goal, 0.1)):
+                    weights = self._towards(space, weights, goal)
+        return weights
+
+    def _named(self, values: Sequence[float]) -> Weights:
+        return self.question.portfolio.weights_in_order(values)
+
+    def _worth(self, name: str) -> float:
+        return self.question.shown.values[self.question.portfolio.names.index(name)]
+
+    def _saturated(self, rule: Rule, by: By) -> Guarantee:
+        """For weights on the edge of the target: their ε at its δ if inside, else their δ at its ε."""
+        delta, conversion = self.question.delta, self.question.accounting.conversion
+        found = rule.guarantee(delta=delta, by=by, conversion=conversion)
+        if self.epsilon < found.epsilon <= 1.01 * self.epsilon:
+            edge = rule.guarantee(epsilon=self.epsilon, by=by, conversion=conversion)
+            return edge if edge.delta <= delta else found
+        return found

@@ -1,0 +1,251 @@
+// Written by tools/page/api_types.py from dpmerge.explorer.models; a test compares the two.
+
+interface AccountRequest {
+  rule: "selection" | "combination" | "joint";
+  weights: Record<string, number>;
+  delta?: number | null;
+  epsilon?: number | null;
+  by?: "best" | "pld" | "rdp" | "gdp";
+  assume_smoothness?: number | null;
+  provenance?: "a-priori" | "after-looking" | null;
+  any_delta?: boolean;
+}
+
+interface BudgetAnswer {
+  dataset: string;
+  adjacency: string;
+  budget: TargetAnswer;
+  spent: Spent;
+  releases: number;
+  warnings: Array<string>;
+  counted: Array<string>;
+  fits: Fits | null;
+}
+
+interface EntryAnswer {
+  number: number;
+  kind: string;
+  at: string;
+  of: number | null;
+  name: string | null;
+  rule: string | null;
+  models: Array<string>;
+  own: Array<TargetAnswer>;
+  total: TargetAnswer | null;
+  hash: string;
+}
+
+interface FigureAnswer {
+  data: Array<Record<string, any>>;
+  layout: Record<string, any>;
+}
+
+interface Fits {
+  alone: Array<string>;
+  in_selection_with: string | null;
+  largest_probability: Record<string, number>;
+  text: Array<string>;
+}
+
+interface FrontierRequest {
+  delta?: number;
+  epsilons: Array<number>;
+  points?: number;
+  any_delta?: boolean;
+}
+
+interface GridAnswer {
+  epsilons: Array<number | null>;
+  standings: Array<"proved" | "conditional" | "refused" | "none" | "pending">;
+}
+
+interface GuaranteeAnswer {
+  sentence: string;
+  epsilon: number | null;
+  delta: number;
+  adjacency: string;
+  standing: "proved" | "conditional" | "refused" | "none";
+  rule: string;
+  theorem: string;
+  theorem_title: string;
+  theorem_source: string;
+  by: string;
+  conversion: string | null;
+  weights: Record<string, number>;
+  assumptions: Array<string>;
+  warnings: Array<string>;
+  details: Record<string, any>;
+}
+
+interface Health {
+  status: "ok";
+  version: string;
+}
+
+interface JobAnswer {
+  id: string;
+  kind: string;
+  state: "running" | "done" | "failed" | "cancelled";
+  label: string;
+  done: number;
+  total: number | null;
+  problem: string | null;
+  result: PlanAnswer | ReleasedAnswer | VerdictAnswer | Record<string, any> | null;
+}
+
+interface ModelCard {
+  name: string;
+  kind: string;
+  run: string;
+  steps: number | null;
+  noise_multiplier: number | null;
+  sampling: Sampling | null;
+  utility: number | null;
+  epsilon: Record<"pld" | "rdp", number | null>;
+  standing: "proved" | "conditional" | "refused" | "none";
+  warnings: Array<string>;
+}
+
+interface OptionAnswer {
+  rule: string;
+  by: string;
+  weights: Record<string, number>;
+  epsilon: number | null;
+  delta: number;
+  standing: "proved" | "conditional" | "refused" | "none";
+  theorem: string;
+  theorem_title: string | null;
+  claim: string;
+  sentence: string;
+  expected_utility: number | null;
+  utility_kind: string;
+  feasible: boolean;
+  why: string;
+  assumptions: Array<string>;
+  warnings: Array<string>;
+  details: Record<string, any>;
+}
+
+interface PlanAnswer {
+  target: TargetAnswer;
+  provenance: string;
+  utilities_source: string;
+  best: number | null;
+  options: Array<OptionAnswer>;
+  warming: Warming;
+}
+
+interface PlanRequest {
+  epsilon: number;
+  delta?: number;
+  effort?: "quick" | "full";
+  any_delta?: boolean;
+}
+
+interface PortfolioAnswer {
+  dataset: string;
+  adjacency: string;
+  delta: number;
+  provenance: string;
+  utilities_source: string;
+  models: Array<ModelCard>;
+  may_release: boolean;
+  has_ledger: boolean;
+}
+
+interface Problem {
+  type: string;
+  title: string;
+  status: number;
+  detail: string;
+}
+
+interface ReleaseFolder {
+  name: string;
+  entry: number | null;
+}
+
+interface ReleasePreview {
+  name: string;
+  weights: Record<string, number>;
+  provenance: string;
+  guarantee: GuaranteeAnswer;
+  files: Array<string>;
+  files_if_drawn: Record<string, Array<string>>;
+  keeps_openings: boolean;
+  budget: TargetAnswer | null;
+  total: TargetAnswer | null;
+  fits: boolean | null;
+  notes: Array<string>;
+}
+
+interface ReleaseRequest {
+  name: string;
+  rule: "selection" | "combination" | "joint";
+  weights: Record<string, number>;
+  delta: number;
+  epsilon?: number | null;
+  provenance?: "a-priori" | "after-looking" | null;
+  depends_on_releases?: boolean;
+  assume_smoothness?: number | null;
+  any_delta?: boolean;
+}
+
+interface ReleasedAnswer {
+  name: string;
+  certificate: Record<string, any>;
+  notes: Array<string>;
+}
+
+interface ReleasesAnswer {
+  entries: Array<EntryAnswer>;
+  folders: Array<ReleaseFolder>;
+  may_release: boolean;
+}
+
+interface Sampling {
+  scheme: string;
+  rate: number | null;
+}
+
+interface SimplexAnswer {
+  delta: number;
+  models: Array<string>;
+  step: number;
+  points: Array<Array<number>>;
+  rules: Record<"selection" | "combination", GridAnswer>;
+  done: number;
+  total: number;
+}
+
+interface Spent {
+  epsilon: number | null;
+  delta_at_budget_epsilon: number;
+  standing: string;
+  theorem: string | null;
+  assumptions: Array<string>;
+}
+
+interface TargetAnswer {
+  epsilon: number;
+  delta: number;
+}
+
+interface VerdictAnswer {
+  name: string;
+  code: 0 | 1 | 2;
+  sentence: string;
+  holds: Array<string>;
+  broken: Array<string>;
+  unchecked: Array<string>;
+  warnings: Array<string>;
+}
+
+interface VerifyRequest {
+  name: string;
+}
+
+interface Warming {
+  done: number;
+  total: number;
+}

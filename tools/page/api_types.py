@@ -1,0 +1,61 @@
+"""Write `api.d.ts`: what the explorer's API takes and answers, as TypeScript types for the page's scripts.
+
+python -m tools.page.api_types
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from dpmerge.explorer import models
+
+PLACE = Path(__file__).with_name("api.d.ts")
+_HEADER = "// Written by tools/page/api_types.py from dpmerge.explorer.models; a test compares the two.\n"
+_PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
+
+
+def declarations() -> str:
+    """One interface per model; its fields are all there in an answer, and may be left out of a request where there is a default."""
+    known = [
+        one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel
+    ]
+    public = [one for one in known if not one.__name__.startswith("_")]
+    _, schema = models_json_schema([(one, "serialization") for one in public])
+    parts = [_interface(name, one) for name, one in sorted(schema["$defs"].items())]
+    return "\n".join([_HEADER, *parts])
+
+
+def _interface(name: str, schema: dict[str, Any]) -> str:
+    needed = schema.get("required", [])
+    is_request = name.endswith("Request")
+    fields = [
+        f"  {field}{'?' if is_request and field not in needed else ''}: {_type(one)};\n"
+        for field, one in schema["properties"].items()
+    ]
+    return f"interface {name} {{\n{''.join(fields)}}}\n"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in schema:
+        return " | ".join(_type(one) for one in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        return " | ".join(json.dumps(one) for one in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"Array<{_type(schema['items'])}>"
+    if schema.get("type") == "object":
+        named = schema.get("propertyNames", {}).get("enum")
+        key = " | ".join(map(json.dumps, named)) if named else "string"
+        values = schema.get("additionalProperties", True)
+        return f"Record<{key}, {'any' if values is True else _type(values)}>"
+    return _PLAIN.get(schema.get("type", ""), "any")
+
+
+if __name__ == "__main__":
+    PLACE.write_text(declarations())
