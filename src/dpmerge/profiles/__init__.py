@@ -16,7 +16,7 @@ from dpmerge.profiles.precision import (
     grids_of_accuracy as grids_of_accuracy,
     without_closed_forms as without_closed_forms,
 )
-from dpmerge.profiles.profile import Profile as Profile, _discretised as _discretised, mixture_epsilon as mixture_epsilon
+from dpmerge.profiles.profile import Profile as Profile, mixture_epsilon as mixture_epsilon
 from dpmerge.profiles.renyi import (
     ORDERS as ORDERS,
     Conversion as Conversion,
