@@ -87,7 +87,7 @@ def linear_combination() -> Iterator[Claim]:
 
 
 def equation_nine() -> Iterator[Claim]:
-    """Eq. (9) of the paper on merging at α = 32 for four models, as a quadrature."""
+    """Eq. (9) of Differentially Private Model Merging at α = 32 for four models, as a quadrature."""
     shifts = (0.4, 0.8, 0.2, 0.6)
 
     def ours() -> float:
@@ -97,7 +97,7 @@ def equation_nine() -> Iterator[Claim]:
     seconds, value = best_time(ours, 20)
     terms = math.comb(32 + 2**4 - 1, 2**4 - 1)
     yield Claim(
-        "Eq. (9) of the paper on merging at α = 32, N = 4",
+        "Eq. (9) of Differentially Private Model Merging at α = 32, N = 4",
         f"{seconds * 1e3:.2f} ms (ε_α = {value:.6g}); the literal sum has {terms:,} terms",
         "milliseconds",
         seconds < 0.01,
