@@ -94,8 +94,8 @@ def record(
     noise = continued(before.noise_fingerprint, before.steps, noise, "noise")
     first = before.sampler_fingerprint
     sampler = None if first is None else continued(first, before.steps, sampler, "sampling")
-    generator = together([before.noise_generator, generator])
-    said = _Said(dataset, before.run, noise, sampler, generator, before.smoothness, before.convex)
+    drawn_by = together([before.noise_generator, generator])
+    said = _Said(dataset, before.run, noise, sampler, drawn_by, before.smoothness, before.convex)
     return Recorder(engine, tensors, optimizer, batches, steps, said, before)
 
 

@@ -47,7 +47,7 @@ class FixedSelection(Game):
 
     def claims(self, delta: float) -> list[Claim]:
         """By hockey-stick divergences (Thm 5.2 of Differentially Private Model Merging), the index published."""
-        return [claim("random selection", Selection(self.portfolio(), index_published=True), delta)]
+        return [claim("random selection", Selection(self.portfolio()), delta)]
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:
         """The logarithm of the likelihood ratio of the model drawn."""
