@@ -21,6 +21,7 @@ LAB = ROOT / "lab" / "dpmerge_lab"
 # From the ground up; a room may import from those before it.
 FLOORS = [
     "errors",
+    "files",
     "notebook",
     "user_code",
     "_version",

@@ -74,7 +74,7 @@ def test_budgets_that_are_none(file: Path, wrong: dict[str, Any], error: type[Dp
 
 
 def test_what_is_no_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="no such ledger; make one with dpmerge ledger new"):
+    with pytest.raises(LedgerError, match="no such ledger; make one first"):
         Ledger(tmp_path / "missing.db")
     with pytest.raises(LedgerError, match="no such ledger"):
         Ledger(f"sqlite:///{tmp_path}/missing.db")
@@ -157,7 +157,7 @@ def test_a_release_without_an_epsilon_of_its_own_is_refused_before_it_is_charged
     whole = planned(THREE, c=1.0)
     with pytest.raises(LedgerError, match="no finite ε of its own"):
         ledger.enter(replace(whole, guarantees=(replace(whole.guarantees[0], epsilon=math.inf),)))
-    with pytest.raises(LedgerError, match="no valid text"):
+    with pytest.raises(LedgerError, match="not valid text"):
         ledger.enter(replace(whole, out="/undecodable/\udcff"))
     assert ledger.history() == []
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpmerge.checkpoints.outputs import Predictions
 from dpmerge.errors import DataError
-from dpmerge.figures import write_whole
+from dpmerge.files import write_whole
 from dpmerge.tensors import require_absent
 
 SUFFIXES = (".json", ".csv", ".npz")

@@ -15,7 +15,8 @@ from dpmerge.checkpoints.spread import Spread
 from dpmerge.checkpoints.uncertainty import Uncertainty
 from dpmerge.checkpoints.uncertainty_pictures import abstention_line, abstention_picture, histogram_line, widths_picture
 from dpmerge.errors import DataError
-from dpmerge.figures import render, write_json, write_whole
+from dpmerge.figures import render
+from dpmerge.files import write_json, write_whole
 from dpmerge.rules import Guarantee
 from dpmerge.tensors import new_folder
 

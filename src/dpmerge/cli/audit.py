@@ -83,13 +83,13 @@ def _ready(folder: Path) -> Path:
 
 def _write(result: Audit, folder: Path) -> list[Path]:
     """Numbers and pictures; everything is drawn before anything is written, and each file appears whole."""
-    from json import dumps
 
     from dpmerge.audit import as_dict, picture
-    from dpmerge.figures import finite_or_null, render, write_whole
+    from dpmerge.figures import render
+    from dpmerge.files import finite_or_null, json_text, write_whole
 
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
-    numbers = dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    numbers = json_text(as_dict(result)) + "\n"
     drawn = {folder / f"{name}{suffix}": render(finite_or_null(picture(result)), suffix) for suffix in _PICTURES}
     contents = {folder / f"{name}.json": numbers.encode(), **drawn}
     for path, content in contents.items():

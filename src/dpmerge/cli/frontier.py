@@ -63,7 +63,7 @@ def frontier(
     """
     from dpmerge.cli.output import print_json
     from dpmerge.errors import UtilityError
-    from dpmerge.figures import finite_or_null
+    from dpmerge.files import finite_or_null
     from dpmerge.planning import Utilities, check_frontier, frontier as make_frontier
     from dpmerge.records import Portfolio
     from dpmerge.rules import Accounting, require_wanted

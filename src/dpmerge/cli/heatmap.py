@@ -41,7 +41,7 @@ def heatmap(
     A run that was killed continues from the finished points in the output folder.
     """
     from dpmerge.cli.output import print_json
-    from dpmerge.figures import finite_or_null
+    from dpmerge.files import finite_or_null
     from dpmerge.planning import heatmap as make_heatmap, heatmap_grid
     from dpmerge.records import Portfolio
     from dpmerge.rules import Accounting, require_wanted

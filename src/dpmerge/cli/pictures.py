@@ -34,7 +34,8 @@ def workers(folder: Path, title: str, cluster: str | None, jobs: int) -> Iterato
 
 def write_document(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
     """The document as JSON (infinities as null), then as pictures; each file appears whole."""
-    from dpmerge.figures import draw, finite_or_null, write_json
+    from dpmerge.figures import draw
+    from dpmerge.files import finite_or_null, write_json
 
     plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]

@@ -57,7 +57,8 @@ def report(
 
     from dpmerge.cli.output import print_json
     from dpmerge.explorer import Question, report as make_report
-    from dpmerge.figures import page, require_library, require_place, write_whole
+    from dpmerge.figures import page, require_library, require_place
+    from dpmerge.files import write_whole
     from dpmerge.jobs import ProgressBar, run_all
     from dpmerge.planning import Utilities
     from dpmerge.records import Portfolio

@@ -93,7 +93,7 @@ def tune(
     """
     from dpmerge.checkpoints import Search
     from dpmerge.cli.output import print_guarantee, print_json
-    from dpmerge.figures import write_json
+    from dpmerge.files import write_json
     from dpmerge.rules import require_wanted
 
     require_wanted(delta, any_delta)

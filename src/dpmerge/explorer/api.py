@@ -23,7 +23,8 @@ from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.explorer.wording import guarantee_words, option_words
-from dpmerge.figures import finite_or_null, web_figure
+from dpmerge.figures import web_figure
+from dpmerge.files import finite_or_null
 from dpmerge.planning import Option, Plan, Utilities, frontier
 from dpmerge.rules import Accounting, Guarantee, require_wanted
 

@@ -35,7 +35,6 @@ class Plan:
 
     @classmethod
     def of(cls, question: Question, epsilon: float, search: Sequence[OptionRule] | None = None) -> Plan:
-        """The plan for a target; `search` as in `at`."""
         return cls(question, float(epsilon), ()).at(epsilon, search=search)
 
     @property

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
+from dpmerge.files import canonical
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total
-from dpmerge.release.canonical import canonical
-from dpmerge.release.chain import Entry, checked, standing, unfinished
+from dpmerge.release.account import FILTER, Account, Total, how_counted, provisions, require_same_data
+from dpmerge.release.entries import SCHEMA, Budget, Entry, Planned, checked, drawn_before, standing, unfinished
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
-from dpmerge.release.provisions import how_counted, provisions, require_same_data
-from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
 
@@ -81,7 +79,6 @@ class Ledger:
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def history(self) -> list[Entry]:
-        """Every entry, in order."""
         with self._reading() as connection:
             return self._entries(connection)
 
@@ -207,8 +204,7 @@ class Ledger:
                     entries.append(self._append(connection, entries, content))
                     notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
                     if state == "absent":
-                        how = f"dpmerge ledger void {self.name} {entry.number} --reason WHY"
-                        notes[-1] += f" (if nothing of it was ever seen: {how})"
+                        notes[-1] += " (void it, with the reason, if nothing of it was ever seen)"
             for folder in left:
                 remove_proof(folder)
         return notes
@@ -249,7 +245,7 @@ class Ledger:
             f"has its output at {out}: it counts": os.path.lexists(out),
             f"is still under way ({maker}): end it first": not became and runs and certain,
             f"is still under way, as far as can be known here ({maker}): end it first, there; if that machine or container is "
-            "gone for good, say so with --machine-is-gone": not became and runs and not (certain or machine_is_gone),
+            "gone for good, say so (machine_is_gone)": not became and runs and not (certain or machine_is_gone),
         }
         for fault, holds in faults.items():
             if holds:
@@ -259,7 +255,7 @@ class Ledger:
         try:
             entry = Entry.following(entries, self.budget.hash, content)
         except UnicodeEncodeError:
-            raise LedgerError("a name or path in this release is no valid text, so it cannot be entered: rename it") from None
+            raise LedgerError("a name or path in this release is not valid text, so it cannot be entered: rename it") from None
         _insert(connection, entry)
         return entry
 
@@ -281,7 +277,7 @@ class Ledger:
         """The budget and the entries; refused if anything was changed but by appending."""
         found = _tables().read(connection)
         if found is None:
-            raise LedgerError(f"{self.name}: holds no ledger; make one under another name with dpmerge ledger new")
+            raise LedgerError(f"{self.name}: holds no ledger; make one under another name")
         header, rows = found
         if header["schema"] != SCHEMA:
             raise LedgerError(f"{self.name}: a ledger of version {header['schema']}; this program reads version {SCHEMA}")
@@ -295,7 +291,6 @@ class Ledger:
             raise LedgerError(f"{self.name}: {fault}; nothing is released from a ledger that was tampered with") from None
 
     def require_same_data(self, portfolio: Portfolio) -> None:
-        """Refuse a portfolio of other data, or of another notion of neighbours."""
         require_same_data(self.name, self.budget, portfolio)
 
 

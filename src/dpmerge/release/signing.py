@@ -30,8 +30,6 @@ def new_keys(path: Path) -> Path:
 
 
 class Signer:
-    """Signs with a private key."""
-
     def __init__(self, path: Path) -> None:
         serialization, ed25519 = _cryptography()
         try:
@@ -39,16 +37,14 @@ class Signer:
         except (OSError, ValueError, TypeError, _unsupported()) as fault:
             raise SignatureError(f"{path}: no private key can be read here: {fault}") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise SignatureError(f"{path}: not an Ed25519 key; make one with dpmerge keys new")
+            raise SignatureError(f"{path}: not an Ed25519 key")
         self._key = key
 
     @property
     def public(self) -> str:
-        """The public key in hexadecimal digits."""
         return str(self._key.public_key().public_bytes_raw().hex())
 
     def sign(self, content: bytes) -> str:
-        """The signature in hexadecimal digits."""
         return str(self._key.sign(content).hex())
 
 

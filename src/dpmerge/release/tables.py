@@ -82,7 +82,7 @@ def _sqlite(path: str, new: bool) -> Engine:
     if new and not Path(path).parent.is_dir():
         raise LedgerError(f"{path}: there is no folder {Path(path).parent}; make it first")
     if not new and not Path(path).is_file():
-        raise LedgerError(f"{path}: no such ledger; make one with dpmerge ledger new")
+        raise LedgerError(f"{path}: no such ledger; make one first")
     uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if new else 'rw'}"
 
     def connect() -> sqlite3.Connection:

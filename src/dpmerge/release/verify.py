@@ -15,11 +15,10 @@ from dpmerge.profiles import grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
-from dpmerge.release.chain import standing
+from dpmerge.release.entries import standing
 from dpmerge.release.ledger import Ledger
-from dpmerge.release.recheck import Recheck
+from dpmerge.release.recheck import Recheck, Verdict
 from dpmerge.release.signing import signed_by
-from dpmerge.release.verdict import Verdict
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SAME = 1e-6  # what processors may differ by on the same path
@@ -80,7 +79,9 @@ def _check_signature(certificate: Certificate, trust: str | None, verdict: Verdi
         if not signed_by(signature.key, signature.value, certificate.content()):
             verdict.broken.append("the signature is not that of the key stated")
         elif trust is None:
-            verdict.holds.append(f"the certificate was signed with the key {signature.key[:16]}…; whose that is, --trust tells")
+            verdict.holds.append(
+                f"the certificate was signed with the key {signature.key[:16]}…; give a key to trust to learn whose that is"
+            )
         elif signature.key != trust:
             verdict.broken.append("the certificate was signed with another key than the one trusted")
         else:
@@ -135,7 +136,7 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
 
 
 def _in_words(certificate: Certificate, second: Guarantee) -> str:
-    """What a second path that contradicts nothing says of the number certified."""
+    """How a second path that does not contradict the certified number compares with it."""
     stated = certificate.guarantee
     path = "a second path, from loss distributions on grids of its own,"
     if second.epsilon <= stated.epsilon * (1 + _SAME):
