@@ -4,7 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := build/demo
 
-.PHONY: demo test audit check bench clean
+.PHONY: demo test audit check docs bench clean
+
+# Compiled modules are kept: the suite starts many interpreters.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Three private models of scikit-learn's digits; the best average for (2, 1e-4), released, entered in a ledger, and
 # verified; then a picture of what every target would give.
@@ -19,7 +22,11 @@ demo: $(VENV)/.demo
 	$(BIN)/dpmerge frontier $(DEMO)/portfolio --delta 1e-4 --evaluate digits --out $(DEMO)/frontier
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n auto --dist loadgroup
+	@mkdir -p build
+	$(BIN)/python -m pytest -q -n auto --dist loadgroup --cov --cov-report=
+	@for room in profiles rules release; do \
+	  $(BIN)/coverage report --include="src/dpmerge/$$room/*" --skip-covered --show-missing --fail-under=95 || exit 1; \
+	done
 
 # The watchdog of the suite, with more trials: every scenario attacked, one table and one picture (docs/soundness.md).
 audit: $(VENV)/.dev
@@ -30,6 +37,13 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if ! command -v npm >/dev/null; then echo "no npm here: the page's JavaScript is not checked"; \
+	elif npm --prefix tools/page ci --silent --no-audit --no-fund; then npm --prefix tools/page run --silent check; \
+	else echo "the npm registry cannot be reached: the page's JavaScript is not checked"; fi
+
+# The documentation as a site in build/site; a warning is an error.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks

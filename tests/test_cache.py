@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import dpmerge
 from dpmerge import cache
 from dpmerge.cli import app
 from dpmerge.profiles import RevealedShiftLaw, ShuffleAsPoisson, run_profile
 from dpmerge.profiles.laws import RenyiLaw
 from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection, Tempered, Validated, Validation
 from tests.builders import dp_sgd, model, weighted
+from tests.release_builders import runs
 
 
 @pytest.fixture
@@ -158,10 +158,12 @@ def test_laws_say_everything_in_their_text() -> None:
     assert "..." not in repr(RevealedShiftLaw(tuple(0.1 * k for k in range(2000)), tuple([1 / 2000] * 2000)))
 
 
-def test_a_second_plan_computes_nothing(folder: Path) -> None:
-    command = [sys.executable, "-m", "dpmerge", "plan", str(dpmerge.example_portfolio()), "--epsilon", "2", "--delta", "1e-5"]
+def test_a_second_plan_computes_nothing(folder: Path, tmp_path: Path) -> None:
+    runs(tmp_path, sampling=0.1, batch=100)
+    command = [sys.executable, "-m", "dpmerge", "plan", str(tmp_path / "runs"), "--epsilon", "2", "--delta", "1e-5"]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
     entries = {path: path.stat().st_mtime_ns for path in cache.cache_entries(folder)}
+    assert entries
     second = subprocess.run(command, capture_output=True, text=True, check=True)
     assert second.stdout == first.stdout
     assert {path: path.stat().st_mtime_ns for path in cache.cache_entries(folder)} == entries

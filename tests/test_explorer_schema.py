@@ -33,7 +33,7 @@ CHECKS: list[Any] = [
     response_schema_conformance,
 ]
 BOUNDED = settings(
-    max_examples=20,
+    max_examples=10,
     derandomize=True,
     database=None,
     deadline=None,

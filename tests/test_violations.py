@@ -28,13 +28,13 @@ numbers = st.lists(st.floats(0, 1), min_size=NUMBERS, max_size=NUMBERS).map(lamb
 # --- the searches -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80 * EFFORT, deadline=None, derandomize=True)
+@settings(max_examples=40 * EFFORT, deadline=None, derandomize=True)
 @given(numbers)
 def test_no_full_batch_training_that_hypothesis_finds_costs_more_than_proved(drawn: Numbers) -> None:
     examine(decoded(drawn, sampled=False))
 
 
-@settings(max_examples=12 * EFFORT, deadline=None, derandomize=True)
+@settings(max_examples=6 * EFFORT, deadline=None, derandomize=True)
 @given(numbers)
 def test_no_sampled_training_that_hypothesis_finds_costs_more_than_proved(drawn: Numbers) -> None:
     examine(decoded(drawn, sampled=True))
@@ -63,12 +63,12 @@ def test_climbing_towards_the_bound_stays_below_it(account: str) -> None:
 
 
 def test_climbing_towards_the_bound_of_coupled_coins_stays_below_it() -> None:
-    report = climb(24 * EFFORT, SEED, sampled=True, account="coupled-coins")
+    report = climb(12 * EFFORT, SEED, sampled=True, account="coupled-coins")
     assert report.of("coupled-coins") > 0.5
 
 
 def test_no_random_selection_costs_more_than_proved() -> None:
-    report = check_selection(72 * EFFORT, SEED)
+    report = check_selection(36 * EFFORT, SEED)
     assert report.of("selection-pld") > 1 - 1e-6
     assert min(report.of("tempered-selection"), report.of("mean-estimation-selection")) > 0.9
 

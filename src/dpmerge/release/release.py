@@ -234,7 +234,14 @@ def _has_openings(choice: Chosen, checkpoints: Sequence[Checkpoint]) -> bool:
     return not covers_inputs(choice) or not all(map(holds_only_tensors, files)) or checkpoints[0].layout == "lora"
 
 
-def _planned(choices: Sequence[Chosen], exposure: Exposure, out: Path, dependent: bool, drawn: tuple[str, ...] = ()) -> Planned:
+def _planned(
+    portfolio: Portfolio,
+    choices: Sequence[Chosen],
+    exposure: Exposure,
+    out: Path,
+    dependent: bool,
+    drawn: tuple[str, ...] = (),
+) -> Planned:
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
     return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
 

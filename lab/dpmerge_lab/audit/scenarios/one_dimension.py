@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit import Claim, Game, mixture_log_ratio
+from dpmerge.audit import Claim, Game
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
 from dpmerge.rules import Selection
 from dpmerge_lab.audit.scenarios.accounts import claim, gaussian, weighted
+from dpmerge_lab.audit.scores import mixture_log_ratio
 from dpmerge_lab.hidden_selection import HiddenSelection
 
 

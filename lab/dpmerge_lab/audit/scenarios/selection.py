@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit import Claim, Game, gaussian_log_ratio
+from dpmerge.audit import Claim, Game
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
 from dpmerge.rules import Selection
 from dpmerge_lab.audit.scenarios import poisson
 from dpmerge_lab.audit.scenarios.accounts import claim, dp_sgd, gaussian, weighted
+from dpmerge_lab.audit.scores import gaussian_log_ratio
 
 
 @dataclass(frozen=True)
