@@ -95,7 +95,7 @@ def main() -> None:
         with patch.object(Ledger, "complete", stall):
             release_one(where, rest[0], rest[1], 0)
     elif verb == "hold":
-        with Ledger(where)._alone():
+        with Ledger(where)._transaction(alone=True):
             Path(os.environ["REACHED"]).touch()
             wait_for(Path(rest[0]))
 

@@ -311,7 +311,7 @@ def test_another_ledger_in_its_place_is_not_taken_for_it(file: Path) -> None:
 def test_a_thousand_entries_open_in_a_second(honest: Path, file: Path) -> None:
     shutil.copy(honest, file)
     ledger = Ledger(file)
-    with ledger._alone() as connection:
+    with ledger._transaction(alone=True) as connection:
         entries = ledger._entries(connection)
         for _ in range(996):
             entries.append(ledger._append(connection, entries, entries[2].content))

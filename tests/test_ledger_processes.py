@@ -245,7 +245,7 @@ def test_voiding_by_hand(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(LedgerError, match="entry 3 was voided already"):
         ledger.void(3, "again")
     # A certificate of an entry that was voided all the same.
-    with ledger._alone() as connection:
+    with ledger._transaction(alone=True) as connection:
         entries = ledger._entries(connection)
         ledger._append(connection, entries, {"kind": "voided", "at": "now", "of": 1, "reason": "forged", "by": "user"})
     verdict = verify(made.folder, portfolio=portfolio, ledger=ledger)

@@ -460,7 +460,7 @@ def test_methods_bases_and_integers_under_joint_release(tmp_path: Path, monkeypa
     released = release(portfolio, choice, tmp_path / "ties", merge=merge)
     assert released.certificate.merge.take_from == "b"
     assert verify(released.folder, portfolio=portfolio, base=base).code == 0
-    assert verify(released.folder, portfolio=portfolio).unchecked == ["the merge has a base model: give its folder with --base"]
+    assert verify(released.folder, portfolio=portfolio).unchecked == ["the merge has a base model: give its folder"]
     assert "the base model is not the one certified" in verify(released.folder, portfolio=portfolio, base=other).broken
     mine = f"{__name__}:own_method"
     released = release(portfolio, choice, tmp_path / "own", merge=Merge(method=mine, take_from="b"))
@@ -549,7 +549,7 @@ def test_with_a_ledger_the_total_is_certified(tmp_path: Path) -> None:
 
 def test_weights_that_depend_on_releases_have_no_guarantee_of_their_own(tmp_path: Path) -> None:
     portfolio = runs(tmp_path)
-    with pytest.raises(CertificateError, match="--ledger"):
+    with pytest.raises(CertificateError, match="give that ledger"):
         release(portfolio, chosen(portfolio, "selection"), tmp_path / "out", dependent=True)
     about: dict[str, Any] = {"dataset": builders.DATASET, "adjacency": "add-remove", "epsilon": 50, "delta": DELTA}
     ledger = Ledger.create(tmp_path / "l.db", declared=[portfolio], **about)

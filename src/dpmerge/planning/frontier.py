@@ -147,7 +147,7 @@ def frontier(
     )
     if points is None and step is not None:
         points = list(map(tuple, simplex_grid(len(portfolio.names), step).tolist()))
-    results = _at(portfolio, points, judge) if points is not None else _on_edges(portfolio, models, edge_points, judge)
+    results = _on_edges(portfolio, models, edge_points, judge) if points is None else _at(portfolio, points, judge)
     if scorer is not None:
         utility = _measured(portfolio, results, scored)
     elif utility is None:
@@ -196,7 +196,7 @@ def check_frontier(
     if utility is not None and utility.validation is not None:
         raise UtilityError("a picture of scores on a private validation set would publish them; a plan does not show them")
     if edge_points < 1:
-        raise TargetError(f"{edge_points} points on an edge are none; give at least 1")
+        raise TargetError(f"{edge_points} points on an edge: give at least 1")
     if step is not None:
         simplex_grid(1, step)
     for epsilon in epsilons:

@@ -8,7 +8,6 @@ import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +15,7 @@ from dpmerge.cache import without_cache
 from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release.certificate import now
 from dpmerge.release.entries import Budget, Entry, Planned, models_content, standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels, contents_of
@@ -247,7 +247,6 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
 def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None) -> list[Entry]:
     """The first entries: the filter, and the portfolios declared, which the budget must cover together."""
     contents: list[dict[str, Any]] = []
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     if not 0 <= filter_share < 1:
         raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
     if filter_share > 0 and filter_share * budget.delta < 4 * sys.float_info.min:  # half is for pairs; both must be numbers
@@ -258,13 +257,13 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     if filter_share:
         rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
         numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}
-        contents.append({"kind": "filter", "at": now, **numbers})
+        contents.append({"kind": "filter", "at": now(), **numbers})
     elif filter_order is not None:
         raise LedgerError("the order of a filter was given, and no share of δ for it")
     for portfolio in declared:
         require_same_data("the ledger", budget, portfolio)
         held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
-        contents.append({"kind": "portfolio", "at": now, "nonce": secrets.token_hex(32), **held})
+        contents.append({"kind": "portfolio", "at": now(), "nonce": secrets.token_hex(32), **held})
     entries: list[Entry] = []
     for content in contents:
         entries.append(Entry.following(entries, budget.hash, content))
