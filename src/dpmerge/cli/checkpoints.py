@@ -12,7 +12,7 @@ import typer
 from dpmerge.checkpoints import (
     Inputs,
     Run,
-    aggregate,
+    average as release_average,
     find_predictor,
     load_inputs,
     predictions,
@@ -86,7 +86,7 @@ def average(
     With certificate and model card. It costs what the run costs up to the latest checkpoint used.
     """
     accounting.require(delta)
-    released = aggregate(
+    released = release_average(
         Run.load(run),
         releasing.out,
         rule=rule,
