@@ -113,7 +113,7 @@ def predict(
     loaded = library.Run.load(run)
     loaded.portfolio.require_outside(out)
     which: dict[str, Any] = {"last": last, **vars(checkpoints)}
-    used = loaded.last(**which)
+    used = loaded.last(last, **vars(checkpoints))
     guarantee = library.predictions_guarantee(
         loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting()
     )
