@@ -1,4 +1,4 @@
-"""Whose scores an estimate of uncertainty compares: checkpoints of one run, or independent runs; and what may be said of it."""
+"""The models whose scores are compared, checkpoints of one run or independent runs, and what is known of the estimate."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Spread:
         return cls(portfolio, models, "estimate", f"{len(models)} independent runs", _RUNS)
 
     def guarantee(self, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
-        """Of all that is made of these models: one run at its latest checkpoint, or all runs together (docs/theory.md §7)."""
+        """Of everything made of these models: one run at its latest checkpoint, or all runs together (docs/theory.md §7)."""
         runs = latest_checkpoints(self.models)
         return public_guarantee(self.portfolio.weights({model.name: 1 / len(runs) for model in runs}), delta, accounting)
 
@@ -92,7 +92,7 @@ def public_guarantee(weights: Weights, delta: float, accounting: Accounting = _A
 
 
 def departures(model: Model) -> tuple[str, ...]:
-    """What the record says that the theorem's assumptions do not allow, or leaves unsaid."""
+    """Where the record contradicts the theorem's assumptions, or leaves them open."""
     mechanism = model.mechanism
     if not isinstance(mechanism, DpSgd):
         return (f"of this run: {mechanism.kind} is no Langevin dynamics",)

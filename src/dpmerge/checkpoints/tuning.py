@@ -47,7 +47,7 @@ _NOT_PUBLIC = (
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried: values of one parameter of one rule, in order; of equally good ones the first is the best."""
+    """Values of one parameter of one rule, in order; of equally good ones the first is chosen."""
 
     rule: TunedRule
     parameter: Parameter
@@ -215,12 +215,12 @@ class Search:
 
 @lru_cache(maxsize=1)
 def _loaded(folder: Path, examples: tuple[str | None, Path | None, float | None], fingerprint: str) -> tuple[Run, Inputs]:
-    """Once for each process; the fingerprint tells apart what a folder held at different times."""
+    """Loaded once per process; the fingerprint tells apart what a folder held at different times."""
     return Run.load(folder), load_inputs(*examples)
 
 
 def _fingerprint(used: tuple[Model, ...], inputs: Inputs, asking: tuple[Any, ...]) -> str:
-    """Of the checkpoints' files, the examples and the questions: scores of others are not mistaken for these."""
+    """A hash of the checkpoints' files, the examples and the question: a kept score is used for nothing else."""
     digest = hashlib.sha256(repr((asking, code_fingerprint("checkpoints", "tensors", "planning"))).encode())
     for array in (inputs.values, inputs.labels):
         assert array is not None
