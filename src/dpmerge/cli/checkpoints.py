@@ -72,7 +72,7 @@ def average(
     With certificate and model card. It costs what the run costs up to the latest checkpoint used.
     """
     accounting.require(delta)
-    released = library.aggregate(
+    released = library.average(
         library.Run.load(run),
         releasing.out,
         rule=rule,
@@ -113,7 +113,7 @@ def predict(
     loaded = library.Run.load(run)
     loaded.portfolio.require_outside(out)
     which: dict[str, Any] = {"last": last, **vars(checkpoints)}
-    used = loaded.last(**which)
+    used = loaded.last(last, **vars(checkpoints))
     guarantee = library.predictions_guarantee(
         loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting()
     )
