@@ -72,7 +72,7 @@ def average(
     With certificate and model card. It costs what the run costs up to the latest checkpoint used.
     """
     accounting.require(delta)
-    released = library.aggregate(
+    released = library.average(
         library.Run.load(run),
         releasing.out,
         rule=rule,
