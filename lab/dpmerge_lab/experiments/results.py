@@ -92,7 +92,7 @@ def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> 
     contents = {folder / f"{result.name}.json": text.encode()}
     for name, document in result.pictures.items():
         for suffix in suffixes:
-            contents[folder / f"{result.name}-{name}{suffix}"] = render(finite_or_null(document), suffix)
+            contents[folder / f"{result.name}-{name}{suffix}"] = render(document, suffix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
