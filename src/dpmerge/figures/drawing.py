@@ -70,7 +70,7 @@ def web_figure(result: Drawable) -> dict[str, Any]:
 
 
 def require_library(suffix: str) -> None:
-    """Refuse a format whose library is missing; for who wants to know before the work begins."""
+    """Refuse a format whose library is missing, before long work begins."""
     library = _LIBRARIES[suffix]
     try:
         importlib.import_module(library)
@@ -79,9 +79,9 @@ def require_library(suffix: str) -> None:
 
 
 def require_place(path: Path, suffix: str) -> None:
-    """Refuse a place where no such file can be written; for who wants to know before the work begins."""
+    """Refuse a place where no such file can be written, before long work begins."""
     if path.suffix.lower() != suffix:
-        raise FigureError(f"{path}: this is written as {suffix}; give it a name that ends so")
+        raise FigureError(f"{path}: the file's name must end in {suffix}")
     if path.is_dir() or not path.parent.is_dir():
         raise FigureError(f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
     if not os.access(path.parent, os.W_OK | os.X_OK):

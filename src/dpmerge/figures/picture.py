@@ -260,7 +260,7 @@ class Triangle(Form):
 
 
 class Table(Form):
-    """For who cannot see the picture; the first column names the rows."""
+    """For readers who cannot see the picture; the first column names the rows."""
 
     heading: str
     caption: str
