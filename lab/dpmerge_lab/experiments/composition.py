@@ -199,4 +199,10 @@ def _picture(title: str, x_label: str, rows: dict[str, Any], x: Callable[[dict[s
         "either, and are composed knowing nothing else. Random selection releases one of the models."
     )
     subtitle = "equal and independent models, add-remove neighbours"
-    return {"kind": "lines", "title": f"{title} (M1 §7)", "subtitle": subtitle, "caption": caption, "panels": panels}
+    return {
+        "kind": "lines",
+        "title": f"{title} (Differentially Private Model Merging, §7)",
+        "subtitle": subtitle,
+        "caption": caption,
+        "panels": panels,
+    }
