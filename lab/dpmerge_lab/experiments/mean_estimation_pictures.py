@@ -1,4 +1,4 @@
-"""The pictures of the mean estimation experiment: M1 Fig. 1, 7 and 8, and Lemma 4.1 beyond small sensitivities."""
+"""The pictures of the mean estimation experiment: Fig. 1, 7, 8 and Lemma 4.1 of Differentially Private Model Merging."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _over_weights(rule: str, label: str, axis: str, numbers: Mapping[str, Any]) 
 
 
 def _renyi(renyi: Mapping[str, Any]) -> dict[str, Any]:
-    """At one weight: of the draw, by M1's bound and by the law of what is released, and of the average of the same error."""
+    """At one weight: of the draw, by the bound and by the law of what is released, and of the average of the same error."""
     described = (
         ("selection", "rdp", "random selection, bound of M1 Thm 5.1", "selection, bound", "proved"),
         ("selection", "exact", "random selection, law of what is released", "selection", "measured"),

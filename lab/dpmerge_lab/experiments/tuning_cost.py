@@ -1,4 +1,4 @@
-"""RSc Fig. 1, corrected: ε of releasing the best of K runs of a Gaussian mechanism, over the expected number of runs.
+"""Fig. 1 of Recycling Scraps, corrected: ε of releasing the best of K runs of a Gaussian mechanism, over the mean of K.
 
 The paper's caption says Poisson-distributed trials. Its four numbers lie below what Poisson trials cost, and are those of
 geometric trials by Papernot and Steinke's theorem, the noise being calibrated by Rényi divergences too. Here every law of K

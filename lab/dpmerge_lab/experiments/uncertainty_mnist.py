@@ -1,4 +1,4 @@
-"""Recycling Scraps §5.1.3 (Fig. 6): widths of confidence intervals from checkpoints of one run against independent runs.
+"""Recycling Scraps §5.1.3 (Fig. 6) in small: confidence intervals from checkpoints of one run against independent runs.
 
 The paper trains an LSTM and a wide ResNet; here it is softmax regression on MNIST. As there, the independent runs are drawn
 from a pool of 101, each at the full budget, and the checkpoints are those of the last N steps. A third way keeps to what the
