@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Claim
-from dpmerge.tensors import DTYPES, header_bytes
+from dpmerge.tensors import DTYPES, Header, header_bytes
 
 WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 REPEAT = 5
@@ -64,7 +64,7 @@ def three_models(dtype: str) -> Iterator[Path]:
         "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype],
     }
     tensors = shapes(layers)
-    header, _ = header_bytes([(name, DTYPES[dtype], shape) for name, shape in tensors.items()], {"format": "pt"})
+    header, _ = header_bytes([Header(name, DTYPES[dtype], shape) for name, shape in tensors.items()], {"format": "pt"})
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(prefix="dpmerge-benchmark-") as folder:
         for name in WEIGHTS:

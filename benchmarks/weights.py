@@ -19,7 +19,6 @@ from benchmarks.report import Claim, best_time
 from dpmerge import example_portfolio
 from dpmerge.jobs import run_all
 from dpmerge.planning import (
-    Accounting,
     Mapper,
     Point,
     combination_points,
@@ -30,7 +29,7 @@ from dpmerge.planning import (
 )
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Target, selection_epsilons
+from dpmerge.rules import Accounting, Combination, Target, selection_epsilons
 
 DELTA = 1e-5
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
+
+from dpmerge.tensors import Difference, merge_models, open_plan, read_tensors, verify_plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMPY = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -69,3 +73,18 @@ def write_raw(folder: Path, header: object, data: bytes = b"", *, length: int | 
 def bits(array: Array) -> bytes:
     """The bytes of an array, to compare bit for bit."""
     return np.ascontiguousarray(array).tobytes()
+
+
+def verify_combination(
+    models: Mapping[str, Path], weights: Mapping[str, float], out: Path, threads: int | None = None, **options: Any
+) -> list[Difference]:
+    """How `out` differs from the merge that these models and weights make."""
+    with ExitStack() as stack:
+        return verify_plan(open_plan(stack, models, weights, **options)[1], out, threads)
+
+
+def combine_tensors(models: Mapping[str, Path], weights: Mapping[str, float], **options: Any) -> dict[str, Array]:
+    """The tensors that a merge writes."""
+    with TemporaryDirectory() as folder:
+        merge_models(models, weights, Path(folder) / "merged", **options)
+        return read_tensors(Path(folder) / "merged")

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 from dpmerge.cli import app
 from dpmerge.planning import Utilities
 from dpmerge.records import Model, Portfolio
-from dpmerge.release import Choice, RuleName, choose
+from dpmerge.release import Chosen, choose
+from dpmerge.rules import RuleName
 from tests import builders
 from tests.checkpoint_builders import Array, single
 
@@ -50,7 +51,7 @@ def scores(portfolio: Portfolio) -> Utilities:
     return Utilities.stated(portfolio, {name: 1 / (1 + place) for place, name in enumerate(portfolio.names)})
 
 
-def chosen(portfolio: Portfolio, rule: RuleName, **options: Any) -> Choice:
+def chosen(portfolio: Portfolio, rule: RuleName, **options: Any) -> Chosen:
     """A choice with the usual weights."""
     if rule == "tempered":
         options = {"kappa": KAPPA, "utility": scores(portfolio), **options}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dpmerge
+import dpmerge.errors
 from dpmerge.rules import THEOREMS
 
 ROOT = Path(__file__).parent.parent
@@ -138,10 +139,18 @@ def test_sections_and_results_cited_in_the_code_exist() -> None:
 
 
 def test_public_surface() -> None:
-    assert dpmerge.__all__ == sorted(dpmerge.__all__)
-    for name in dpmerge.__all__:
-        assert getattr(dpmerge, name) is not None
-    assert set(dir(dpmerge)) == set(dpmerge.__all__)
+    calls = "combination compare example_portfolio frontier joint merge no_free_lunch_threshold plan selection verify"
+    nouns = (
+        "Accounting Certificate Combination Comparison Frontier Guarantee Joint Ledger Merge Model Option Plan Portfolio "
+        "Record Released Selection ShuffleAsPoisson Utilities Verdict Weights"
+    )
+    errors = {name for name in vars(dpmerge.errors) if isinstance(getattr(dpmerge.errors, name), type)}
+    offered = set(dir(dpmerge))
+    assert offered - errors == {"__version__", *calls.split(), *nouns.split()}
+    assert {"DpmergeError", "AccountingError", "BudgetExceeded", "LedgerError", "PortfolioError"} <= offered
+    assert all(getattr(dpmerge, name) is not None for name in offered)
+    with pytest.raises(AttributeError, match="no attribute 'Path'"):
+        _ = dpmerge.Path
 
 
 def test_docs_name_no_machine_path() -> None:

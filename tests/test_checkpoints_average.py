@@ -172,7 +172,7 @@ def test_the_two_conventions_and_their_warm_ups() -> None:
         ({"rule": "pda"}, "pda needs it"),
         ({"rule": "pda", "gamma": -1.0}, "field gamma"),
         ({"rule": "uta", "gamma": 1.0, "last": 2}, "belongs to pda"),
-        ({"rule": "uta"}, "--last"),
+        ({"rule": "uta"}, r"how many \(last\)"),
         ({"rule": "uniform", "last": 3}, "uniform averages all"),
     ],
 )

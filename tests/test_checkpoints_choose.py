@@ -243,7 +243,7 @@ def test_what_the_command_refuses_leaves_nothing(folder: Path, tmp_path: Path) -
     out = tmp_path / "out"
     public = "--validation-is-public"
     for options, reason in (
-        (("--rule", "uta", "--values", "3"), "report-noisy-max, as in dpmerge plan --validation-epsilon"),
+        (("--rule", "uta", "--values", "3"), "report-noisy-max"),
         (("--rule", "uta", public), "uta is tuned over --values"),
         (("--rule", "uta", "--decays", "0.5", public), "uta is tuned over --values"),
         (("--rule", "ema", "--values", "3", public), "ema is tuned over --decays or --new-weights"),

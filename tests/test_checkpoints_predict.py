@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpmerge.checkpoints import Run, find_predictor, load_inputs, predictions, predictions_guarantee
-from dpmerge.checkpoints.outputs import combined, probabilities_of
+from dpmerge.checkpoints.predict import combined, probabilities_of
 from dpmerge.datasets import bounded_features
 from dpmerge.errors import DataError, DpmergeError, EvaluationError, PortfolioError
 from dpmerge.rules import Joint

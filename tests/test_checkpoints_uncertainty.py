@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import t as student
 
 from dpmerge.checkpoints import (
@@ -18,8 +18,8 @@ from dpmerge.checkpoints import (
     uncertainty,
     variance_estimate,
 )
-from dpmerge.checkpoints.uncertainty import best_number_of_checkpoints, interval_widths, mixing_time
-from dpmerge.checkpoints.uncertainty_pictures import histogram_line, widths_picture
+from dpmerge.checkpoints.uncertainty import interval_widths
+from dpmerge.checkpoints.uncertainty_files import histogram_line, widths_picture
 from dpmerge.errors import CheckpointError, EvaluationError, WeightsError
 from dpmerge.figures import render
 
@@ -229,32 +229,6 @@ class TestChosenSteps:
             chosen_steps(every_ten, burn_in=-1)
         with pytest.raises(CheckpointError, match="no checkpoints"):
             chosen_steps([])
-
-
-class TestBestNumber:
-    @given(st.floats(1, 1e4), st.floats(0.1, 50), st.floats(0.1, 50))
-    def test_no_other_whole_number_is_better(self, time: float, c1: float, c2: float) -> None:
-        assume(time > 2.001 * c1 and 3 * time > 1.001 * c2)
-        found = best_number_of_checkpoints(time, c1, c2)
-        allowed = [k for k in range(2, 2000) if time / k > c1]
-        bounds = [1 / k + 3 * math.exp(-(time / k - c1) / c2) for k in allowed]
-        assert found.bound <= min(bounds) * (1 + 1e-12)
-        assert time / found.checkpoints > c1
-
-    def test_the_papers_formula(self) -> None:
-        found = best_number_of_checkpoints(1000.0, 5.0, 2.0)
-        assert found.exact == pytest.approx(1000 / (5 + 2 * math.log(1500)))
-        assert found.checkpoints in (50, 51)
-
-    def test_mixing_time(self) -> None:
-        assert mixing_time(2.0, 10, 3.0, 4.0) == pytest.approx(0.25 + math.log(4 * 2 * 19))
-        with pytest.raises(EvaluationError, match="smoothness of at least 1"):
-            mixing_time(0.5, 10, 3.0, 4.0)
-
-    @pytest.mark.parametrize(("time", "c1", "c2"), [(10, 5, 1), (10, 1, 30), (0, 1, 1), (10, math.nan, 1), (10, 1, math.inf)])
-    def test_refusals(self, time: float, c1: float, c2: float) -> None:
-        with pytest.raises(EvaluationError, match=r"must exceed|must be positive and finite"):
-            best_number_of_checkpoints(time, c1, c2)
 
 
 class TestAbstention:

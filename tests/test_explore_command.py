@@ -168,7 +168,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(portfolio: Path) -> None:
         arguments = [sys.executable, "-m", "dpmerge", "explore", str(portfolio), "--port", str(port), "--no-browser"]
         result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == f"error: port {port} is in use: choose another --port, or 0 for a free one\n"
+    assert result.stderr == f"error: port {port} is in use: choose another port, or 0 for a free one\n"
 
 
 def test_a_port_that_is_bound_before_it_is_listened_on(portfolio: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_port_that_is_bound_before_it_is_listened_on(portfolio: Path) -> None:
 @pytest.mark.parametrize(
     "error, words",
     [
-        (PermissionError(13, "Permission denied"), "this user may not listen on port 80: choose a --port from 1024 on"),
+        (PermissionError(13, "Permission denied"), "this user may not listen on port 80: choose a port from 1024 on"),
         (OSError(97, "Address family not supported"), "cannot listen on port 80 of '127.0.0.1': Address family not supported"),
     ],
 )
@@ -200,7 +200,7 @@ def test_what_the_machine_refuses(
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "2001:db8::7", "a" * 70 + ".invalid", ""])
 def test_hosts_that_are_no_address_of_this_machine(portfolio: Path, listened: list[str], host: str) -> None:
-    with pytest.raises(ExplorerError, match=r"is no address of this machine: choose another --host|cannot listen"):
+    with pytest.raises(ExplorerError, match=r"is no address of this machine: choose another host|cannot listen"):
         explore(portfolio, host=host, port=0, token=TOKEN)
     assert listened == []
 
@@ -223,7 +223,7 @@ def test_another_address_needs_a_token_of_the_users(portfolio: Path, listened: l
         ({"utility": "a=1"}, "no utility"),
         ({"utility": "nothing.json"}, "nothing.json"),
         ({"shuffle_rate": 0.5}, "--treat-shuffle-as-poisson"),
-        ({"releases": Path("text")}, "releases go into a folder, and this is none"),
+        ({"releases": Path("text")}, "releases go into a folder, and this is not one"),
         ({"releases": Path("nothing/at/all"), "allow_release": True}, "no such folder; make it"),
     ],
 )

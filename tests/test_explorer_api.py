@@ -24,8 +24,7 @@ import dpmerge
 from dpmerge.errors import AccountingError, ExplorerError, JobError, UtilityError
 from dpmerge.explorer import Door, Explorer
 from dpmerge.explorer.jobs import Job, Jobs
-from dpmerge.explorer.ladder import Ladder
-from dpmerge.explorer.landscape import Landscape
+from dpmerge.explorer.ladder import Ladder, Landscape
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
 from dpmerge.rules import Guarantee, Rule
@@ -138,7 +137,7 @@ def test_what_is_conditional_says_so(client: TestClient) -> None:
         ({"delta": 1e-320}, "delta: Input should be greater than or equal to 0.000"),
         ({"delta": None}, "one of the two is needed: a delta (to learn ε) or an epsilon"),
         ({"epsilon": 1.0}, "not both"),
-        ({"assume_smoothness": 1.0}, "--assume-smoothness has no meaning for --rule selection"),
+        ({"assume_smoothness": 1.0}, "assume_smoothness has no meaning for selection"),
         ({"rule": "sum"}, "rule"),
         ({"portfolio": "/etc"}, "portfolio: Extra inputs are not permitted"),
         ({"weights": {"a": "1"}}, "weights.a"),
@@ -306,7 +305,7 @@ def test_a_grid_between_two_models_and_its_refusals(client: TestClient) -> None:
 
 
 def test_grids_are_coarse_first_and_say_what_is_not_known_or_refused(home: Path) -> None:
-    grid = Landscape.over(portfolio(home), ("a", "b", "c"))
+    grid = Landscape(portfolio(home), ("a", "b", "c"))
     assert sorted(grid.order) == list(range(231))
     assert [max(grid.points[index]) for index in grid.order[:3]] == [1.0] * 3
     assert set(grid.as_dict()["rules"]["selection"]["standings"]) == {"pending"}
@@ -562,7 +561,7 @@ def test_a_place_for_releases_that_is_a_link(tmp_path: Path) -> None:
     runs(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs" / ".releases").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ExplorerError, match="releases go into a folder, and this is none"), explorer(tmp_path):
+    with pytest.raises(ExplorerError, match="releases go into a folder, and this is not one"), explorer(tmp_path):
         pass
 
 

@@ -201,7 +201,7 @@ def test_categories_are_named_and_not_joined() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == [
         "No Agg",
         "EMA of the iterates",
-        "one-dimensi…l-selection",
+        "one-dimensional-selection",
     ]
     assert {line.get_linestyle() for line in axes.get_lines()} == {"None"} and len(
         {line.get_marker() for line in axes.get_lines()}

@@ -16,13 +16,14 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import dpmerge
+from dpmerge import plan
 from dpmerge.cli import app
 from dpmerge.cli.pictures import parse_targets
 from dpmerge.errors import EvaluationError, TargetError, UtilityError
-from dpmerge.planning import Accounting, Utilities, edge, frontier, heatmap, plan, selection_optimum, simplex_grid
+from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
 from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Joint, Selection, selection_epsilons
+from dpmerge.rules import Accounting, Combination, Joint, Selection, selection_epsilons
 from dpmerge.tensors import MergedScore, find_evaluator
 from dpmerge_lab.tasks import digits
 from tests import builders

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
-from dpmerge.planning import Accounting
 from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.release import choose, release, release_together, what_fits
 from dpmerge.release.forms import ValidationForm
 from dpmerge.release.ledger import Planned
-from dpmerge.rules import Exposure, Joint, Releases, Selection, Tempered
+from dpmerge.rules import Accounting, Exposure, Joint, Releases, Selection, Tempered
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, drawn, joint, new, planned, total, written
 from tests.ledger_workers import DELTA
@@ -141,7 +140,7 @@ def test_a_mild_tempered_draw_counts_its_own_and_twice_joint(file: Path) -> None
 
 def test_what_depends_on_earlier_releases_counts_as_everything_it_might_have_been(tmp_path: Path, file: Path) -> None:
     portfolio = written(tmp_path / "p")
-    own = Selection(portfolio.weights({"b": 0.1, "c": 0.9}), index_published=True).guarantee(delta=DELTA).epsilon
+    own = Selection(portfolio.weights({"b": 0.1, "c": 0.9})).guarantee(delta=DELTA).epsilon
     for number, rule in enumerate(("selection", "combination")):
         ledger = new(file.with_name(f"{number}.db"), epsilon=30.0, declared=[portfolio])
         ledger.enter(planned(portfolio, rule, dependent=True, b=0.1, c=0.9))

@@ -31,7 +31,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_portfolio_is_a_collection(portfolio: Portfolio) -> None:
     assert len(portfolio) == 2 and [model.name for model in portfolio] == ["a", "b<i>"]
-    assert isinstance(portfolio["a"], Model) and portfolio["a"].name == "a"
+    assert portfolio["a"] is portfolio.models[0]
     assert repr(portfolio) == "Portfolio of 2 on test-data: a, b<i>"
     with pytest.raises(PortfolioError, match="no model named 'c'"):
         portfolio["c"]
@@ -55,6 +55,15 @@ def test_html_is_escaped(portfolio: Portfolio) -> None:
 def test_frames(portfolio: Portfolio, frames: list[Any]) -> None:
     portfolio.to_frame()
     assert [(row["name"], row["steps"], row["noise multiplier"]) for row in frames[0]] == [("a", 5, 2.0), ("b<i>", None, 4.0)]
+
+
+def test_a_comparison_is_a_table(portfolio: Portfolio, frames: list[Any]) -> None:
+    found = dpmerge.compare(portfolio, {"a": 0.5, "b<i>": 0.5}, delta=1e-5)
+    first, *_, last = found.rows
+    assert first.guarantee is not None and f"random selection: {first.guarantee.claim}" in repr(found)
+    assert len(found) == 7 and found._repr_html_().count("<tr>") == 8 and last.label in found._repr_html_()
+    found.to_frame()
+    assert frames[0][0]["ε"] == first.guarantee.epsilon and found.as_dict()["rows"][0]["epsilon"] == first.guarantee.epsilon
 
 
 def test_frames_need_pandas(portfolio: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,6 @@ def test_expanded_weights() -> None:
 
 def by_hand(run: Private, inputs: Any, labels: Any, phase: FullPhase) -> list[Any]:
     """The parameters after one step without noise, as the record describes it."""
-    assert phase.clip is not None and phase.expected_batch is not None
     inner, parameters = run.module._module, list(run.module._module.parameters())
     total = [torch.zeros_like(parameter) for parameter in parameters]
     for x, y in zip(inputs, labels, strict=True):
@@ -149,7 +148,6 @@ def test_the_recorded_noise_is_the_noise_that_was_added(mode: str) -> None:
     next(iter(run.loader))
     run.step(torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
     (phase,) = settings(recorder)
-    assert phase.noise_multiplier is not None and phase.clip is not None and phase.expected_batch is not None
     said = phase.learning_rate / phase.expected_batch * phase.noise_multiplier * phase.clip
     moved = float((run.module._module[0].weight.detach() - before).std())
     assert moved == pytest.approx(said, rel=0.05)  # 8,000 numbers: 0.05 is six of its deviations
@@ -252,7 +250,7 @@ def test_settings_changed_by_hand_become_phases() -> None:
     assert [phase.steps for phase in found.phases] == [12, 12, 2]
     assert found.phases[0].noise_multiplier is None and found.phases[1].noise_multiplier == 2.0
     last = settings(recorder)[-1]
-    assert last.sampling is not None and (last.sampling.rate, last.expected_batch, last.clip) == (0.5, 30.0, 0.5)
+    assert (last.sampling.rate, last.expected_batch, last.clip) == (0.5, 30.0, 0.5)
 
 
 def test_another_loader_half_way() -> None:
@@ -263,7 +261,7 @@ def test_another_loader_half_way() -> None:
     recorder.switch_loader(other.loader)
     run.optimizer.expected_batch_size = 20
     run.train(loader=other.loader)
-    assert [phase.sampling.rate for phase in settings(recorder) if phase.sampling] == [1 / 12, 1 / 3]
+    assert [phase.sampling.rate for phase in settings(recorder)] == [1 / 12, 1 / 3]
     with pytest.raises(TrainingError, match="59 examples"):
         recorder.switch_loader(private(count=59).loader)
 

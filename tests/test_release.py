@@ -29,15 +29,14 @@ from dpmerge.errors import (
     UtilityError,
     WeightsError,
 )
-from dpmerge.planning import Accounting, Utilities
+from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.release import (
     Certificate,
-    Choice,
+    Chosen,
     GuaranteeForm,
     Ledger,
     Merge,
-    RuleName,
     Signer,
     choose,
     model_card,
@@ -51,7 +50,7 @@ from dpmerge.release import (
 from dpmerge.release.commitment import Opening, Openings, commit
 from dpmerge.release.release import draw
 from dpmerge.release.signing import signed_by
-from dpmerge.rules import round_up, significant
+from dpmerge.rules import Accounting, RuleName, round_up, significant
 from dpmerge.tensors import read_tensors
 from dpmerge.tensors.safetensors_file import SafetensorsFile
 from tests import builders
@@ -207,7 +206,7 @@ def test_other_layouts(layout: str, rule: RuleName, tmp_path: Path) -> None:
 # --- draws --------------------------------------------------------------------------------------------------------------------
 
 
-def drawn_often(choice: Choice, times: int = 20_000) -> Counter[str]:
+def drawn_often(choice: Chosen, times: int = 20_000) -> Counter[str]:
     return Counter(draw(choice) for _ in range(times))
 
 
@@ -384,7 +383,7 @@ def test_a_noisy_choice_is_drawn_by_the_scores(tmp_path: Path) -> None:
         ("combination", {"accounting": Accounting(assume_smoothness=-1.0)}, "finite and not negative"),
         ("joint", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
         ("tempered", {"validation_epsilon": 1.0}, "only has a meaning for scores measured on a private validation set"),
-        ("joint", {"provenance": "private-validation"}, "describes their set"),
+        ("joint", {"provenance": "private-validation"}, "describe their set"),
         ("joint", {"weights": None, "epsilon": 9.0}, "say which one"),
         ("selection", {"weights": None}, "give the weights"),
         ("selection", {"weights": None, "epsilon": 0.01}, "infeasible"),

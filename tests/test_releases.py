@@ -171,7 +171,7 @@ def test_coupling_is_counted_as_it_is_even_where_it_leaks_more() -> None:
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_one_draw_is_random_selection_with_its_index_published(epsilon: float) -> None:
     drawn = weights([0.05, 0.15, 0.3, 0.5])
-    selection = Selection(drawn, index_published=True)
+    selection = Selection(drawn)
     assert spent([Exposure.drawn(drawn)], epsilon) == pytest.approx(selection.guarantee(epsilon=epsilon).delta, rel=1e-9)
     several = Releases(FOUR, [Exposure.drawn(drawn)]).guarantee(delta=1e-5)
     assert several.epsilon == pytest.approx(selection.guarantee(delta=1e-5).epsilon, rel=1e-9)

@@ -118,7 +118,7 @@ def test_it_says_what_plan_and_account_say(three: Path) -> None:
     for plan, epsilon in zip(found["plans"], (0.5, 3.0), strict=True):
         expected = dpmerge.plan(portfolio, epsilon=epsilon, delta=DELTA, rules=("single", "selection", "combination", "joint"))
         assert [(one["rule"], one["epsilon"], one["weights"]) for one in plan["options"]] == [
-            (one.rule, one.epsilon, one.weights) for one in expected.options
+            (one.rule, one.epsilon, one.weights.as_dict()) for one in expected.options
         ]
         best = plan["options"][0]
         assert best["feasible"] and f"<strong>{best['claim']}</strong>" in text

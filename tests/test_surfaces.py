@@ -17,13 +17,12 @@ from dpmerge.errors import PortfolioError, TargetError, UtilityError
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.figures import frontier as frontiers, heatmap
 from dpmerge.jobs import run_all
-from dpmerge.planning import Accounting, frontier, heatmap as simplex
+from dpmerge.planning import frontier, heatmap as simplex
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Model, Portfolio
 from dpmerge.rules import (
     THEOREMS,
     WEIGHTS,
-    AskedName,
     Base,
     Combination,
     Exposure,
@@ -34,6 +33,7 @@ from dpmerge.rules import (
     Poisson,
     Releases,
     Rule,
+    RuleName,
     Selection,
     Tempered,
     Validated,
@@ -49,7 +49,7 @@ from tests.release_builders import DELTA, certificate, dpmerge, on_disk, runs
 
 GIVEN = {"b": 0.5, "c": 0.5}  # the model left out, "a", is the least private one
 TEXT = "b=0.5,c=0.5"
-ROWS: dict[AskedName, str] = {
+ROWS: dict[RuleName, str] = {
     "selection": "random selection",
     "combination": "linear combination (proved)",
     "joint": "joint release",
@@ -80,7 +80,7 @@ def means(folder: Path) -> Portfolio:
     ("rule", "provenance"),
     [("selection", None), ("combination", None), ("joint", None), ("joint", "after-looking"), ("joint", "a-priori")],
 )
-def test_every_surface_gives_one_answer(rule: AskedName, provenance: Looked | None, portfolio: Any, tmp_path: Path) -> None:
+def test_every_surface_gives_one_answer(rule: RuleName, provenance: Looked | None, portfolio: Any, tmp_path: Path) -> None:
     loaded: Portfolio = portfolio(tmp_path)
     claimed = [] if provenance is None else ["--provenance", provenance]
     asked = [tmp_path / "runs", "--weights", TEXT, "--delta", DELTA, *claimed]
@@ -160,13 +160,13 @@ def test_weights_chosen_by_looking_are_refused_everywhere(rule: str, tmp_path: P
 def test_a_comparison_of_weights_chosen_by_looking_answers_as_a_release_does(tmp_path: Path) -> None:
     """Before, it printed selection and combination as proved."""
     loaded = runs(tmp_path)
-    rows = library.compare(loaded.weights(GIVEN), delta=DELTA, provenance="after-looking")
+    rows = library.compare(loaded, GIVEN, delta=DELTA, provenance="after-looking").rows
     assert [row.guarantee is None for row in rows] == [True] * 3 + [False] * 4
     assert all("chosen after looking at the models are not covered by" in str(row.refusal) for row in rows[:3])
     printed = dpmerge("compare", tmp_path / "runs", "--weights", TEXT, "--delta", DELTA, "--provenance", "after-looking")
     assert printed.exit_code == 0 and printed.stdout.count("refused, ") == 3
-    explicit = library.compare(loaded.weights(GIVEN), delta=DELTA, provenance="a-priori")
-    assert all(row.guarantee is not None for row in explicit[:3])
+    explicit = library.compare(loaded, GIVEN, delta=DELTA, provenance="a-priori")
+    assert all(row.guarantee is not None for row in explicit.rows[:3])
 
 
 # --- 15: folders that are no models -------------------------------------------------------------------------------------------
@@ -422,17 +422,15 @@ def test_a_delta_above_one_in_a_hundred_is_refused_unless_it_is_asked_for(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
     accepted = dpmerge(*commands[0], "--delta", 0.5, LARGE)
     assert accepted.exit_code == 0 and "(0.0000, 0.5)-DP" in accepted.stdout and "warning: δ = 0.5" in accepted.stdout
-    given = loaded.weights(GIVEN)
     calls: list[partial[Any]] = [
         partial(library.plan, loaded, epsilon=1.0, delta=0.02, rules=("joint",)),
-        partial(library.compare, given, delta=0.02),
-        partial(library.merge, loaded, tmp_path / "out", rule="joint", delta=0.02, weights=GIVEN),
+        partial(library.compare, loaded, GIVEN, delta=0.02),
+        partial(library.merge, loaded, GIVEN, out=tmp_path / "out", rule="joint", delta=0.02),
     ]
     for call in calls:
         with pytest.raises(TargetError, match="any_delta=True"):
             call()
-        asked = {"any_delta": True} if call.func is library.compare else {"accounting": Accounting(any_delta=True)}
-        call(**asked)
+        call(accounting=library.Accounting(any_delta=True))
     with explorer(tmp_path) as client:
         account: dict[str, Any] = {"rule": "joint", "weights": GIVEN, "delta": 0.5}
         plan = {"epsilon": 1.0, "delta": 0.5}

@@ -63,7 +63,7 @@ ATTACKS: dict[str, tuple[Any, bytes, str]] = {
     "duplicate field": (b'{"x":{"dtype":"F32","dtype":"F16","shape":[],"data_offsets":[0,4]}}', bytes(4), "appears twice"),
     "NaN": (b'{"x":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', bytes(4), "not a JSON number"),
     "half a surrogate": (b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4), "not valid JSON"),
-    "half a surrogate in metadata": (b'{"__metadata__":{"a":"\\ud800"}}', b"", "must map text"),
+    "half a surrogate in metadata": (b'{"__metadata__":{"a":"\\ud800"}}', b"", "surrogates not allowed"),
     "a million dimensions": ({"x": entry(0, 4, [2**62] * 1_000_000)}, bytes(4), "impossible"),
     "not JSON": (b'{"x":', b"", "not valid JSON"),
     "not UTF-8": (b'{"\xff":1}', b"", "not valid JSON"),

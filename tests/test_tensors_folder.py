@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors import merge_models, new_folder, verify_combination
-from tests.checkpoint_builders import single
+from dpmerge.tensors import merge_models, new_folder
+from tests.checkpoint_builders import single, verify_combination
 
 WEIGHTS = {"a": 0.5, "b": 0.5}
 # Merges, and stops for ever at the moment named on the command line.

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors import combine_tensors, copy_model, merge_models, open_model, verify_combination
-from tests.checkpoint_builders import Array, adapter, bits, single
+from dpmerge.tensors import copy_model, merge_models, open_model
+from tests.checkpoint_builders import Array, adapter, bits, combine_tensors, single, verify_combination
 
 LAYERS = ("q", "v")
 WEIGHTS = {"a": 0.3, "b": 0.7}

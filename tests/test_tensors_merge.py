@@ -16,9 +16,19 @@ import pytest
 from safetensors.numpy import load_file
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors import MergeReport, combine_tensors, copy_model, merge_models, read_tensors, verify_combination
+from dpmerge.tensors import MergeReport, copy_model, merge_models, read_tensors
 from dpmerge.tensors.kernel import BLOCK
-from tests.checkpoint_builders import NUMPY, Array, adapter, bits, sharded, single, write_raw
+from tests.checkpoint_builders import (
+    NUMPY,
+    Array,
+    adapter,
+    bits,
+    combine_tensors,
+    sharded,
+    single,
+    verify_combination,
+    write_raw,
+)
 
 WEIGHTS = {"a": 0.2, "b": 0.5, "c": 0.3}
 
@@ -396,7 +406,8 @@ def test_combination_in_memory_is_the_one_on_disk(tmp_path: Path) -> None:
 def test_torch_is_not_loaded(tmp_path: Path) -> None:
     three(tmp_path)
     script = (
-        "import sys; from pathlib import Path; from dpmerge.tensors import merge_models, verify_combination\n"
+        "import sys; from pathlib import Path; from dpmerge.tensors import merge_models\n"
+        "from tests.checkpoint_builders import verify_combination\n"
         "root = Path(sys.argv[1]); models = {n: root / n for n in 'abc'}; w = {'a': .5, 'b': .5}\n"
         "merge_models(models, w, root / 'out'); assert not verify_combination(models, w, root / 'out')\n"
         "assert 'torch' not in sys.modules and 'scipy' not in sys.modules\n"

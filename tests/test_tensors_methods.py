@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors import combine_tensors, merge_models, verify_combination
+from dpmerge.tensors import merge_models
 from dpmerge.tensors.methods import slerp, ties
-from tests.checkpoint_builders import NUMPY, bits, single
+from tests.checkpoint_builders import NUMPY, bits, combine_tensors, single, verify_combination
 
 WEIGHTS = {"a": 0.25, "b": 0.75}
 

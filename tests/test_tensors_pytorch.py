@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors import combine_tensors, copy_model, merge_models, open_model, read_tensors, verify_combination
-from tests.checkpoint_builders import bits, single
+from dpmerge.tensors import copy_model, merge_models, open_model, read_tensors
+from tests.checkpoint_builders import bits, combine_tensors, single, verify_combination
 
 WEIGHTS = {"a": 0.3, "b": 0.7}
 HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -130,7 +130,7 @@ def test_training_on_aggregates_and_batches_that_shift(tmp_path: Path) -> None:
     assert found["moving"].optimizer == "sgd from a moving average with decay 0.5, warmed up after step 0"
     assert "shift" in found["swings"].optimizer
     phases = [phase for phase in found["swings"].settings() for _ in range(phase.steps)]
-    rates = [phase.sampling.rate for phase in phases if phase.sampling and phase.sampling.rate]
+    rates = [phase.sampling.rate for phase in phases if phase.sampling.rate]
     assert len(rates) == 12 and len(set(rates)) == 2  # the falling part's: p(0) = 1 and p(1) = ½ of it, over and over
     assert max(rates) == pytest.approx(2 * min(rates)) and found["swings"].expected_batch == pytest.approx(143.7)
 

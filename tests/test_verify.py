@@ -17,11 +17,10 @@ import pytest
 from attacks.poisoned_cache import ask_like_a_recheck, poison
 from attacks.victim import forge
 from dpmerge.errors import DpmergeError
-from dpmerge.planning import Accounting
 from dpmerge.profiles import accuracy, curves, epsilon_from_renyi, gaussian_delta, profile
 from dpmerge.records import Adjacency, Model, Portfolio
-from dpmerge.release import Ledger, Merge, Released, RuleName, Verdict, canonical, release, sha256, verify
-from dpmerge.rules import round_up
+from dpmerge.release import Ledger, Merge, Released, Verdict, canonical, release, sha256, verify
+from dpmerge.rules import Accounting, RuleName, round_up
 from dpmerge.tensors import read_tensors
 from tests import builders
 from tests.checkpoint_builders import sharded, single

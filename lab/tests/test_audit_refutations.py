@@ -15,13 +15,13 @@ from scipy.special import expit, ndtr
 
 from dpmerge.audit import Audit, Claim, Finding, Game, audit, find_game
 from dpmerge.profiles import FloatArray
-from dpmerge.rules.mean_estimation import GaussianSelection
 from dpmerge_lab.audit.scenarios.best_of_poisson import BestOfPoisson
 from dpmerge_lab.audit.scenarios.chosen import ChosenByAccuracy, ChosenByTempering
 from dpmerge_lab.audit.scenarios.doubled_shift import DoubledShift
 from dpmerge_lab.audit.scenarios.formula_convex import FormulaConvex
 from dpmerge_lab.audit.scenarios.formula_nonconvex import FormulaNonconvex
 from dpmerge_lab.audit.scenarios.one_dimension import OneDimensionalSelection
+from dpmerge_lab.hidden_selection import GaussianSelection
 from tests.oracles import hockey_stick, subsets
 
 # Scenario → trials that are enough, and how much of a proved ε or μ is reached at least.

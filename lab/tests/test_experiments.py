@@ -198,7 +198,7 @@ def test_the_papers_reference_values() -> None:
 
     marks = [f"{index:064x}" for index in range(6)]
     records = [
-        recipe.record(705, 256.0, "d", f"run{i}", marks[2 * i], marks[2 * i + 1])
+        recipe.record(705, 60000, dataset="d", run=f"run{i}", noise=marks[2 * i], sampler=marks[2 * i + 1])
         for i, recipe in enumerate(papers().recipes.values())
     ]
     portfolio = Portfolio(tuple(Model(f"m{i}", record) for i, record in enumerate(records)))
@@ -213,5 +213,5 @@ def test_deviations_are_those_of_single_runs() -> None:
 
 
 def test_data_that_is_missing_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"mnist\.npz: no such file; --data names a folder"):
+    with pytest.raises(DataError, match=r"mnist\.npz: no such file; name a folder"):
         mnist(Options(data=tmp_path, seeds=1, jobs=1))

@@ -21,7 +21,7 @@ def save(folder: Path, **changed: Any) -> Path:
 
 
 def test_data_that_are_not_there_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--data"):
+    with pytest.raises(DataError, match="name the folder"):
         load_images(None, "mnist")
     with pytest.raises(DataError, match="no such file"):
         load_images(tmp_path, "mnist")

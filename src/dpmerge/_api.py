@@ -1,29 +1,78 @@
-"""The library's front door: what `import dpmerge` offers, each thing loaded when it is first used."""
+"""What `import dpmerge` offers, written once: the nouns, the errors, and the calls that need several rooms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dpmerge.profiles import ShuffleAsPoisson
-from dpmerge.records import Portfolio
-from dpmerge.rules import Combination, Joint, Looked, Selection, looked_at
+from dpmerge import release
+from dpmerge._version import __version__ as __version__
+from dpmerge.errors import (
+    AccountingError as AccountingError,
+    BudgetExceeded as BudgetExceeded,
+    CertificateError as CertificateError,
+    CheckpointError as CheckpointError,
+    DependentRuns as DependentRuns,
+    DpmergeError as DpmergeError,
+    LedgerError as LedgerError,
+    MissingLibrary as MissingLibrary,
+    PortfolioError as PortfolioError,
+    RecordError as RecordError,
+    SignatureError as SignatureError,
+    TargetError as TargetError,
+    UnsupportedMechanism as UnsupportedMechanism,
+    UtilityError as UtilityError,
+    WeightsError as WeightsError,
+)
+from dpmerge.planning import (
+    RULES,
+    Frontier as Frontier,
+    Option as Option,
+    OptionRule,
+    Plan as Plan,
+    Provenance,
+    Question,
+    Utilities as Utilities,
+    draw_strength,
+    frontier as frontier,
+)
+from dpmerge.profiles import ShuffleAsPoisson as ShuffleAsPoisson
+from dpmerge.records import Model as Model, Portfolio as Portfolio, Record as Record, Weights as Weights
+from dpmerge.release import (
+    Certificate as Certificate,
+    Ledger as Ledger,
+    Merge as Merge,
+    Released as Released,
+    Verdict as Verdict,
+)
+from dpmerge.rules import (
+    Accounting as Accounting,
+    Combination as Combination,
+    Comparison as Comparison,
+    Guarantee as Guarantee,
+    Joint as Joint,
+    Looked,
+    RuleName,
+    Selection as Selection,
+    compare as compare,
+    no_free_lunch_threshold as no_free_lunch_threshold,
+)
 
-if TYPE_CHECKING:
-    from dpmerge.planning import Accounting, Provenance, Utilities
-    from dpmerge.release import Merge, Released, RuleName, Verdict
+_DEFAULT = Accounting()
 
 
-def selection(
-    portfolio: Portfolio,
-    weights: Mapping[str, float],
-    *,
-    shuffle: ShuffleAsPoisson | None = None,
-    index_published: bool = True,
-) -> Selection:
+def example_portfolio() -> Path:
+    """The folder of the records that ship with the package.
+
+    Three softmax regressions on MNIST, as in App. H.1 of "Differentially Private Model Merging".
+    """
+    return Path(__file__).parent / "data" / "portfolio"
+
+
+def selection(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Selection:
     """Random selection: one model, drawn with these probabilities; which one is published, as `merge` does."""
-    return Selection(portfolio.weights(weights), shuffle, index_published)
+    return Selection(portfolio.weights(weights), shuffle)
 
 
 def combination(
@@ -48,49 +97,101 @@ def joint(
 
     With provenance `a-priori` the weights were fixed beforehand, and only the models that have weight are counted.
     """
-    given = portfolio.weights(weights)
-    return Joint(given, shuffle, looked_at(given, provenance))
+    return Joint(portfolio.weights(weights), shuffle, () if provenance == "a-priori" else portfolio.names)
+
+
+def plan(
+    portfolio: Portfolio,
+    *,
+    epsilon: float,
+    delta: float,
+    utility: Utilities | Mapping[str, float] | None = None,
+    rules: Sequence[OptionRule] = RULES,
+    kappa: float | None = None,
+    validation_epsilon: float | None = None,
+    candidates: Sequence[Mapping[str, float]] = (),
+    accounting: Accounting = _DEFAULT,
+    search: Sequence[OptionRule] | None = None,
+    ledger: str | Path | None = None,
+    progress: Callable[[str], None] = lambda label: None,
+) -> Plan:
+    """Rank what may be released under (ε, δ): `plan(...).best.release(out)` releases the best, and enters it in `ledger`.
+
+    `candidates` are linear combinations to try besides those searched for. κ is the strength of tempered selection; for scores
+    on a private validation set it may be given as the ε that its records pay. `search` is that of `Plan.at`.
+    """
+    known = Utilities.of(portfolio, utility)
+    question = Question(
+        portfolio,
+        float(delta),
+        known,
+        kappa=draw_strength(kappa, validation_epsilon, known and known.validation, portfolio.adjacency),
+        rules=tuple(rules),
+        candidates=tuple(map(portfolio.weights, candidates)),
+        accounting=accounting,
+        progress=progress,
+        releasing=partial(_release, opened=ledger),
+    )
+    return Plan.of(question, epsilon, search)
 
 
 def merge(
     portfolio: Portfolio,
-    out: str | Path,
+    weights: Mapping[str, float] | None = None,
     *,
+    out: str | Path,
     rule: RuleName,
     delta: float,
     epsilon: float | None = None,
-    weights: Mapping[str, float] | None = None,
     utility: Utilities | Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
     kappa: float | None = None,
-    accounting: Accounting | None = None,
-    tensors: Merge | None = None,
+    accounting: Accounting = _DEFAULT,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
+    dependent: bool = False,
+    tensors: Merge | None = None,
 ) -> Released:
-    """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ)."""
-    from dpmerge.planning import Utilities
-    from dpmerge.release import Ledger, Merge, Signer, choose, release
+    """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ).
 
-    known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
-    choice = choose(
+    It is entered in the `ledger`, and its certificate signed with the private key `sign`, if they are given. `dependent` says
+    that the weights depend on what earlier releases showed; `tensors` describes other merges than the weighted average, which
+    only joint release covers.
+    """
+    chosen = release.choose(
         portfolio,
         rule,
         delta=delta,
         epsilon=epsilon,
         weights=None if weights is None else portfolio.weights(weights),
-        utility=known,
+        utility=Utilities.of(portfolio, utility),
         provenance=provenance,
         kappa=kappa,
         accounting=accounting,
     )
-    return release(
-        portfolio,
-        choice,
+    return _release(chosen, out, ledger=ledger, sign=sign, dependent=dependent, tensors=tensors)
+
+
+def _release(
+    option: Option,
+    out: str | Path,
+    *,
+    weights: Mapping[str, float] | None = None,
+    ledger: str | Path | None = None,
+    opened: str | Path | None = None,
+    sign: str | Path | None = None,
+    dependent: bool = False,
+    tensors: Merge | None = None,
+) -> Released:
+    where = opened if ledger is None else ledger
+    return release.release(
+        option.weights.portfolio,
+        release.chosen(option, weights),
         Path(out),
         merge=tensors or Merge(),
-        ledger=None if ledger is None else Ledger(ledger),
-        signer=None if sign is None else Signer(Path(sign)),
+        ledger=None if where is None else Ledger(where),
+        dependent=dependent,
+        signer=None if sign is None else release.Signer(Path(sign)),
     )
 
 
@@ -103,19 +204,15 @@ def verify(
     base: str | Path | None = None,
     method: str | None = None,
 ) -> Verdict:
-    """Recheck a release from its files, and from the private portfolio, the ledger and a public key if they are given."""
-    from dpmerge.release import Ledger, trusted_key, verify as recheck
+    """Recheck a release from its files, and from the private portfolio, the ledger and a public key if they are given.
 
-    return recheck(
+    `base` is the folder of the public base model, and `method` the user's own function, that the merge was made with.
+    """
+    return release.verify(
         Path(folder),
         portfolio=portfolio,
         ledger=None if ledger is None else Ledger(ledger),
-        trust=None if trust is None else trusted_key(Path(trust)),
+        trust=None if trust is None else release.trusted_key(Path(trust)),
         base=None if base is None else Path(base),
         method=method,
     )
-
-
-def example_portfolio() -> Path:
-    """The folder of the records that ship with the package: three softmax regressions on MNIST (M1, App. H.1)."""
-    return Path(__file__).parent / "data" / "portfolio"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,17 @@ def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[.
     if not callable(found):
         raise error(f"{what} {name!r} is no function")
     return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def running(what: str, error: type[DpmergeError]) -> Iterator[None]:
+    """Whatever goes wrong in code of the user's becomes one line that begins with `what`; dpmerge's own errors pass."""
+    try:
+        yield
+    except DpmergeError:
+        raise
+    except Exception as fault:
+        raise error(f"{what}: {type(fault).__name__}: {fault}") from fault
 
 
 def added(group: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency, Model
 from dpmerge.rules import Selection, Tempered
+from dpmerge_lab.hidden_selection import HiddenSelection
 from tests import builders
 from tests.exact_densities import HiddenRun, Ramp, ReleaseLaws, Step, discrete_delta, selected_mean_delta
 from tests.violations.report import ADJACENCIES, Report, compare, random_odds
@@ -63,7 +64,7 @@ def _discrete_selection(rng: np.random.Generator) -> Report:
     """Index and model are released: for fixed neighbours δ is exactly Σ π_i δ_i, per direction."""
     odds = random_odds(rng, int(rng.integers(1, 5)))
     models, pairs = _discrete_models(rng, odds.size)
-    rule = Selection(builders.weighted(*zip(models, odds.tolist(), strict=True)), index_published=True)
+    rule = Selection(builders.weighted(*zip(models, odds.tolist(), strict=True)))
     released = np.concatenate([chance * pair for chance, pair in zip(odds, pairs, strict=True)], axis=1)
     return compare([rule], lambda epsilon: _both_ways(released, epsilon), (odds, pairs))
 
@@ -109,7 +110,7 @@ def _mean_selection(rng: np.random.Generator) -> Report:
     deviations = np.exp(rng.uniform(-1, 1.5, odds.size)).tolist()
     shift = float(rng.choice([1.0, rng.uniform(0.2, 1)]))
     models = [builders.gaussian(f"m{i}", noise_std=s, dimension=dimension) for i, s in enumerate(deviations)]
-    rule = Selection(builders.weighted(*zip(models, odds.tolist(), strict=True)))
+    rule = HiddenSelection(builders.weighted(*zip(models, odds.tolist(), strict=True)))
 
     def truth(epsilon: float) -> float:
         return selected_mean_delta(odds.tolist(), deviations, shift, dimension, epsilon)

@@ -60,6 +60,7 @@ interface GridAnswer {
 }
 
 interface GuaranteeAnswer {
+  claim: string;
   sentence: string;
   epsilon: number | null;
   delta: number;

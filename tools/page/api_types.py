@@ -21,22 +21,15 @@ _PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean"
 
 def declarations() -> str:
     """One interface per model. An answer has all its fields; a request may leave out those with a default."""
-    known = [
-        one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel) and one is not BaseModel
-    ]
-    public = [one for one in known if not one.__name__.startswith("_")]
+    classes = [one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel)]
+    public = [one for one in classes if one is not BaseModel and not one.__name__.startswith("_")]
     _, schema = models_json_schema([(one, "serialization") for one in public])
-    parts = [_interface(name, one) for name, one in sorted(schema["$defs"].items())]
-    return "\n".join([_HEADER, *parts])
+    return "\n".join([_HEADER, *(_interface(name, one) for name, one in sorted(schema["$defs"].items()))])
 
 
 def _interface(name: str, schema: dict[str, Any]) -> str:
-    needed = schema.get("required", [])
-    is_request = name.endswith("Request")
-    fields = [
-        f"  {field}{'?' if is_request and field not in needed else ''}: {_type(one)};\n"
-        for field, one in schema["properties"].items()
-    ]
+    optional = set(schema["properties"]) - set(schema.get("required", [])) if name.endswith("Request") else set()
+    fields = [f"  {field}{'?' * (field in optional)}: {_type(one)};\n" for field, one in schema["properties"].items()]
     return f"interface {name} {{\n{''.join(fields)}}}\n"
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from dpmerge.audit import Audit, Finding
 from dpmerge.rules import round_down, round_up
 
-_PANELS = 4
-
 
 @dataclass(frozen=True)
 class Row:
@@ -76,40 +74,32 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def picture(rows: Sequence[Row], confidence: float) -> Mapping[str, Any]:
-    """A document of kind "lines": a column for each scenario, by its number in the table."""
-    size = math.ceil(len(rows) / _PANELS)
-    parts = [range(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
-    return {
-        "kind": "lines",
-        "title": "Claimed, proved and measured: ε of every scenario",
-        "subtitle": f"at each scenario's own δ; what was measured holds, all of it together, with confidence {confidence:g}",
-        "caption": " · ".join(f"{number} {row.scenario}" for number, row in enumerate(rows, start=1)),
-        "warning": "A proved bound was exceeded." if any(row.alarm for row in rows) else None,
-        "panels": [_panel(rows, part) for part in parts],
-    }
-
-
-def _panel(rows: Sequence[Row], part: range) -> dict[str, Any]:
-    places, shown = [index + 1.0 for index in part], [rows[index] for index in part]
-    measured = [round_down(row.measured) or None for row in shown]  # a logarithmic axis has no 0
-    series: dict[str, list[float | None]] = {
-        "proved, at most": [row.proved for row in shown],
-        "measured, at least": measured,
-        "claim that is refuted": [row.claimed for row in shown],
+    """A document of kind "lines": a column for each scenario."""
+    places = [float(index) for index in range(len(rows))]
+    measured = [round_down(row.measured) or None for row in rows]  # a logarithmic axis has no 0
+    series: dict[str, tuple[str, list[float | None]]] = {
+        "proved, at most": ("proved", [row.proved for row in rows]),
+        "measured, at least": ("measured", measured),
+        "claim that is refuted": ("measured", [row.claimed for row in rows]),
     }
     lines: list[dict[str, Any]] = [
-        {"label": label, **_apart(places, values), "standing": "proved" if "proved" in label else "measured", "markers": True}
-        for label, values in series.items()
+        {"label": label, "x": places, "y": values, "standing": standing, "joined": False}
+        for label, (standing, values) in series.items()
         if any(value is not None for value in values)
     ]
-    ends = [(place, low, row.proved) for place, low, row in zip(places, measured, shown, strict=True)]
+    ends = zip(places, measured, (row.proved for row in rows), strict=True)
     known = [(place, low, high) for place, low, high in ends if low is not None and high is not None]
     if known:
         between = {"x": [place for place, *_ in known for _ in "abc"], "y": [y for _, *two in known for y in (*two, None)]}
         lines.append({"label": "the truth lies here", **between, "standing": "reference"})
-    return {"x_label": "scenario", "y_label": "ε", "y_scale": "log", "lines": lines}
-
-
-def _apart(x: Sequence[float], y: Sequence[float | None]) -> dict[str, list[Any]]:
-    """Points that no line joins: a gap after each."""
-    return {"x": [value for value in x for _ in "ab"], "y": [value for point in y for value in (point, None)]}
+    return {
+        "kind": "lines",
+        "title": "Claimed, proved and measured: ε of every scenario",
+        "subtitle": f"at each scenario's own δ; what was measured holds, all of it together, with confidence {confidence:g}",
+        "warning": "A proved bound was exceeded." if any(row.alarm for row in rows) else None,
+        "x_label": "scenario",
+        "y_label": "ε",
+        "y_scale": "log",
+        "categories": [row.scenario for row in rows],
+        "lines": lines,
+    }

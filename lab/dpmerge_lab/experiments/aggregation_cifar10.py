@@ -96,14 +96,14 @@ def _table(numbers: dict[str, Any]) -> dict[str, Any]:
         ours = [found["gain over no aggregation"].get(method, 0.0) * 100 for method in METHODS]
         paper = [value - PAPER[name][0] for value in PAPER[name]]
         lines = [
-            {"label": "measured here, one run", "x": places, "y": ours, "standing": "measured", "markers": True},
-            {"label": "the paper, mean of five runs", "x": places, "y": paper, "standing": "reference", "markers": True},
+            {"label": "measured here, one run", "x": places, "y": ours, "standing": "measured", "joined": False},
+            {"label": "the paper, mean of five runs", "x": places, "y": paper, "standing": "reference", "joined": False},
         ]
-        panels.append({"title": _TITLES[name], "x_label": "aggregation", "y_label": "gain in percent points", "lines": lines})
+        axes = {"x_label": "aggregation", "y_label": "gain in percent points", "categories": list(METHODS)}
+        panels.append({"title": _TITLES[name], **axes, "lines": lines})
     return {
         "kind": "lines",
         "title": "What each aggregation gains over the last iterate",
         "subtitle": "parameters of inference aggregations chosen on one half of the public test images, scored on the other",
-        "caption": "Aggregations: " + ", ".join(f"{place} {method}" for place, method in enumerate(METHODS)) + ".",
         "panels": panels,
     }

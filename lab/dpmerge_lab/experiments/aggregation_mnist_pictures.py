@@ -75,14 +75,15 @@ def _table(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any
         first, *others = PAPER[name]
         paper = [0.0, *((other - first) / (100 - first) for other in others)]
         lines = [
-            _line("measured here, ± two standard errors", places, share, spread),
+            {**_line("measured here, ± two standard errors", places, share, spread), "joined": False},
             {"label": "the last checkpoint at its best learning rate", "x": places, "y": tuned, "standing": "reference"},
-            {"label": "the paper, on CIFAR-10", "x": places, "y": paper, "standing": "reference"},
+            {"label": "the paper, on CIFAR-10", "x": places, "y": paper, "standing": "reference", "joined": False},
         ]
-        panels.append({"title": titles[name], "x_label": "aggregation", "y_label": "share of errors avoided", "lines": lines})
+        axes = {"x_label": "aggregation", "y_label": "share of errors avoided", "categories": list(METHODS)}
+        panels.append({"title": titles[name], **axes, "lines": lines})
     return {
         "title": "How many of the last checkpoint's errors each aggregation avoids",
-        "caption": f"{_FREE} Aggregations: {', '.join(f'{place} {method}' for place, method in enumerate(METHODS))}.",
+        "caption": _FREE,
         "panels": panels,
     }
 

@@ -8,21 +8,19 @@ from dpmerge.profiles import run_profile
 from dpmerge.records import Model
 from dpmerge.training import Recipe
 
-_UNITS = 1000  # noise multipliers are calibrated in thousandths
 
-
-def least_noise(recipe: Recipe, examples: int, epsilon: float, delta: float) -> float:
-    """The least noise multiplier, in thousandths, with which a run has no more than this ε by loss distributions."""
-    low, high = 0, _UNITS
-    while _epsilon(recipe, examples, high / _UNITS, delta) > epsilon:
+def least_noise(recipe: Recipe, examples: int, epsilon: float, delta: float, units: int = 1000) -> float:
+    """The least noise multiplier, in so many units, with which a run has no more than this ε by loss distributions."""
+    low, high = 0, units
+    while _epsilon(recipe, examples, high / units, delta) > epsilon:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if _epsilon(recipe, examples, middle / _UNITS, delta) > epsilon:
+        if _epsilon(recipe, examples, middle / units, delta) > epsilon:
             low = middle
         else:
             high = middle
-    return high / _UNITS
+    return high / units
 
 
 def _epsilon(recipe: Recipe, examples: int, noise: float, delta: float) -> float:

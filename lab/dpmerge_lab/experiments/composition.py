@@ -149,7 +149,7 @@ def _account(case: Equal) -> dict[str, Any]:
         "joint, PLD": joint.guarantee(delta=DELTA, by="pld").epsilon,
         "joint, RDP": joint.guarantee(delta=DELTA, by="rdp", conversion="paper").epsilon,
         "joint, RDP, tight": joint.guarantee(delta=DELTA, by="rdp").epsilon,
-        "selection, PLD": Selection(weights, index_published=True).guarantee(delta=DELTA, by="pld").epsilon,
+        "selection, PLD": Selection(weights).guarantee(delta=DELTA, by="pld").epsilon,
         **pairs,
     }
     if case.kind == "gaussian":

@@ -25,6 +25,7 @@ from dpmerge.rules import Combination, Joint, Selection
 from dpmerge.training import fresh_generator
 from dpmerge_lab.experiments.mean_estimation_pictures import pictures
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.hidden_selection import HiddenSelection
 
 DELTA = 1e-5
 
@@ -131,8 +132,8 @@ def _account(setting: Setting, weight: float) -> dict[str, dict[str, float]]:
     return {
         "selection": {
             "rdp": Selection(given).guarantee(delta=DELTA, by="rdp", conversion="paper").epsilon,
-            "pld": Selection(given, index_published=True).guarantee(delta=DELTA, by="pld").epsilon,
-            "exact": Selection(given).guarantee(delta=DELTA).epsilon,
+            "pld": Selection(given).guarantee(delta=DELTA, by="pld").epsilon,
+            "exact": HiddenSelection(given).guarantee(delta=DELTA).epsilon,
         },
         "combination": _both(Combination(given)),
         "equal error": _both(Combination(equal)) | {"weight": match},

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from dpmerge.jobs import run_all
-from dpmerge.planning import Accounting, Point, heatmap
+from dpmerge.planning import Point, heatmap
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge.rules import Combination
+from dpmerge.rules import Accounting, Combination
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.portfolio_pictures import (
     AVERAGE,

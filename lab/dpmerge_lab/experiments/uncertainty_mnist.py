@@ -1,4 +1,4 @@
-"""RSc §5.1.3 (Fig. 6) in small: widths of confidence intervals from checkpoints of one run against independent runs.
+"""Recycling Scraps §5.1.3 (Fig. 6): widths of confidence intervals from checkpoints of one run against independent runs.
 
 The paper trains an LSTM and a wide ResNet; here it is softmax regression on MNIST. As there, the independent runs are drawn
 from a pool of 101, each at the full budget, and the checkpoints are those of the last N steps. A third way keeps to what the
@@ -7,7 +7,6 @@ theorem asks for: N checkpoints as far apart as the second half of the run allow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 from scipy.special import softmax
 
 from dpmerge.checkpoints import (
@@ -33,6 +31,7 @@ from dpmerge.jobs import run_all
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Joint
 from dpmerge.training import Recipe, Tensors, accuracy, fresh_generator, scores, train
+from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.portfolios import DELTA, Setting
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge_lab.tasks.images import digits_as_images, load_images
@@ -103,7 +102,8 @@ def uncertainty_mnist(options: Options) -> Result:
     with timed(Result("uncertainty-mnist", configuration)) as result:
         curves = []
         for epsilon in EPSILONS:
-            recipe = replace(design.recipe, noise_multiplier=_noise_for(epsilon, design.recipe, len(images.train)))
+            noise = least_noise(design.recipe, len(images.train), epsilon, DELTA, units=10_000)
+            recipe = replace(design.recipe, noise_multiplier=noise)
             work = partial(_run, replace(design, recipe=recipe), data, options.quick, repeats)
             runs = run_all(work, range(design.pool), jobs=options.jobs, progress=options.bar(f"ε = {epsilon:g}: training"))
             pool = [_probabilities(run.tensors, seen) for run in runs]
@@ -163,16 +163,6 @@ def _epsilon(records: Sequence[Record]) -> float:
     portfolio = Portfolio(tuple(Model(f"run-{index}", record) for index, record in enumerate(records)))
     weights = portfolio.weights_in_order([1 / len(records)] * len(records))
     return Joint(weights).guarantee(delta=DELTA, by="pld").epsilon
-
-
-def _noise_for(epsilon: float, recipe: Recipe, examples: int) -> float:
-    """The noise multiplier with which one run has this ε, rounded up to four digits."""
-
-    def excess(noise: float) -> float:
-        noisy, batch = replace(recipe, noise_multiplier=noise), recipe.expected_batch(examples)
-        return _epsilon([noisy.record(recipe.steps, batch, "images", "planned", "noise", "sampler")]) - epsilon
-
-    return math.ceil(1e4 * float(brentq(excess, 0.3, 100, rtol=1e-6))) / 1e4
 
 
 def _row(

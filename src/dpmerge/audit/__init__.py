@@ -1,6 +1,5 @@
 """Attacks on our own guarantees: games that measure a lower bound on ε of a release, with confidence (docs/soundness.md)."""
 
-from dpmerge.audit.catalogue import about as about, find_game as find_game, scenario_names as scenario_names
 from dpmerge.audit.game import (
     BoolArray as BoolArray,
     CanaryGame as CanaryGame,
@@ -8,13 +7,11 @@ from dpmerge.audit.game import (
     FromFunctions as FromFunctions,
     Game as Game,
     Standing as Standing,
+    about as about,
+    find_game as find_game,
+    scenario_names as scenario_names,
 )
 from dpmerge.audit.one_run import Guessing as Guessing
 from dpmerge.audit.report import as_dict as as_dict, picture as picture
 from dpmerge.audit.run import Audit as Audit, audit as audit, check as check
-from dpmerge.audit.scores import (
-    dot_product as dot_product,
-    gaussian_log_ratio as gaussian_log_ratio,
-    mixture_log_ratio as mixture_log_ratio,
-)
 from dpmerge.audit.verdict import Finding as Finding

@@ -56,7 +56,6 @@ class Threshold:
     above: bool
 
     def hits(self, scores: FloatArray) -> int:
-        """In how many trials it happened."""
         return int(np.count_nonzero(scores >= self.value if self.above else scores <= self.value))
 
     def __str__(self) -> str:
@@ -112,16 +111,13 @@ class Attack:
 
     @property
     def fpr(self) -> float:
-        """Upper limit of the false positive rate."""
         return float(upper_limit(self.hits_without, self.counted, self.level))
 
     @property
     def fnr(self) -> float:
-        """Upper limit of the false negative rate."""
         return float(upper_limit(self.counted - self.hits_with, self.counted, self.level))
 
     def epsilon(self, delta: float) -> float:
-        """Lower bound on ε at this δ."""
         return float(epsilon_bound(self.fpr, self.fnr, delta))
 
     @property

@@ -14,8 +14,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.errors import TargetError
+from dpmerge.errors import EvaluationError, TargetError
 from dpmerge.profiles import FloatArray
+from dpmerge.user_code import added, find, running
 
 Standing = Literal["proved", "conditional", "refuted"]
 BoolArray = npt.NDArray[np.bool_]
@@ -116,6 +117,31 @@ class FromFunctions(Game):
         return list(self.claimed)
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:
-        """Train, merge and score, so many times."""
         releases = (self.merge(self.train(with_record, generator), generator) for _ in range(trials))
         return np.array([self.score(released) for released in releases], dtype=np.float64)
+
+
+def find_game(name: str) -> Game | CanaryGame:
+    """A scenario that an installed package adds (entry points `dpmerge.scenarios`), or what `module:function` gives.
+
+    The function gives a game, or three functions: train, merge and score, as `FromFunctions` takes them.
+    """
+    make = find(name, "scenarios", "the scenario", EvaluationError)
+    with running(f"the game {name!r} cannot be made", EvaluationError):
+        made = make()
+    if isinstance(made, Game | CanaryGame):
+        return made
+    if isinstance(made, tuple) and len(made) == 3 and all(map(callable, made)):
+        return FromFunctions(*made, name=name)
+    raise EvaluationError(
+        f"{name!r} gave {type(made).__name__}; it must give a Game, a CanaryGame, or three functions: train, merge, score"
+    )
+
+
+def scenario_names() -> list[str]:
+    return list(added("scenarios"))
+
+
+def about(name: str) -> str:
+    """The first line of a scenario's docstring."""
+    return (find(name, "scenarios", "the scenario", EvaluationError).__doc__ or "").strip().partition("\n")[0].removesuffix(".")

@@ -81,50 +81,40 @@ class Guessing:
 
     @property
     def guesses(self) -> int:
-        """Without abstentions."""
         return self.guessed_included + self.guessed_excluded
 
     def epsilon(self, delta: float) -> float:
-        """Lower bound on ε at this δ."""
         return one_run_bound(self.canaries, self.guesses, self.correct, delta, self.level)
 
 
-def guess(
-    included: BoolArray, scores: FloatArray, delta: float, level: float, numbers: tuple[int, int] | None = None
-) -> Guessing:
+def guess(included: BoolArray, scores: FloatArray, delta: float, level: float) -> Guessing:
     """Guess that the canaries with the highest scores were included, and those with the lowest not; abstain between.
 
-    `numbers` of guesses (included, excluded) that were fixed beforehand are tried on all canaries. Without them, the coins of
-    every other canary are revealed and the numbers chosen that would have shown most on those. Given these coins the others
-    are still fair, and the release as private for them: the theorem applies to the hidden half.
+    The coins of every other canary are revealed, and the numbers of guesses chosen that would have shown most on those. Given
+    these coins the others are still fair, and the release as private for them: the theorem applies to the hidden half.
     """
     if included.shape != scores.shape or scores.ndim != 1:
         raise EvaluationError(f"{included.shape} coins and {scores.shape} scores: one of each for every canary")
-    if numbers is None:
-        numbers = _best_numbers(included[::2], scores[::2], delta, level)
-        included, scores = included[1::2], scores[1::2]
-        numbers = min(numbers[0], scores.size), min(numbers[1], max(scores.size - numbers[0], 0))
-    if min(numbers) < 0 or not 0 < sum(numbers) <= scores.size:
-        raise TargetError(f"{numbers[0]} and {numbers[1]} guesses about {scores.size} canaries: give at least one, at most all")
-    inside, outside = _right(included, scores, *numbers)
-    return Guessing(scores.size, *numbers, inside + outside, level)
+    highest, lowest = _best_numbers(_ordered(included[::2], scores[::2]), delta, level)
+    hidden = _ordered(included[1::2], scores[1::2])
+    highest = min(highest, hidden.size)
+    lowest = min(lowest, hidden.size - highest)
+    correct = int(np.count_nonzero(hidden[hidden.size - highest :])) + int(np.count_nonzero(~hidden[:lowest]))
+    return Guessing(hidden.size, highest, lowest, correct, level)
 
 
-def _right(included: BoolArray, scores: FloatArray, highest: int, lowest: int) -> tuple[int, int]:
-    """Correct guesses of either kind; ties are broken by position, which tells nothing of the coins."""
-    ordered = included[np.argsort(scores, kind="stable")]
-    return int(np.count_nonzero(ordered[ordered.size - highest :])), int(np.count_nonzero(~ordered[:lowest]))
+def _ordered(included: BoolArray, scores: FloatArray) -> BoolArray:
+    """By score; ties are broken by position, which tells nothing of the coins."""
+    return np.asarray(included[np.argsort(scores, kind="stable")])
 
 
-def _best_numbers(included: BoolArray, scores: FloatArray, delta: float, level: float) -> tuple[int, int]:
+def _best_numbers(ordered: BoolArray, delta: float, level: float) -> tuple[int, int]:
     """Of a ladder of numbers, those that show the largest ε; where none shows any, the ones least likely by chance."""
-    ordered = included[np.argsort(scores, kind="stable")]
     size = ordered.size
     inside = np.concatenate([[0], np.cumsum(ordered[::-1])])
     outside = np.concatenate([[0], np.cumsum(~ordered)])
     ladder = sorted({0, size // 2, *(int(n) for n in np.geomspace(1, max(size, 1), 16))})
     pairs = [(high, low) for high in ladder for low in ladder if 0 < high + low <= size]
-
     right = {pair: int(inside[pair[0]] + outside[pair[1]]) for pair in pairs}
     shown = 0.0
     chosen = min(pairs, key=lambda pair: chance(size, sum(pair), right[pair], 0.0, delta))

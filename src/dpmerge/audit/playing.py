@@ -7,7 +7,6 @@ import hashlib
 import pickle
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,15 +16,16 @@ import numpy as np
 
 from dpmerge.audit.game import BoolArray, CanaryGame, Game
 from dpmerge.cache import code_fingerprint
-from dpmerge.errors import DpmergeError, EvaluationError
+from dpmerge.errors import EvaluationError
 from dpmerge.jobs import Finished, Progress, run_all
 from dpmerge.profiles import FloatArray
 from dpmerge.training import fresh_generator
+from dpmerge.user_code import running
 
 AnyGame = TypeVar("AnyGame", bound=Game | CanaryGame)
 
 # A score that was kept is worth nothing once the code that made it has changed.
-_CODE = ("audit", "training", "release", "planning", "rules", "profiles", "records")
+_CODE = ("audit", "training", "checkpoints", "release", "tensors", "planning", "rules", "profiles", "records")
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def play(game: Game, trials: int, seed: int | None, where: Where) -> Plays:
     pieces = [
         _Piece(counted, with_record, index, size)
         for counted, half in ((False, trials // 2), (True, trials - trials // 2))
-        for index, size in enumerate(_sizes(half, game.chunk))
+        for index, size in enumerate(min(game.chunk, half - start) for start in range(0, half, game.chunk))
         for with_record in (True, False)
     ]
     audit = _fingerprint(game, trials, seed, where)
     keys = [f"{audit}/{'-'.join(map(str, piece.place))}" for piece in pieces]
-    results = _run(partial(_play, _Sent(game), seed), pieces, keys, where)
+    results = run_all(partial(_play, _Sent(game), seed), pieces, keys=keys, **vars(where))
 
     def scores(counted: bool, with_record: bool) -> FloatArray:
         chosen = [
@@ -94,17 +94,8 @@ def play(game: Game, trials: int, seed: int | None, where: Where) -> Plays:
 def play_once(game: CanaryGame, canaries: int, seed: int | None, where: Where) -> tuple[BoolArray, FloatArray, float]:
     """Coins and scores of one run with so many canaries, and the seconds it took."""
     key = f"{_fingerprint(game, canaries, seed, where)}/once"
-    [result] = _run(partial(_play_once, _Sent(game), seed), [canaries], [key], where)
+    [result] = run_all(partial(_play_once, _Sent(game), seed), [canaries], keys=[key], **vars(where))
     return _unpacked(result["included"]) > 0, _unpacked(result["scores"]), float(result["seconds"])
-
-
-def _run(function: Any, items: Sequence[Any], keys: Sequence[str], where: Where) -> list[Mapping[str, Any]]:
-    options = {"cluster": where.cluster, "jobs": where.jobs, "progress": where.progress}
-    return run_all(function, items, keys=keys, finished=where.finished, **options)  # type: ignore[arg-type]
-
-
-def _sizes(total: int, chunk: int) -> list[int]:
-    return [min(chunk, total - start) for start in range(0, total, chunk)]
 
 
 def _generator(seed: int | None, place: tuple[int, ...]) -> np.random.Generator:
@@ -131,34 +122,21 @@ def _received(folder: str, content: bytes) -> _Sent[Any]:
 
 
 def _play(sent: _Sent[Game], seed: int | None, piece: _Piece) -> dict[str, Any]:
-    game = sent.game
-    generator = _generator(seed, piece.place)
-    start = time.perf_counter()
-    try:
+    game, generator, start = sent.game, _generator(seed, piece.place), time.perf_counter()
+    with running(f"{game.name}: a play failed", EvaluationError):
         scores = game.play(generator, piece.size, piece.with_record)
-    except DpmergeError:
-        raise
-    except Exception as fault:
-        raise EvaluationError(f"{game.name}: a play failed: {type(fault).__name__}: {fault}") from fault
     return {"scores": _packed(_checked(game.name, scores, piece.size)), "seconds": time.perf_counter() - start}
 
 
 def _play_once(sent: _Sent[CanaryGame], seed: int | None, canaries: int) -> dict[str, Any]:
-    game = sent.game
-    generator = _generator(seed, ())
-    start = time.perf_counter()
-    try:
+    game, generator, start = sent.game, _generator(seed, ()), time.perf_counter()
+    with running(f"{game.name}: the run failed", EvaluationError):
         included, scores = game.play_once(generator, canaries)
-    except DpmergeError:
-        raise
-    except Exception as fault:
-        raise EvaluationError(f"{game.name}: the run failed: {type(fault).__name__}: {fault}") from fault
     coins = np.asarray(included)
     if coins.dtype != np.bool_:
         raise EvaluationError(f"{game.name}: coins of kind {coins.dtype}; they must be true (included) or false")
-    numbers = {"included": coins, "scores": scores}
-    packed = {name: _packed(_checked(game.name, values, canaries)) for name, values in numbers.items()}
-    return {**packed, "seconds": time.perf_counter() - start}
+    packed = [_packed(_checked(game.name, values, canaries)) for values in (coins, scores)]
+    return {"included": packed[0], "scores": packed[1], "seconds": time.perf_counter() - start}
 
 
 def _checked(name: str, scores: Any, count: int) -> FloatArray:
@@ -197,10 +175,10 @@ def _fingerprint(game: Game | CanaryGame, trials: int, seed: int | None, where: 
         raise EvaluationError(f"{game.name}: this game cannot be kept or sent to workers: {fault}") from None
     digest.update(f"{trials} {seed} {getattr(game, 'chunk', '')} {code_fingerprint(*_CODE)}".encode())
     parts = [type(game), *(value for value in vars(game).values() if callable(value))]
-    for module in sorted({getattr(part, "__module__", None) or "" for part in parts}):
-        found = sys.modules.get(module)
-        source = Path(getattr(found, "__file__", None) or "")
-        # With a game from a package counts what lies beside it there: scenarios share code.
-        for path in sorted(source.parent.glob("*.py")) if getattr(found, "__package__", None) else [source]:
-            digest.update(path.read_bytes() if path.is_file() else b"")
+    for name in sorted({getattr(part, "__module__", None) or "" for part in parts}):
+        module = sys.modules.get(name)
+        source = getattr(module, "__file__", None)
+        if source:  # with the other files of its package, which it may use
+            files = sorted(Path(source).parent.glob("*.py")) if getattr(module, "__package__", None) else [Path(source)]
+            digest.update(b"".join(path.read_bytes() for path in files))
     return digest.hexdigest()[:24]

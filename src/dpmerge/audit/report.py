@@ -9,15 +9,19 @@ from typing import Any
 from dpmerge.audit.bounds import Attack
 from dpmerge.audit.one_run import Guessing
 from dpmerge.audit.run import Audit, measured_epsilon
-from dpmerge.audit.verdict import Comparison, Finding
+from dpmerge.audit.verdict import Finding
 from dpmerge.rules import round_down
 
 _LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference"}
 
 
 def as_dict(audit: Audit) -> dict[str, Any]:
-    """Everything for JSON."""
-    one_run = isinstance(audit.evidence, Guessing)
+    told, delta = audit.evidence, audit.delta
+    evidence: Any
+    if isinstance(told, Guessing):
+        evidence = {**asdict(told), "guesses": told.guesses, "epsilon_at_least": told.epsilon(delta)}
+    else:
+        evidence = [_attack(attack, delta) for attack in told]
     return {
         "game": audit.game,
         "about": audit.about,
@@ -25,14 +29,12 @@ def as_dict(audit: Audit) -> dict[str, Any]:
         "confidence": audit.confidence,
         "trials": audit.trials,
         "seed": audit.seed,
-        "method": "one run, randomised canaries" if one_run else "threshold events, Clopper–Pearson limits",
+        "method": "one run, randomised canaries" if isinstance(told, Guessing) else "threshold events, Clopper–Pearson limits",
         "epsilon_at_least": audit.epsilon,
         "mu_at_least": audit.mu,
         "epsilon_if_gaussian": audit.epsilon_if_gaussian,
         "ceiling": audit.ceiling,
-        "evidence": _guessing(audit.evidence, audit.delta)
-        if isinstance(audit.evidence, Guessing)
-        else [_attack(attack, audit.delta) for attack in audit.evidence],
+        "evidence": evidence,
         "claims": [_finding(finding) for finding in audit.findings],
         "alarm": audit.alarm,
         "wall_seconds": audit.wall_seconds,
@@ -57,27 +59,20 @@ def _attack(attack: Attack, delta: float) -> dict[str, Any]:
     }
 
 
-def _guessing(guessing: Guessing, delta: float) -> dict[str, Any]:
-    return {**asdict(guessing), "guesses": guessing.guesses, "epsilon_at_least": guessing.epsilon(delta)}
-
-
 def _finding(finding: Finding) -> dict[str, Any]:
+    curve = [{**asdict(one), "share": one.share} for one in finding.curve]
     return {
         "claim": finding.claim,
         "standing": finding.standing,
         "epsilon": finding.at.claimed,
         "share": finding.at.share,
-        "nearest": _comparison(finding.nearest),
+        "nearest": max(curve, key=lambda one: one["share"]),
         "mu": finding.mu_claimed,
         "mu_share": finding.mu_share,
         "exceeded": finding.exceeded,
         "verdict": finding.verdict,
-        "curve": [_comparison(one) for one in finding.curve],
+        "curve": curve,
     }
-
-
-def _comparison(one: Comparison) -> dict[str, float]:
-    return {**asdict(one), "share": one.share}
 
 
 def picture(audit: Audit) -> dict[str, Any]:

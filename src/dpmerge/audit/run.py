@@ -16,9 +16,10 @@ from dpmerge.audit.game import CanaryGame, Game
 from dpmerge.audit.one_run import Guessing, guess, one_run_bound
 from dpmerge.audit.playing import Plays, Where, play, play_once
 from dpmerge.audit.verdict import Finding, Stated
-from dpmerge.errors import DpmergeError, EvaluationError, TargetError
+from dpmerge.errors import EvaluationError, TargetError
 from dpmerge.jobs import Finished, Progress
 from dpmerge.profiles import gaussian_epsilon
+from dpmerge.user_code import running
 
 _LIMITS = 6  # upper limits of rates: three attacks, two rates each
 
@@ -47,7 +48,6 @@ class Audit:
 
     @property
     def epsilon(self) -> float:
-        """Lower bound at the audit's δ."""
         return measured_epsilon(self.evidence, self.delta)
 
     @property
@@ -121,7 +121,6 @@ def measured_epsilon(evidence: Evidence, delta: float) -> float:
 
 
 def measured_mu(evidence: Evidence) -> float | None:
-    """Lower bound on μ, where there is one."""
     return None if isinstance(evidence, Guessing) else max(attack.mu for attack in evidence)
 
 
@@ -178,12 +177,8 @@ def check(
 
 def _claims(game: Game | CanaryGame, delta: float) -> tuple[Stated, ...]:
     """Those of the game, with their numbers. The one-run bound is about the audit's δ alone."""
-    try:
+    with running(f"{game.name}: its claims cannot be stated", EvaluationError):
         return tuple(Stated.of(claim, delta, along=isinstance(game, Game)) for claim in game.claims(delta))
-    except DpmergeError:
-        raise
-    except Exception as fault:
-        raise EvaluationError(f"{game.name}: its claims cannot be stated: {type(fault).__name__}: {fault}") from fault
 
 
 def _most(game: Game | CanaryGame, counted: int, delta: float, confidence: float) -> float:

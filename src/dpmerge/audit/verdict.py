@@ -18,8 +18,6 @@ _LARGEST = 0.5
 
 @dataclass(frozen=True)
 class Comparison:
-    """Claimed and measured ε at one δ."""
-
     delta: float
     claimed: float
     measured: float
@@ -38,10 +36,14 @@ class Finding:
 
     claim: str
     standing: Standing
-    at: Comparison
     curve: tuple[Comparison, ...]  # from the audit's δ on; the limits of the rates hold for every δ at once
     mu_claimed: float | None
     mu_measured: float | None
+
+    @property
+    def at(self) -> Comparison:
+        """At the audit's δ."""
+        return self.curve[0]
 
     @property
     def nearest(self) -> Comparison:
@@ -50,7 +52,6 @@ class Finding:
 
     @property
     def mu_share(self) -> float | None:
-        """How much of a claimed μ was reached."""
         if self.mu_claimed is None or self.mu_measured is None:
             return None
         return Comparison(0.0, self.mu_claimed, self.mu_measured).share
@@ -62,10 +63,9 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """In words."""
-        return self._exceeded() if self.exceeded else self._held()
+        return self._held() if not self.exceeded else self._broken()
 
-    def _exceeded(self) -> str:
+    def _broken(self) -> str:
         worst = self.at if self.at.share > 1 else self.nearest
         if worst.share > 1:
             return f"exceeded: ε ≥ {round_down(worst.measured)} at δ = {worst.delta:.4g}, claimed {worst.claimed:.4g}"
@@ -104,7 +104,7 @@ class Stated:
     def against(self, measured: Callable[[float], float], mu: float | None) -> Finding:
         """Beside what was measured: ε as a function of δ, and μ."""
         curve = tuple(Comparison(delta, epsilon, measured(delta)) for delta, epsilon in self.numbers)
-        return Finding(self.claim.label, self.claim.standing, curve[0], curve, self.claim.mu, mu)
+        return Finding(self.claim.label, self.claim.standing, curve, self.claim.mu, mu)
 
 
 def _percent(share: float) -> str:

@@ -2,13 +2,14 @@
 
 from dpmerge.checkpoints.abstention import abstention_curve as abstention_curve
 from dpmerge.checkpoints.averages import aggregate as aggregate, averaging as averaging
-from dpmerge.checkpoints.outputs import (
+from dpmerge.checkpoints.predict import (
     Predictions as Predictions,
     predictions as predictions,
     predictions_guarantee as predictions_guarantee,
+    require_writable as require_writable,
+    write_predictions as write_predictions,
 )
-from dpmerge.checkpoints.prediction_files import require_writable as require_writable, write_predictions as write_predictions
-from dpmerge.checkpoints.predictor import find_predictor as find_predictor, load_inputs as load_inputs
+from dpmerge.checkpoints.predictor import Inputs as Inputs, find_predictor as find_predictor, load_inputs as load_inputs
 from dpmerge.checkpoints.run import Run as Run, steps as steps
 from dpmerge.checkpoints.spread import PUBLIC as PUBLIC, Spread as Spread
 from dpmerge.checkpoints.tuning import Grid as Grid, Parameter as Parameter, Score as Score, Search as Search, Tuned as Tuned
@@ -19,8 +20,10 @@ from dpmerge.checkpoints.uncertainty import (
     uncertainty as uncertainty,
     variance_estimate as variance_estimate,
 )
-from dpmerge.checkpoints.uncertainty_files import SUFFIXES as SUFFIXES, summary as summary, write as write
-from dpmerge.checkpoints.uncertainty_pictures import (
+from dpmerge.checkpoints.uncertainty_files import (
+    SUFFIXES as SUFFIXES,
     abstention_line as abstention_line,
     abstention_picture as abstention_picture,
+    summary as summary,
+    write as write,
 )

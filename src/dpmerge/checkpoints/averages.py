@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
-from dpmerge.planning import Accounting, AverageRule, Averaging
+from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Signer, release
-from dpmerge.rules import Looked
+from dpmerge.rules import Accounting, Looked
 
 
 def aggregate(
@@ -43,27 +44,17 @@ def aggregate(
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
-        raise WeightsError("uta averages the last checkpoints: say how many (--last); uniform averages all of them")
+        raise WeightsError("uta averages the last checkpoints: say how many (last); uniform averages all of them")
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     average = averaging(rule, len(used), decay=decay, new_weight=new_weight, warm_up=warm_up, gamma=gamma)
     weights = dict(zip((model.name for model in used), average.weights(), strict=True))
     choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, accounting=accounting)
     merge = Merge(take_from=used[-1].name, average=average)
-    released = release(
-        loaded.portfolio,
-        choice,
-        Path(out),
-        merge=merge,
-        ledger=ledger,
-        dependent=dependent,
-        signer=signer,
-        progress=progress,
-    )
-    notes = []
-    if min(weights.values()) == 0:
-        left_out = sum(weight == 0 for weight in weights.values())
-        notes.append(f"the {left_out} earliest checkpoints have weights below the range of floats, and take no part")
-    return replace(released, notes=(*released.notes, *notes, *loaded.notes(used, provenance)))
+    how: dict[str, Any] = {"ledger": ledger, "dependent": dependent, "signer": signer, "progress": progress}
+    released = release(loaded.portfolio, choice, Path(out), merge=merge, **how)
+    lost = sum(weight == 0 for weight in weights.values())
+    left_out = [f"the {lost} earliest checkpoints have weights below the range of floats, and take no part"] if lost else []
+    return replace(released, notes=(*released.notes, *left_out, *loaded.notes(used, provenance)))
 
 
 def averaging(

@@ -1,9 +1,9 @@
-"""Who predicts what: inputs from a bundled task or a file, and a function from a checkpoint's folder to scores of them."""
+"""Inputs to predict, from a data set or a file, and predictors: functions from a checkpoint's folder to scores of inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ Predictor = Callable[[Path, Array], npt.ArrayLike]
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What is predicted of, along the first axis; and what is true of it, where that is known."""
+    """What to predict, along the first axis, and the true labels where they are known."""
 
     values: Array
     labels: npt.NDArray[np.int64] | None
@@ -30,7 +30,7 @@ class Inputs:
 
 
 def find_predictor(name: str | None) -> Predictor:
-    """A user's `module:function`, or without a name that of linear models."""
+    """A user's `module:function`; without a name, the scores of a linear model."""
     if name is None:
         return linear_scores
     if ":" not in name:
@@ -43,20 +43,19 @@ def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = 
 
     The file is an .npz with `inputs`, one along the first axis, and if they are known `labels`, from 0 on.
     """
-    found = _from_file(data) if task is None else _from_task(task, data)
+    if task is None:
+        found = _from_file(data)
+    else:
+        images = load_dataset(task, data)
+        found = Inputs(images.test, images.test_labels, f"public test part of {task}, {len(images.test)} examples")
     if norm_bound is None:
         return found
-    return Inputs(bounded_features(found.values, norm_bound)[:, :-1], found.labels, found.source)
-
-
-def _from_task(task: str, data: Path | None) -> Inputs:
-    images = load_dataset(task, data)
-    return Inputs(images.test, images.test_labels, f"public test part of {task}, {len(images.test)} examples")
+    return replace(found, values=bounded_features(found.values, norm_bound)[:, :-1])
 
 
 def _from_file(path: Path | None) -> Inputs:
     if path is None:
-        raise DataError("predictions are of something: name a task (--task), or a file of inputs (--data)")
+        raise DataError("there is nothing to predict: name a task, or a file of inputs (data)")
     try:
         with np.load(path, allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
@@ -67,8 +66,7 @@ def _from_file(path: Path | None) -> Inputs:
     inputs, labels = arrays["inputs"], arrays.get("labels")
     if inputs.ndim < 1 or not len(inputs):
         raise DataError(f"{path}: inputs is empty")
-    if labels is None:
-        return Inputs(inputs, None, f"{path.name}, {len(inputs)} examples")
-    if labels.shape != (len(inputs),) or labels.dtype.kind not in "iu" or labels.min() < 0:
+    if labels is not None and (labels.shape != (len(inputs),) or labels.dtype.kind not in "iu" or labels.min() < 0):
         raise DataError(f"{path}: labels must hold one number from 0 on for each of the {len(inputs)} inputs")
-    return Inputs(inputs, labels.astype(np.int64), f"{path.name}, {len(inputs)} examples")
+    known = None if labels is None else labels.astype(np.int64)
+    return Inputs(inputs, known, f"{path.name}, {len(inputs)} examples")

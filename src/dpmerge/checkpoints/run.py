@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import multimode
+from typing import Any
 
 from dpmerge.errors import PortfolioError
-from dpmerge.planning import Accounting
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
-from dpmerge.release import Choice, choose
-from dpmerge.rules import Looked
+from dpmerge.release import Chosen, choose
+from dpmerge.rules import Accounting, Looked
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
@@ -28,7 +28,6 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Read a folder whose sub-folders are the checkpoints; their records say in which order."""
         return cls.of(Portfolio(folder))
 
     @classmethod
@@ -68,21 +67,14 @@ class Run:
         epsilon: float | None = None,
         provenance: Looked = "after-looking",
         accounting: Accounting | None = None,
-    ) -> Choice:
+    ) -> Chosen:
         """What is guaranteed of anything made of these checkpoints: the run up to the latest of them (docs/theory.md §7).
 
         After looking it is the run up to its last checkpoint here: which ones to use, up to where and how is then a function
         of all of them.
         """
-        return choose(
-            self.portfolio,
-            "joint",
-            delta=delta,
-            epsilon=epsilon,
-            weights=self.portfolio.weights(weights),
-            provenance=provenance,
-            accounting=accounting,
-        )
+        target: dict[str, Any] = {"delta": delta, "epsilon": epsilon, "accounting": accounting}
+        return choose(self.portfolio, "joint", weights=self.portfolio.weights(weights), provenance=provenance, **target)
 
     def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:
         """What a user should know of what is guaranteed."""
@@ -92,13 +84,12 @@ class Run:
         if provenance == "a-priori":
             return [f"this holds if step {latest} was fixed without looking at later checkpoints; they are not covered"]
         return [
-            f"checkpoints up to step {last} are covered, since the choice of step {latest} may be by looking at them; if it "
-            "was fixed beforehand, --provenance a-priori says so"
+            f"checkpoints up to step {last} are covered, since step {latest} may have been chosen by looking at them; if it "
+            "was fixed beforehand, state the provenance a-priori"
         ]
 
 
 def steps(model: Model) -> int:
-    """How many steps a checkpoint's record has."""
     mechanism = model.mechanism
     if not isinstance(mechanism, DpSgd | DpFtrl):
         raise PortfolioError(
@@ -154,14 +145,14 @@ def _require_even(known: Sequence[int], used: Sequence[Model]) -> None:
         if missing:
             raise PortfolioError(
                 f"between {one.name!r} and {other.name!r} the checkpoint of step {_listed(missing)} is missing: checkpoints of "
-                f"this run are {usual} steps apart; put it there, or use those there are with --allow-gaps"
+                f"this run are {usual} steps apart; put it there, or allow gaps"
             )
     apart = [steps(other) - steps(one) for one, other in pairwise(used)]
     whole = apart[:-1] if steps(used[-1]) == known[-1] else apart
     if len(set(whole)) > 1 or (whole and apart[-1] > whole[0]):
         raise PortfolioError(
             f"the checkpoints {', '.join(repr(model.name) for model in used[:3])}… are not equally far apart: {_listed(apart)} "
-            "steps; use them as they are with --allow-gaps"
+            "steps; allow gaps to use them as they are"
         )
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from dpmerge.checkpoints.outputs import asked
+from dpmerge.checkpoints.predict import asked
 from dpmerge.checkpoints.predictor import Inputs, Predictor
 from dpmerge.checkpoints.run import Run, steps
 from dpmerge.checkpoints.uncertainty import Floats, chosen_steps
@@ -20,9 +20,9 @@ from dpmerge.rules import By, Guarantee, Joint
 Standing = Literal["heuristic", "estimate"]
 PUBLIC = "the inputs, and the labels that predictions are compared with, are public"
 _THEOREM = (
-    "RSc Thm A.1 bounds the bias of this estimator if the loss is strongly convex and smooth, the run is Langevin dynamics on "
-    "it, the first checkpoint comes after the burn-in κ₁ and neighbours are κ₂ apart; both contain a constant that the paper "
-    "does not state, so it is never known whether they are",
+    "Thm A.1 of Recycling Scraps bounds the bias of this estimator if the loss is strongly convex and smooth, the run is "
+    "Langevin dynamics on it, the first checkpoint comes after the burn-in κ₁ and neighbours are κ₂ apart; both contain a "
+    "constant that the paper does not state, so it is never known whether they are",
     "close checkpoints are alike, which makes widths too small; checkpoints of a run that still improves differ for that "
     "reason too, which makes them too large",
 )

@@ -1,15 +1,14 @@
-"""Tuning of aggregates of one run (Recycling Scraps Alg. 4): a rule's parameter, by accuracy on a public validation set.
+"""A rule's parameter chosen by accuracy on a public validation set (Alg. 4 of Recycling Scraps).
 
-Every aggregate is a function of the run's checkpoints, and on public examples so is the best of them: choosing costs nothing
+Every average is a function of the run's checkpoints, and on public examples so is the best of them: choosing costs nothing
 beyond the run up to its latest checkpoint (docs/theory.md §7). A private validation set pays for the choice as well (§4).
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from dpmerge.cache import code_fingerprint
 from dpmerge.checkpoints.averages import averaging
-from dpmerge.checkpoints.outputs import asked, predictions
+from dpmerge.checkpoints.predict import asked, predictions
 from dpmerge.checkpoints.predictor import Inputs, find_predictor, load_inputs
 from dpmerge.checkpoints.run import Run
 from dpmerge.checkpoints.spread import PUBLIC
@@ -29,7 +28,7 @@ from dpmerge.planning import Averaging, Mapper
 from dpmerge.profiles import Conversion, ShuffleAsPoisson
 from dpmerge.records import Model
 from dpmerge.rules import By, Guarantee, Joint
-from dpmerge.tensors import merge_models
+from dpmerge.tensors import folder_digest, merge_models
 
 TunedRule = Literal["ema", "uta", "pda", "opa", "omv"]
 Parameter = Literal["last", "decay", "new_weight", "gamma"]
@@ -41,8 +40,8 @@ _PARAMETERS: dict[str, tuple[Parameter, ...]] = {
     "omv": ("last",),
 }
 _NOT_PUBLIC = (
-    "tuning on a public validation set costs nothing beyond the run: say that yours is public (--validation-is-public). A "
-    "private one pays for the choice, which must then be noisy: report-noisy-max, as in dpmerge plan --validation-epsilon"
+    "choosing by a public validation set costs nothing beyond the run: state that yours is public (validation_is_public). A "
+    "private one pays for the choice, which must then be noisy: report-noisy-max, as in a plan with a validation ε"
 )
 
 
@@ -65,14 +64,11 @@ class Grid:
             raise WeightsError(f"the warm-up belongs to ema, not to {self.rule}")
         if not self.values or len(set(self.values)) != len(self.values):
             raise WeightsError(f"the grid of {self.rule} needs values, each of them once; it has {list(self.values)}")
-        odd = [
-            value for value in self.values if self.parameter == "last" and not (math.isfinite(value) and value == int(value))
-        ]
-        if odd:
-            raise WeightsError(f"{self.rule} takes the last k checkpoints for a whole number k, not {odd[0]:g}")
+        for value in self.values:
+            if self.parameter == "last" and not float(value).is_integer():
+                raise WeightsError(f"{self.rule} takes the last k checkpoints for a whole number k, not {value:g}")
 
     def average(self, value: float, checkpoints: int) -> Averaging:
-        """The average that a value stands for."""
         stated = {} if self.parameter == "last" else {self.parameter: value}
         return averaging(self.rule, checkpoints, warm_up=self.warm_up, **stated)  # type: ignore[arg-type]
 
@@ -84,10 +80,6 @@ class Score:
     value: float | None  # none: the last checkpoint alone
     validation: float
     rest: float | None
-
-    def as_dict(self) -> dict[str, float | None]:
-        """As plain data."""
-        return {"value": self.value, "validation": self.validation, "rest": self.rest}
 
 
 @dataclass(frozen=True)
@@ -104,15 +96,9 @@ class Tuned:
         return max(self.scores, key=lambda score: score.validation)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "rule": self.grid.rule,
-            "parameter": self.grid.parameter,
-            "warm_up": self.grid.warm_up,
-            "scores": [score.as_dict() for score in self.scores],
-            "last_checkpoint": self.last.as_dict(),
-            "best": self.best.as_dict(),
-        }
+        grid = {"rule": self.grid.rule, "parameter": self.grid.parameter, "warm_up": self.grid.warm_up}
+        scores = [asdict(score) for score in self.scores]
+        return {**grid, "scores": scores, "last_checkpoint": asdict(self.last), "best": asdict(self.best)}
 
 
 @dataclass(frozen=True)
@@ -159,7 +145,7 @@ class Search:
             raise DataError(f"{inputs.source}: tuning compares predictions with labels, and there are none")
         choosing = len(inputs.values) if validation is None else validation
         if not 1 <= choosing <= len(inputs.values):
-            raise DataError(f"{inputs.source}: {choosing} of them cannot choose; --validation is at least 1, and at most all")
+            raise DataError(f"{inputs.source}: {choosing} of them cannot choose; validation is at least 1, and at most all")
         asked_for = (grid.rule, grid.parameter, grid.warm_up, choosing, predictor, probabilities, until)
         fingerprint = _fingerprint(used, inputs, asked_for)
         examples = (task, where, norm_bound)
@@ -214,16 +200,9 @@ class Trials:
         predictor, rule = find_predictor(self.predictor), self.grid.rule
         # That gaps are allowed, if there are any, was found out before.
         if value is None or rule in ("opa", "omv"):
-            return predictions(
-                run,
-                "omv" if rule == "omv" else "opa",
-                predictor,
-                inputs.values,
-                last=1 if value is None else int(value),
-                until=self.until,
-                allow_gaps=True,
-                probabilities=self.probabilities,
-            ).labels
+            how: dict[str, Any] = {"until": self.until, "allow_gaps": True, "probabilities": self.probabilities}
+            vote, last = "omv" if rule == "omv" else "opa", 1 if value is None else int(value)
+            return predictions(run, vote, predictor, inputs.values, last=last, **how).labels
         used = run.last(int(value) if rule == "uta" else None, until=self.until, allow_gaps=True)
         weights = dict(zip((model.name for model in used), self.grid.average(value, len(used)).weights(), strict=True))
         folders = {model.name: self.folder / model.name for model in used}
@@ -249,7 +228,5 @@ def _fingerprint(used: tuple[Model, ...], inputs: Inputs, asking: tuple[Any, ...
         digest.update(np.ascontiguousarray(array).data)
     for model in used:
         assert model.folder is not None
-        for path in sorted(path for path in model.folder.iterdir() if path.is_file()):
-            with path.open("rb") as file:
-                digest.update(f"{model.name}/{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        digest.update(folder_digest(model.folder, model.name))
     return digest.hexdigest()[:32]

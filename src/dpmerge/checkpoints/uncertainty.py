@@ -33,14 +33,14 @@ class Uncertainty:
 
     @property
     def mean_width(self) -> float:
-        """Over all examples: what RSc Fig. 6 shows."""
         return float(self.widths.mean())
 
 
 def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = None) -> Any:
-    """S of RSc Thm A.1, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
+    """S, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
 
-    Equal weights p estimate the variance of the mean; all weight on the last, that of the last value alone (RSc Thm 5.1).
+    Thm A.1 of Recycling Scraps (RSc). Equal weights p estimate the variance of the mean; all weight on the last, that of the
+    last value alone (RSc Thm 5.1).
     """
     array = np.asarray(values, dtype=np.float64)
     _require_two(len(array))
@@ -127,47 +127,6 @@ def chosen_steps(
     if len(wanted) < 2:
         raise CheckpointError(f"a spread needs at least two checkpoints; {where} there is only one")
     return wanted if last is None else wanted[-last:]
-
-
-@dataclass(frozen=True)
-class BestCount:
-    """How many checkpoints minimise RSc's bound on the mean squared error of S, and that bound."""
-
-    exact: float
-    checkpoints: int
-    bound: float
-
-
-def best_number_of_checkpoints(time: float, c1: float, c2: float) -> BestCount:
-    """RSc App. A.2: k* = T/(c₁ + c₂ ln(3T/c₂)), and the better of the whole numbers around it.
-
-    `time` is T, the sum of the learning rates times the loss' strong convexity, not the number of steps; c₁ is from
-    `mixing_time`, and c₂ is a constant that the paper does not state. For checkpoints at T/k, 2T/k, …, T, k* minimises
-    1/k + 3·exp(−(T/k − c₁)/c₂), which is a bound for k ≥ 2 and T/k > c₁ only: elsewhere nothing is known, and it is refused.
-    """
-    for name, value in (("time", time), ("c1", c1), ("c2", c2)):
-        if not 0 < value < math.inf:
-            raise EvaluationError(f"{name} is {value}; it must be positive and finite")
-    if time <= 2 * c1 or 3 * time <= c2:
-        raise EvaluationError(f"time {time:g} is too short for c1 = {c1:g} and c2 = {c2:g}: it must exceed 2·c1 and c2/3")
-
-    def bound(k: int) -> float:
-        return 1 / k + 3 * math.exp(-(time / k - c1) / c2)
-
-    exact = time / (c1 + c2 * math.log(3 * time / c2))
-    below = max(2, math.floor(exact))
-    best = min((k for k in (below, below + 1) if time / k > c1), key=bound)
-    return BestCount(exact, best, bound(best))
-
-
-def mixing_time(smoothness: float, dimension: int, distance: float, c2: float) -> float:
-    """c₁ of RSc Thm A.7: 1/(2M) + ln(c₂M(p + ‖θ₀ − θ*‖²)), for a loss that is 1-strongly convex and M-smooth."""
-    if not 1 <= smoothness < math.inf or dimension < 1 or not 0 <= distance < math.inf or not 0 < c2 < math.inf:
-        raise EvaluationError(
-            f"smoothness {smoothness}, dimension {dimension}, distance {distance}, c2 {c2}: a 1-strongly convex loss has "
-            "smoothness of at least 1; dimension and c2 are positive, the distance is not negative, and all are finite"
-        )
-    return 1 / (2 * smoothness) + math.log(c2 * smoothness * (dimension + distance**2))
 
 
 def _checked(given: npt.ArrayLike, number: int) -> Floats:

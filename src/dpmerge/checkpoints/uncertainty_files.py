@@ -1,8 +1,10 @@
-"""What `dpmerge uncertainty` leaves: a row for each example, a summary, and two pictures, in a folder that appears whole."""
+"""Uncertainty as files: a row for each example, a summary, and two pictures, in a folder that appears whole."""
 
 from __future__ import annotations
 
 import csv
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ from dpmerge.checkpoints.abstention import Abstention, abstention_curve
 from dpmerge.checkpoints.predictor import Inputs
 from dpmerge.checkpoints.spread import Spread
 from dpmerge.checkpoints.uncertainty import Uncertainty
-from dpmerge.checkpoints.uncertainty_pictures import abstention_line, abstention_picture, histogram_line, widths_picture
 from dpmerge.errors import DataError
 from dpmerge.figures import render, write_json, write_whole
 from dpmerge.rules import Guarantee
 from dpmerge.tensors import new_folder
 
 SUFFIXES = (".png", ".html")
+_MOST_BINS = 60
+_STANDINGS = {
+    "heuristic": "From checkpoints it is a heuristic: its theorem is about strongly convex losses (docs/theory.md §7).",
+    "estimate": "From independent runs it is an estimate without bias.",
+}
 _SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 
 
@@ -72,7 +78,6 @@ def _table(found: Uncertainty, inputs: Inputs, path: Path) -> None:
 
 
 def _where_answered(found: Uncertainty, inputs: Inputs) -> dict[str, Any]:
-    """Accuracy at a few shares."""
     curves = _curves(found, _truth(inputs, found))
     return {
         f"by {name}": [{"coverage": share, "accuracy": curve.at(share)} for share in _SHARES] for name, curve in curves.items()
@@ -93,3 +98,44 @@ def _truth(inputs: Inputs, found: Uncertainty) -> npt.NDArray[np.int64]:
     if inputs.labels is None or len(inputs.labels) != len(found.labels):
         raise DataError(f"{inputs.source}: there is not one label for each of the {len(found.labels)} predictions")
     return inputs.labels
+
+
+def histogram_line(widths: npt.NDArray[np.float64], label: str) -> dict[str, Any]:
+    """The share of examples in bins of equal width, as steps."""
+    shares, edges = np.histogram(widths, bins=min(_MOST_BINS, math.ceil(math.sqrt(len(widths)))))
+    heights = np.repeat(shares / len(widths), 2)
+    x = np.repeat(edges, 2).tolist()
+    return {"label": label, "x": x, "y": [0.0, *heights.tolist(), 0.0], "standing": "measured"}
+
+
+def abstention_line(curve: Abstention, label: str) -> dict[str, Any]:
+    """Accuracy against coverage, at a hundred shares at most."""
+    thin = curve.thinned()
+    return {"label": label, "x": thin.coverage.tolist(), "y": thin.accuracy.tolist(), "standing": "measured"}
+
+
+def widths_picture(lines: Sequence[dict[str, Any]], subtitle: str, confidence: float, standing: str) -> dict[str, Any]:
+    """How wide the intervals are; `standing` is what may be said of them."""
+    return {
+        "kind": "lines",
+        "title": "How uncertain the predictions are",
+        "subtitle": subtitle,
+        "caption": "The spread of scores that the noise and batches of private training cause. "
+        f"{_STANDINGS[standing]} It says nothing of errors that all models share.",
+        "x_label": f"width of the {100 * confidence:g} % interval of the predicted label's score",
+        "y_label": "share of examples",
+        "lines": list(lines),
+    }
+
+
+def abstention_picture(lines: Sequence[dict[str, Any]], subtitle: str) -> dict[str, Any]:
+    return {
+        "kind": "lines",
+        "title": "Accuracy where the model answers",
+        "subtitle": subtitle,
+        "caption": "The model answers where the width is at most, or the score at least, a threshold, and abstains elsewhere. "
+        "A threshold chosen by looking at this curve is chosen by the labels used for it.",
+        "x_label": "coverage: share of examples answered",
+        "y_label": "accuracy on those",
+        "lines": list(lines),
+    }

@@ -45,20 +45,16 @@ def account(
     """The guarantee of a merge: ε at a given δ, or δ at a given ε, with its theorem and assumptions."""
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import Target, asked, require_wanted
+    from dpmerge.rules import Accounting, Target, build, require_wanted
 
     require_wanted(delta, any_delta)
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
-    chosen = asked(
-        rule.value,
-        Weights.parse(Portfolio(portfolio), weights),
-        provenance=None if provenance is None else provenance.value,
-        assume_smoothness=assume_smoothness,
-        shuffle=shuffle,
-    )
-    guarantee = chosen.guarantee(epsilon=epsilon, delta=delta, by=by.value, conversion=conversion.value)
+    accounting = Accounting(by.value, conversion.value, assume_smoothness, shuffle, any_delta)
+    given = Weights.parse(Portfolio(portfolio), weights)
+    chosen = build(rule.value, given, accounting, provenance=None if provenance is None else provenance.value)
+    guarantee = accounting.guarantee(chosen, epsilon=epsilon, delta=delta)
     if json:
         print_json(guarantee.as_dict())
     else:

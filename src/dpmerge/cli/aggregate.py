@@ -22,7 +22,6 @@ from dpmerge.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dpmerge.planning import Accounting
     from dpmerge.release import Released
 
 
@@ -104,7 +103,7 @@ def aggregate(
     from dpmerge.cli.output import print_json
     from dpmerge.cli.progress import show_progress
     from dpmerge.release import Ledger, Signer
-    from dpmerge.rules import require_wanted
+    from dpmerge.rules import Accounting, require_wanted
 
     require_wanted(delta, any_delta)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -45,42 +45,26 @@ def compare(
     """Random selection, linear combination (proved, and by the papers' formula), joint release and compositions."""
     from dpmerge.cli.output import print_json, table
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import THEOREMS, Target, compare as compare_rules, no_free_lunch, round_up, significant
+    from dpmerge.rules import THEOREMS, Accounting, Target, compare as compare_rules, round_up, significant
 
     Target(epsilon=epsilon, delta=delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     parsed = Weights.parse(Portfolio(portfolio), weights)
-    rows = compare_rules(
-        parsed,
+    found = compare_rules(
+        parsed.portfolio,
+        parsed.as_dict(),
         delta=delta,
         epsilon=epsilon,
-        by=by.value,
-        conversion=conversion.value,
-        assume_smoothness=assume_smoothness,
-        shuffle=shuffle,
+        accounting=Accounting(by.value, conversion.value, assume_smoothness, shuffle, any_delta),
         provenance=None if provenance is None else provenance.value,
-        any_delta=any_delta,
         progress=show_progress,
     )
     show_progress("")
-    selection = rows[0].guarantee
-    lunch = None if selection is None else no_free_lunch(parsed, selection.epsilon, selection.delta, shuffle)
     if json:
-        print_json(
-            {
-                "weights": parsed.as_dict(),
-                "epsilon": epsilon,
-                "delta": delta,
-                "adjacency": parsed.portfolio.adjacency,
-                "rows": [
-                    {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})}
-                    for row in rows
-                ],
-                "no_free_lunch": None if lunch is None else asdict(lunch),
-            }
-        )
+        print_json(found.as_dict())
         return
+    rows, selection, lunch = found.rows, found.rows[0].guarantee, found.no_free_lunch
     asked = "ε" if delta is not None else "δ"
     fixed = f"δ = {delta:g}" if delta is not None else f"ε = {epsilon:g}"
     lines: list[list[str]] = []
@@ -89,10 +73,10 @@ def compare(
         if row.guarantee is None:
             lines.append([row.label, "—", "refused", "", ""])
             continue
-        found = row.guarantee
-        value = round_up(found.epsilon) if delta is not None else significant(found.delta, 4)
-        lines.append([row.label, value, found.standing, found.by.upper(), THEOREMS[found.theorem].title])
-        for text in found.assumptions:
+        own = row.guarantee
+        value = round_up(own.epsilon) if delta is not None else significant(own.delta, 4)
+        lines.append([row.label, value, own.standing, own.by.upper(), THEOREMS[own.theorem].title])
+        for text in own.assumptions:
             assumptions.setdefault(text, []).append(row.label)
     used = ", ".join(f"{name}={value:.10g}" for name, value in parsed.as_dict().items() if value > 0)
     table(f"{used}\n{fixed}, {parsed.portfolio.adjacency}", ["rule", asked, "standing", "by", "theorem"], lines)
@@ -106,7 +90,7 @@ def compare(
         )
 
 
-def _print_notes(rows: list[Any], assumptions: dict[str, list[str]]) -> None:
+def _print_notes(rows: Sequence[Any], assumptions: dict[str, list[str]]) -> None:
     answered = sum(row.guarantee is not None for row in rows)
     typer.echo("assuming:")
     for text, labels in assumptions.items():

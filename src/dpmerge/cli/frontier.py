@@ -64,9 +64,9 @@ def frontier(
     from dpmerge.cli.output import print_json
     from dpmerge.errors import UtilityError
     from dpmerge.figures import finite_or_null
-    from dpmerge.planning import Accounting, Utilities, check_frontier, frontier as make_frontier
+    from dpmerge.planning import Utilities, check_frontier, frontier as make_frontier
     from dpmerge.records import Portfolio
-    from dpmerge.rules import require_wanted
+    from dpmerge.rules import Accounting, require_wanted
 
     require_wanted(delta, any_delta)
     targets = parse_targets(epsilons)
@@ -82,7 +82,7 @@ def frontier(
         from dpmerge.tensors import MergedScore
 
         scorer = MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
-    accounting = Accounting(conversion=conversion.value, assume_smoothness=assume_smoothness, shuffle=shuffle)
+    accounting = Accounting("best", conversion.value, assume_smoothness, shuffle, any_delta)
     check_frontier(delta, targets, stated, scorer, points, grid)  # before the folder is made
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_frontier(

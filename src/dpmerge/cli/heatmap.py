@@ -42,16 +42,16 @@ def heatmap(
     """
     from dpmerge.cli.output import print_json
     from dpmerge.figures import finite_or_null
-    from dpmerge.planning import Accounting, heatmap as make_heatmap, heatmap_grid
+    from dpmerge.planning import heatmap as make_heatmap, heatmap_grid
     from dpmerge.records import Portfolio
-    from dpmerge.rules import require_wanted
+    from dpmerge.rules import Accounting, require_wanted
 
     require_wanted(delta, any_delta)
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio(portfolio)
     loaded.require_outside(out)
-    accounting = Accounting(conversion=conversion.value, assume_smoothness=assume_smoothness, shuffle=shuffle)
+    accounting = Accounting("best", conversion.value, assume_smoothness, shuffle, any_delta)
     heatmap_grid(loaded, delta, step)  # before the folder is made
     with workers(out, "combinations", cluster, jobs) as run:
         document = make_heatmap(loaded, delta=delta, step=step, accounting=accounting, run=run).as_dict()

@@ -31,7 +31,7 @@ from dpmerge.errors import TargetError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dpmerge.release import Choice
+    from dpmerge.release import Chosen
 
 
 class MergeRuleName(StrEnum):
@@ -133,9 +133,10 @@ def merge(
     Give --weights and --delta, or --epsilon and --delta to find the best weights first. An existing folder is refused.
     """
     from dpmerge.cli.output import print_entry, print_guarantee, print_json
-    from dpmerge.planning import Accounting, Provenance, Utilities
+    from dpmerge.planning import Provenance, Utilities
     from dpmerge.records import Portfolio, Weights
     from dpmerge.release import Ledger, Merge, Signer, choose, release, release_together
+    from dpmerge.rules import Accounting
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
@@ -195,7 +196,7 @@ def merge(
             typer.echo(f"note: {text}")
 
 
-def warn_of(choices: Iterable[Choice]) -> None:
+def warn_of(choices: Iterable[Chosen]) -> None:
     """Say what promises little before anything is written."""
     for text in dict.fromkeys(text for choice in choices for text in choice.guarantee.warnings):
         typer.echo(f"warning: {text}", err=True)

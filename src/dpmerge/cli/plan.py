@@ -60,15 +60,16 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """The best weights for a target (ε, δ) under every rule, ranked, and why the rest does not fit."""
+    import dpmerge
     from dpmerge.cli.output import print_json, table
-    from dpmerge.planning import RULES, Accounting, Utilities, plan as make_plan
+    from dpmerge.planning import RULES, Utilities
     from dpmerge.records import Portfolio, Weights
-    from dpmerge.rules import THEOREMS, round_up
+    from dpmerge.rules import THEOREMS, Accounting, round_up
 
     check_smoothness(assume_smoothness)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     loaded = Portfolio(portfolio)
-    found = make_plan(
+    found = dpmerge.plan(
         loaded,
         epsilon=epsilon,
         delta=delta,

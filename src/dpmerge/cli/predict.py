@@ -99,8 +99,7 @@ def predict(
     )
     from dpmerge.cli.output import print_guarantee, print_json
     from dpmerge.jobs import ProgressBar
-    from dpmerge.planning import Accounting
-    from dpmerge.rules import require_wanted
+    from dpmerge.rules import Accounting, require_wanted
 
     require_wanted(delta, any_delta)
     require_writable(out)

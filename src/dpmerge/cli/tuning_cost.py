@@ -81,18 +81,17 @@ def tuning_cost(
 ) -> None:
     """ε of releasing the best of a random number of runs with random hyper-parameters: at least, and at most."""
     from dpmerge.cli.output import print_json
-    from dpmerge.rules import contradiction, require_wanted, trials as trial_law, tuning_cost as price
+    from dpmerge.rules import require_wanted, trials as trial_law, tuning_cost as price
 
     require_wanted(max(delta, delta if tuned_delta is None else tuned_delta), any_delta)
     law = trial_law(distribution.value, trials, shape)
     shuffle = shuffle_treatment(treat_shuffle_as_poisson, shuffle_rate)
     base = _base(portfolio, model, epsilon, noise_multiplier, mu, delta, calibrate, shuffle)
     cost = price(base, law, delta if tuned_delta is None else tuned_delta)
-    remark = contradiction(cost)
     if json:
-        print_json({**cost.as_dict(), "remark": remark})
+        print_json(cost.as_dict())
     else:
-        _print(cost, remark)
+        _print(cost)
 
 
 def _base(
@@ -138,7 +137,7 @@ def _recorded(portfolio: Path, model: str | None, shuffle: ShuffleAsPoisson | No
     return Base.recorded(loaded.models[0 if model is None else loaded.names.index(model)], shuffle)
 
 
-def _print(cost: TuningCost, remark: str | None) -> None:
+def _print(cost: TuningCost) -> None:
     from dpmerge.rules import THEOREMS, round_up, significant
 
     theorem = THEOREMS[cost.theorem]
@@ -162,8 +161,6 @@ def _print(cost: TuningCost, remark: str | None) -> None:
     typer.echo("  assuming:")
     for text in cost.assumptions:
         typer.echo(f"    - {text}")
-    if remark is not None:
-        typer.echo(f"  {remark}")
 
 
 def _one_run(base: Mapping[str, Any]) -> str:

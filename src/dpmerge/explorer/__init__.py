@@ -1,6 +1,19 @@
-"""The explorer: an HTTP API on loopback under the page where people turn the privacy knob. Needs dpmerge[explorer]."""
+"""The explorer: an HTTP API on loopback under the page where people turn the privacy knob; and the report, without a server."""
 
-from dpmerge.explorer.api import Explorer as Explorer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dpmerge.explorer.report import Question as Question, report as report
 from dpmerge.explorer.security import Door as Door
-from dpmerge.explorer.serving import taking as taking
+
+if TYPE_CHECKING:
+    from dpmerge.explorer.api import Explorer as Explorer
+    from dpmerge.explorer.serving import taking as taking
+
+_SERVER = {"Explorer": "api", "taking": "serving"}  # loaded when they are used: they need dpmerge[explorer]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SERVER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_SERVER[name]}"), name)

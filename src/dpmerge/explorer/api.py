@@ -22,10 +22,9 @@ from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
-from dpmerge.explorer.wording import guarantee_words, option_words
 from dpmerge.figures import finite_or_null, web_figure
-from dpmerge.planning import Accounting, Option, Plan, Utilities, frontier
-from dpmerge.rules import Guarantee, require_wanted
+from dpmerge.planning import Plan, Utilities, frontier
+from dpmerge.rules import Accounting, require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
@@ -168,9 +167,8 @@ def _reading(server: _Server) -> APIRouter:
     async def account(asked: models.AccountRequest) -> Any:
         """The guarantee of one merge: ε at δ, or δ at ε."""
         require_wanted(asked.delta, asked.any_delta)
-        ask = partial(state.guarantee, asked.rule, asked.weights, delta=asked.delta, epsilon=asked.epsilon, by=asked.by)
-        ask = partial(ask, assume_smoothness=asked.assume_smoothness, provenance=asked.provenance)
-        return _guarantee(await server.compute(ask))
+        found = await server.compute(partial(state.guarantee, **asked.model_dump(exclude={"any_delta"})))
+        return finite_or_null(models.told_guarantee(found))
 
     @router.get("/v1/simplex", response_model=models.SimplexAnswer)
     async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = (), any_delta: AnyDeltaQuery = False) -> Any:
@@ -186,9 +184,9 @@ def _reading(server: _Server) -> APIRouter:
         if asked.effort == "full":
             return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked), asked).status(), 202)
         ladder = state.ladder(asked.delta)
-        if not state.in_memory(asked.delta):
+        if not ladder.ready:
             await server.compute(lambda: ladder.known)
-        return JSONResponse(_plan(state, ladder.plan(asked.epsilon), {"done": ladder.done, "total": ladder.total}))
+        return JSONResponse(_plan(ladder.plan(asked.epsilon), {"done": ladder.done, "total": ladder.total}))
 
     return router
 
@@ -204,10 +202,10 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         progress=job.report,
     )
     state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
-    return _plan(state, found, {"done": 1, "total": 1})
+    return _plan(found, {"done": 1, "total": 1})
 
 
-def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[str, Any]:
+def _plan(found: Plan, warming: dict[str, int]) -> dict[str, Any]:
     fitting = [index for index, option in enumerate(found.options) if option.feasible]
     plain: dict[str, Any] = finite_or_null(
         {
@@ -215,21 +213,11 @@ def _plan(state: PortfolioState, found: Plan, warming: dict[str, int]) -> dict[s
             "provenance": found.provenance,
             "utilities_source": found.source,
             "best": fitting[0] if fitting else None,
-            "options": [_option(option) for option in found.options],
+            "options": [models.told_option(option) for option in found.options],
             "warming": warming,
         }
     )
     return plain
-
-
-def _option(option: Option) -> dict[str, Any]:
-    plain = {**option.as_dict(), **option_words(option)}
-    return {name: plain[name] for name in models.OptionAnswer.model_fields}
-
-
-def _guarantee(found: Guarantee) -> dict[str, Any]:
-    plain: dict[str, Any] = finite_or_null(found.as_dict())
-    return {**plain, **guarantee_words(found)}
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------------
@@ -279,7 +267,7 @@ def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) ->
         state.portfolio,
         delta=asked.delta,
         epsilons=asked.epsilons,
-        accounting=Accounting(shuffle=state.shuffle),
+        accounting=Accounting(shuffle=state.shuffle, any_delta=asked.any_delta),
         utility=state.utility,
         edge_points=asked.points,
         run=job.map,
@@ -310,8 +298,7 @@ def _releasing(server: _Server) -> APIRouter:
     @router.post("/v1/releases/preview", response_model=models.ReleasePreview)
     async def preview(asked: models.ReleaseRequest) -> Any:
         """Exactly what a release would write and spend; nothing is written."""
-        choice, found = await server.consult(releases.preview, asked)
-        return finite_or_null(found) | {"guarantee": _guarantee(choice.guarantee)}
+        return finite_or_null(await server.consult(releases.preview, asked))
 
     @router.post("/v1/releases", status_code=202, response_model=models.JobAnswer)
     async def release(asked: models.ReleaseRequest, request: Request) -> Any:
@@ -319,7 +306,7 @@ def _releasing(server: _Server) -> APIRouter:
         if not request.scope.get(AUTHORISED):  # the door has checked; a route that changes something asks again
             raise HTTPException(401, "this needs the server's token")
         if not server.explorer.allow_release:
-            raise HTTPException(403, "releasing is off: start the explorer with --allow-release")
+            raise HTTPException(403, "releasing is off: this server was started without leave to release")
         await server.consult(releases.check, asked)  # refuses at once what would be refused anyway
         return server.jobs.start("release", partial(_release, releases, asked), lasting=True).status()
 

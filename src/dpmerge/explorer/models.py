@@ -2,85 +2,89 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Rule = Literal["selection", "combination", "joint"]
-By = Literal["best", "pld", "rdp", "gdp"]
+from dpmerge.planning import Option
+from dpmerge.rules import THEOREMS, By, Guarantee, Looked, RuleName
+
 # Proved, under an assumption that fails in general, covered by no theorem, or without a finite ε.
 Standing = Literal["proved", "conditional", "refused", "none"]
 SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
-AnyDelta = Annotated[bool, Field(description="take also a δ above 0.01")]
 # The name of a release: one folder in the releases' own, never a path.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
-WeightsByName = Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
+_NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------------
 
 
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _Told(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _AskedAtDelta(_Asked):
+    any_delta: Annotated[bool, Field(description="accept a δ above 0.01")] = False
 
 
-class AccountRequest(_Asked):
+class _Merge(_AskedAtDelta):
+    rule: RuleName
+    weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
+    assume_smoothness: Annotated[float, Field(ge=0)] | None = None
+    provenance: Looked | None = None
+
+
+class AccountRequest(_Merge):
     """A merge, and either δ (to learn ε) or ε (to learn δ)."""
 
-    rule: Rule
-    weights: WeightsByName
     delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
     epsilon: Annotated[float, Field(le=1e6)] | None = None
     by: By = "best"
-    assume_smoothness: Annotated[float, Field(ge=0)] | None = None
-    provenance: Literal["a-priori", "after-looking"] | None = None
-    any_delta: AnyDelta = False
 
 
-class PlanRequest(_Asked):
+class PlanRequest(_AskedAtDelta):
     """A target. `full` searches at the target itself, as a job; `quick` answers from plans made beforehand."""
 
     epsilon: Epsilon
     delta: Delta = 1e-5
     effort: Literal["quick", "full"] = "quick"
-    any_delta: AnyDelta = False
 
 
-class FrontierRequest(_Asked):
+class FrontierRequest(_AskedAtDelta):
     """Targets for a frontier at one δ, and how many combinations to try on each edge."""
 
     delta: Delta = 1e-5
     epsilons: Annotated[list[Epsilon], Field(min_length=1, max_length=200)]
     points: Annotated[int, Field(ge=1, le=100)] = 15
-    any_delta: AnyDelta = False
 
 
-class ReleaseRequest(_Asked):
+class ReleaseRequest(_Merge):
     """What to release, and under which name: exactly these weights; with ε, refused if they do not meet it."""
 
     name: Name
-    rule: Rule
-    weights: WeightsByName
     delta: Delta
     epsilon: Epsilon | None = None
-    provenance: Literal["a-priori", "after-looking"] | None = None
     depends_on_releases: bool = False
-    assume_smoothness: Annotated[float, Field(ge=0)] | None = None
-    any_delta: AnyDelta = False
 
 
 class VerifyRequest(_Asked):
-    """The name of a release."""
-
     name: Name
 
 
+# --- answers ----------------------------------------------------------------------------------------------------------------
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
 class Problem(_Told):
-    """An error (RFC 9457), with the text that the command line prints."""
+    """An error (RFC 9457) with the library's text."""
 
     type: str = "about:blank"
     title: str
@@ -89,15 +93,11 @@ class Problem(_Told):
 
 
 class Sampling(_Told):
-    """How batches were drawn."""
-
     scheme: str
     rate: float | None
 
 
 class ModelCard(_Told):
-    """One model of the portfolio."""
-
     name: str
     kind: str
     run: str
@@ -111,8 +111,6 @@ class ModelCard(_Told):
 
 
 class PortfolioAnswer(_Told):
-    """The portfolio, and what this server allows."""
-
     dataset: str
     adjacency: str
     delta: float
@@ -123,52 +121,38 @@ class PortfolioAnswer(_Told):
     has_ledger: bool
 
 
-class GuaranteeAnswer(_Told):
-    """A guarantee as a sentence (`claim`: without its assumptions), and its fields."""
+class _Guaranteed(_Told):
+    """`sentence` is `claim` with its assumptions. Without a finite ε both say why there is none."""
 
     claim: str
     sentence: str
     epsilon: float | None
     delta: float
-    adjacency: str
     standing: Standing
     rule: str
-    theorem: str
-    theorem_title: str
-    theorem_source: str
     by: str
-    conversion: str | None
     weights: dict[str, float]
+    theorem: str
+    theorem_title: str | None
+    theorem_source: str | None
     assumptions: list[str]
     warnings: list[str]
     details: dict[str, Any]
 
 
-class OptionAnswer(_Told):
-    """One way to release something."""
+class GuaranteeAnswer(_Guaranteed):
+    adjacency: str
+    conversion: str | None
 
-    rule: str
-    by: str
-    weights: dict[str, float]
-    epsilon: float | None
-    delta: float
-    standing: Standing
-    theorem: str
-    theorem_title: str | None
-    claim: str
-    sentence: str
+
+class OptionAnswer(_Guaranteed):
     expected_utility: float | None
     utility_kind: str
     feasible: bool
     why: str
-    assumptions: list[str]
-    warnings: list[str]
-    details: dict[str, Any]
 
 
 class TargetAnswer(_Told):
-    """What was asked for."""
-
     epsilon: float
     delta: float
 
@@ -231,7 +215,7 @@ class FigureAnswer(_Told):
 
 
 class EntryAnswer(_Told):
-    """One line of the ledger."""
+    """One entry of the ledger; `of` is the number of the release that it ends."""
 
     number: int
     kind: str
@@ -246,10 +230,16 @@ class EntryAnswer(_Told):
 
 
 class ReleaseFolder(_Told):
-    """A release that this server can verify."""
+    """A release that this server can verify, and its entry in the ledger."""
 
     name: str
     entry: int | None
+
+
+class ReleasesAnswer(_Told):
+    entries: list[EntryAnswer]
+    folders: list[ReleaseFolder]
+    may_release: bool
 
 
 class Spent(_Told):
@@ -272,8 +262,6 @@ class Fits(_Told):
 
 
 class BudgetAnswer(_Told):
-    """The budget of the ledger."""
-
     dataset: str
     adjacency: str
     budget: TargetAnswer
@@ -282,14 +270,6 @@ class BudgetAnswer(_Told):
     warnings: list[str]
     counted: list[str]
     fits: Fits | None
-
-
-class ReleasesAnswer(_Told):
-    """History: what the ledger says, and the folders that can be verified."""
-
-    entries: list[EntryAnswer]
-    folders: list[ReleaseFolder]
-    may_release: bool
 
 
 class ReleasePreview(_Told):
@@ -329,7 +309,36 @@ class VerdictAnswer(_Told):
 
 
 class Health(_Told):
-    """The server answers."""
-
     status: Literal["ok"]
     version: str
+
+
+# --- nouns as answers -------------------------------------------------------------------------------------------------------
+
+
+def standing_of(found: Guarantee | None) -> Standing:
+    """How a guarantee stands; one without a finite ε is none, however well it is proved."""
+    if found is None:
+        return "refused"
+    return found.standing if math.isfinite(found.epsilon) else "none"
+
+
+def told_guarantee(found: Guarantee) -> dict[str, Any]:
+    because = found.details.get("joint_because")
+    return {**found.as_dict(), **_words(found, f"{_NOTHING} ({because})" if because else _NOTHING)}
+
+
+def told_option(option: Option) -> dict[str, Any]:
+    return {**option.as_dict(), **_words(option.guarantee, option.why or _NOTHING)}
+
+
+def _words(found: Guarantee | None, otherwise: str) -> dict[str, Any]:
+    theorem = None if found is None else THEOREMS[found.theorem]
+    finite = found is not None and math.isfinite(found.epsilon)
+    return {
+        "standing": standing_of(found),
+        "claim": found.claim if found is not None and finite else otherwise,
+        "sentence": str(found) if finite else otherwise,
+        "theorem_title": theorem and theorem.title,
+        "theorem_source": theorem and theorem.source,
+    }

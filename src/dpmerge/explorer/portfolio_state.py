@@ -1,4 +1,4 @@
-"""What the explorer knows of its portfolio: every answer is kept in memory, and ladders of plans are made in the background."""
+"""What the explorer knows of its portfolio: answers are kept in memory, and ladders of plans are made in the background."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError, UtilityError
-from dpmerge.explorer.ladder import RUNGS, Ladder
-from dpmerge.explorer.landscape import Landscape
-from dpmerge.explorer.wording import judged
+from dpmerge.explorer.ladder import RUNGS, Ladder, Landscape
+from dpmerge.explorer.models import standing_of
 from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, WEIGHTS, AskedName, By, Guarantee, Looked, Target, asked
+from dpmerge.rules import THEOREMS, WEIGHTS, Accounting, By, Guarantee, Looked, RuleName, Target, build
 
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096
@@ -39,12 +38,10 @@ class PortfolioState:
                 "scores on a private validation set, or weights chosen by them, would be published by showing them; "
                 "use dpmerge plan"
             )
-        self.portfolio = portfolio
-        self.utility = utility
-        self.shuffle = shuffle
+        self.portfolio, self.utility, self.shuffle = portfolio, utility, shuffle
         self._rungs = rungs
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
-        self._answers: OrderedDict[Any, Guarantee] = OrderedDict()
+        self._remembered = lru_cache(_ANSWERS)(self._account)
         self._lock = threading.Lock()
         self._closed = self._working = False
         self._climber: threading.Thread | None = None
@@ -79,15 +76,10 @@ class PortfolioState:
         names = self.portfolio.names
         if len(names) <= _CORNERS:
             return names
-        epsilons = {o.weights.used[0][0].name: o.epsilon for o in ladder.known.options if o.rule == "single"}
-        ranked = sorted(names, key=epsilons.__getitem__)
+        alone = [option for option in ladder.known.options if option.rule == "single"]
+        ranked = [option.weights.used[0][0].name for option in sorted(alone, key=lambda option: option.epsilon)]
         chosen = {ranked[0], ranked[len(ranked) // 2], ranked[-1]}
         return tuple(name for name in names if name in chosen)
-
-    def in_memory(self, delta: float) -> bool:
-        """Whether a plan at this δ needs no computation."""
-        found = self._ladders.get(delta)
-        return found is not None and "known" in vars(found)
 
     def close(self, timeout: float = 1.0) -> None:
         """Stop the work in the background after the search it is at."""
@@ -121,7 +113,7 @@ class PortfolioState:
 
     def guarantee(
         self,
-        rule: AskedName,
+        rule: RuleName,
         weights: Mapping[str, float],
         *,
         delta: float | None = None,
@@ -131,39 +123,34 @@ class PortfolioState:
         provenance: Looked | None = None,
     ) -> Guarantee:
         """The guarantee of one merge, remembered."""
-        Target(epsilon=epsilon, delta=delta)
-        given = self.portfolio.weights(weights)
-        key = (rule, given.values, delta, epsilon, by, assume_smoothness, provenance)
-        with self._lock:
-            found = self._answers.get(key)
-        if found is None:
-            made = asked(rule, given, provenance=provenance, assume_smoothness=assume_smoothness, shuffle=self.shuffle)
-            found = made.guarantee(delta=delta, epsilon=epsilon, by=by)
-        with self._lock:
-            self._answers[key] = found
-            while len(self._answers) > _ANSWERS:
-                self._answers.popitem(last=False)
-        return found
+        values = self.portfolio.weights(weights).values
+        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), by, assume_smoothness, provenance)
+
+    def _account(
+        self,
+        rule: RuleName,
+        values: tuple[float, ...],
+        target: Target,
+        by: By,
+        assume_smoothness: float | None,
+        provenance: Looked | None,
+    ) -> Guarantee:
+        weights = self.portfolio.weights_in_order(values)
+        accounting = Accounting(by, assume_smoothness=assume_smoothness, shuffle=self.shuffle, any_delta=True)
+        made = build(rule, weights, accounting, provenance=provenance)
+        return accounting.guarantee(made, delta=target.delta, epsilon=target.epsilon)
 
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: how it was trained, what it guarantees alone, what to beware of."""
-        Target(delta=delta)
-        return [self._card(model, delta, index) for index, model in enumerate(self.portfolio.models)]
+        utilities = [None] * len(self.portfolio.names) if self.utility is None else self.utility.values
+        return [
+            self._card(model, delta) | {"utility": one} for model, one in zip(self.portfolio.models, utilities, strict=True)
+        ]
 
-    def _card(self, model: Model, delta: float, index: int) -> dict[str, Any]:
-        mechanism = model.mechanism
-        card: dict[str, Any] = {
-            "name": model.name,
-            "kind": mechanism.kind,
-            "run": model.run,
-            "steps": getattr(mechanism, "steps", None),
-            "noise_multiplier": getattr(mechanism, "noise_multiplier", None),
-            "sampling": mechanism.sampling.model_dump() if isinstance(mechanism, DpSgd) else None,
-            "utility": None if self.utility is None else self.utility.values[index],
-        }
+    def _card(self, model: Model, delta: float) -> dict[str, Any]:
         warnings: dict[str, None] = {}
         epsilons: dict[str, float] = {}
-        standings = set()
+        standings = {"refused"}
         for by in ("pld", "rdp"):
             try:
                 found = self.guarantee("joint", {model.name: 1.0}, delta=delta, by=by, provenance="a-priori")
@@ -171,9 +158,19 @@ class PortfolioState:
                 warnings[str(error)] = None
                 continue
             epsilons[by] = found.epsilon
-            standings.add(judged(found.epsilon, found.standing))
+            standings.add(standing_of(found))
             # What the theorem itself assumes is no warning; what was added for this record is.
             usual = (*THEOREMS[found.theorem].assumptions, WEIGHTS)
             warnings |= dict.fromkeys([*found.warnings, *(text for text in found.assumptions if text not in usual)])
-        weakest = next(one for one in ("conditional", "proved", "none", "refused") if one in standings or one == "refused")
-        return {**card, "epsilon": epsilons, "standing": weakest, "warnings": list(warnings)}
+        mechanism = model.mechanism
+        return {
+            "name": model.name,
+            "kind": mechanism.kind,
+            "run": model.run,
+            "steps": getattr(mechanism, "steps", None),
+            "noise_multiplier": getattr(mechanism, "noise_multiplier", None),
+            "sampling": mechanism.sampling.model_dump() if isinstance(mechanism, DpSgd) else None,
+            "epsilon": epsilons,
+            "standing": next(one for one in ("conditional", "proved", "none", "refused") if one in standings),
+            "warnings": list(warnings),
+        }

@@ -7,17 +7,16 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
-from dpmerge.explorer.models import NAME, ReleaseRequest
+from dpmerge.explorer.models import NAME, ReleaseRequest, told_guarantee
 from dpmerge.explorer.portfolio_state import PortfolioState
-from dpmerge.planning import Accounting
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
-    Choice,
+    Chosen,
     Entry,
     Ledger,
     Released,
@@ -28,6 +27,7 @@ from dpmerge.release import (
     release,
     what_fits,
 )
+from dpmerge.rules import Accounting
 
 _CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 
@@ -51,25 +51,16 @@ class Releases:
 
     @property
     def has_ledger(self) -> bool:
-        """Whether releases are added up."""
         return self._ledger is not None
 
     # --- what there is ------------------------------------------------------------------------------------------------------
 
-    def history(self) -> list[dict[str, Any]]:
-        """Every entry of the ledger, without the paths in it."""
-        return [_entry(entry) for entry in self._entries()]
-
     def listing(self) -> dict[str, Any]:
-        """The history, and the releases that can be verified here, by one reading of the ledger."""
-        entries = self._entries()
+        """The ledger's entries without the paths in them, and the releases that can be verified here."""
+        entries = [] if self._ledger is None else self._ledger.history()
         return {"entries": [_entry(entry) for entry in entries], "folders": self._folders(entries)}
 
-    def _entries(self) -> list[Entry]:
-        return [] if self._ledger is None else self._ledger.history()
-
     def _folders(self, entries: list[Entry]) -> list[dict[str, Any]]:
-        """The releases that can be verified here, and the entries that stand for them."""
         if not self._folder.is_dir():
             return []
         names = sorted(path.name for path in self._folder.iterdir() if re.fullmatch(NAME, path.name) and _is_folder(path))
@@ -111,14 +102,15 @@ class Releases:
         choice, _ = self._new(asked)
         files_to_write(self._state.portfolio, choice, ledger=self._ledger, dependent=asked.depends_on_releases)
 
-    def preview(self, asked: ReleaseRequest) -> tuple[Choice, dict[str, Any]]:
+    def preview(self, asked: ReleaseRequest) -> dict[str, Any]:
         """What a release would write and spend; nothing is written."""
         choice, folder = self._new(asked)
         seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
         because = seen.choice.guarantee.details.get("joint_because")
         notes = [NO_LEDGER] if self._ledger is None else []
-        return seen.choice, {
+        return {
             "name": asked.name,
+            "guarantee": told_guarantee(seen.choice.guarantee),
             "weights": choice.form.values,
             "provenance": choice.provenance,
             "files": list(seen.files.always),
@@ -147,7 +139,7 @@ class Releases:
                 progress=progress,
             )
 
-    def _new(self, asked: ReleaseRequest) -> tuple[Choice, Path]:
+    def _new(self, asked: ReleaseRequest) -> tuple[Chosen, Path]:
         """The choice, and its folder, which is not there yet."""
         choice, folder = self._choose(asked), self._place(asked.name)
         if folder.exists() or folder.is_symlink():
@@ -160,7 +152,7 @@ class Releases:
         if folder is not None and Portfolio(folder.parent) != self._state.portfolio:
             raise CertificateError(_CHANGED)
 
-    def _choose(self, asked: ReleaseRequest) -> Choice:
+    def _choose(self, asked: ReleaseRequest) -> Chosen:
         self._require_unchanged()
         portfolio = self._state.portfolio
         return choose(
@@ -183,14 +175,7 @@ class Releases:
         return self._folder / name
 
 
-class _EpsilonDelta(Protocol):
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def delta(self) -> float: ...
-
-
-def _pair(of: _EpsilonDelta) -> dict[str, float]:
+def _pair(of: Any) -> dict[str, float]:
     return {"epsilon": of.epsilon, "delta": of.delta}
 
 
@@ -199,29 +184,28 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
-    content = entry.content
-    shown: dict[str, Any] = {"number": entry.number, "kind": entry.kind, "at": content["at"], "hash": entry.hash}
-    if entry.kind != "release":
-        return {**shown, "of": content.get("of"), "name": None, "rule": None, "models": [], "own": [], "total": None}
-    total = {"epsilon": content["total"]["epsilon"], "delta": content["total"]["delta"]}
+    content, released = entry.content, entry.kind == "release"
     return {
-        **shown,
-        "of": None,
-        "name": Path(content["out"]).name,
-        "rule": content["forms"][0]["rule"],
-        "models": sorted(content["names"].values()),
-        "own": content["own"],
-        "total": total,
+        "number": entry.number,
+        "kind": entry.kind,
+        "at": content["at"],
+        "hash": entry.hash,
+        "of": None if released else content.get("of"),
+        "name": Path(content["out"]).name if released else None,
+        "rule": content["forms"][0]["rule"] if released else None,
+        "models": sorted(content["names"].values()) if released else [],
+        "own": content["own"] if released else [],
+        "total": {name: content["total"][name] for name in ("epsilon", "delta")} if released else None,
     }
 
 
 def check_folder(folder: Path, writing: bool) -> None:
     """Refuse a place for releases that is none, before anyone has chosen what to release."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ExplorerError(f"{folder}: releases go into a folder, and this is none; choose another with --releases")
+        raise ExplorerError(f"{folder}: releases go into a folder, and this is not one; choose another for them")
     if writing:
         place = folder if folder.exists() else folder.parent
         if not place.is_dir():
-            raise ExplorerError(f"{place}: no such folder; make it, or choose another with --releases")
+            raise ExplorerError(f"{place}: no such folder; make it, or choose another for releases")
         if not os.access(place, os.W_OK | os.X_OK):
-            raise ExplorerError(f"{place}: this user may not write there; choose another folder with --releases")
+            raise ExplorerError(f"{place}: this user may not write there; choose another folder for releases")

@@ -11,15 +11,15 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
+from dpmerge.explorer.models import told_option
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
-from dpmerge.explorer.wording import option_words
 from dpmerge.figures import finite_or_null
-from dpmerge.planning import Accounting, Mapper, Option, Plan, RuleName, Utilities, edge, frontier, heatmap, simplex_grid
+from dpmerge.planning import Mapper, OptionRule, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Target, about_delta, round_down, significant
+from dpmerge.rules import Accounting, Target, about_delta, round_down, significant
 
-_RULES: tuple[RuleName, ...] = ("single", "selection", "combination", "joint")
+_RULES: tuple[OptionRule, ...] = ("single", "selection", "combination", "joint")
 _ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
 _GIVEN = "These targets were asked for."
 _OUR_OWN = (
@@ -70,30 +70,21 @@ def report(
     plans = []
     for epsilon in targets:
         progress(f"plans for ε = {epsilon:g}")
-        plans.append(
-            dpmerge.plan(
-                portfolio,
-                epsilon=epsilon,
-                delta=asked.delta,
-                utility=utility,
-                rules=_RULES,
-                accounting=accounting,
-            )
-        )
+        one = dpmerge.plan(portfolio, epsilon=epsilon, delta=asked.delta, utility=utility, rules=_RULES, accounting=accounting)
+        plans.append(one)
     known = plans[0]
-    by_privacy = Utilities(tuple(known.utilities[name] for name in portfolio.names), "a-priori", known.source)
     drawn = frontier(
         portfolio,
         delta=asked.delta,
         accounting=accounting,
         epsilons=_axis(targets, alone),
-        utility=utility or by_privacy,
+        utility=known.question.shown,
         edge_points=asked.points,
         run=run,
         progress=progress,
     )
-    about = about_delta(asked.delta, portfolio.models)
     looked = () if known.provenance == "a-priori" else (_LOOKED,)
+    warning = " ".join([*(f"{text}." for text in about_delta(asked.delta, portfolio.models)), *looked])
     progress("all weights")
     found: dict[str, Any] = finite_or_null(
         {
@@ -104,12 +95,15 @@ def report(
             "delta": asked.delta,
             "provenance": known.provenance,
             "utilities_source": known.source,
-            "warning": " ".join([*(f"{text}." for text in about), *looked]) or None,
+            "warning": warning or None,
             "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
             "targets_chosen": chosen,
-            "plans": [_plan(portfolio, plan) for plan in plans],
+            "plans": [
+                {"epsilon": plan.epsilon, "delta": plan.delta, "options": [told_option(option) for option in plan.options]}
+                for plan in plans
+            ],
             "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
-            "weights": _weights(portfolio, asked.delta, accounting, targets, asked.step, run),
+            "weights": _weights(portfolio, asked, accounting, targets, run),
             "ledger": opened,
         }
     )
@@ -120,13 +114,12 @@ def report(
 def _ledger(state: PortfolioState, ledger: str) -> dict[str, Any]:
     """The budget, what of it is left for this portfolio, and every entry: names, no paths."""
     releases = Releases(state, Path(os.devnull), ledger)  # there is no folder of releases here, and nothing is released
-    return {"budget": releases.budget(), "entries": releases.history()}
+    return {"budget": releases.budget(), "entries": releases.listing()["entries"]}
 
 
 def _alone(cards: Sequence[dict[str, Any]]) -> list[float]:
     """The finite ε of the models alone, each by the accountant that gives less."""
-    known = [[epsilon for epsilon in card["epsilon"].values() if epsilon is not None] for card in cards]
-    smallest = [min(epsilons) for epsilons in known if epsilons]
+    smallest = [min(card["epsilon"].values(), default=math.inf) for card in cards]
     return [epsilon for epsilon in smallest if 0 < epsilon < math.inf]
 
 
@@ -147,37 +140,26 @@ def _axis(targets: Sequence[float], alone: Sequence[float]) -> list[float]:
     return [*targets, *(low * (high / low) ** (k / (_ON_THE_FRONTIER - 1)) for k in range(_ON_THE_FRONTIER))]
 
 
-# --- plans ------------------------------------------------------------------------------------------------------------------
-
-
-def _plan(portfolio: Portfolio, plan: Plan) -> dict[str, Any]:
-    return {"epsilon": plan.epsilon, "delta": plan.delta, "options": [_option(portfolio, one) for one in plan.options]}
-
-
-def _option(portfolio: Portfolio, option: Option) -> dict[str, Any]:
-    return {**option.as_dict(), **option_words(option)}
-
-
-# --- ε over all weights -----------------------------------------------------------------------------------------------------
-
-
 def _weights(
-    portfolio: Portfolio, delta: float, accounting: Accounting, targets: Sequence[float], step: float, run: Mapper
+    portfolio: Portfolio, asked: Question, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
     """A picture of ε over all weights of two or three models, or why there is none."""
-    count = len(portfolio.names)
-    if count not in (2, 3):
-        there_are = "one model has no weights to choose" if count == 1 else f"the weights of {count} models do not fit a plane"
-        return {"picture": None, "why": f"There is no picture of ε over all weights: {there_are}."}
+    draws: dict[int, Callable[..., Any]] = {2: edge, 3: heatmap}
+    draw = draws.get(len(portfolio.names))
     try:
-        if count == 3:
-            found = heatmap(portfolio, delta=delta, step=step, accounting=accounting, run=run)
-            return {"picture": found.as_dict(), "why": None}
-        picture = edge(portfolio, delta=delta, step=step, accounting=accounting, run=run).as_dict()
+        if draw is None:
+            raise AccountingError(_no_picture(len(portfolio.names)))
+        picture = draw(portfolio, delta=asked.delta, step=asked.step, accounting=accounting, run=run).as_dict()
     except AccountingError as error:
         return {"picture": None, "why": f"There is no picture of ε over all weights: {error}."}
-    marked = [
-        {"label": f"target ε = {epsilon:g}", "standing": "reference", "x": [0.0, 1.0], "y": [epsilon, epsilon]}
-        for epsilon in targets
-    ]
-    return {"picture": {**picture, "lines": [*picture["lines"], *marked]}, "why": None}
+    if draw is edge:
+        marked = [
+            {"label": f"target ε = {epsilon:g}", "standing": "reference", "x": [0.0, 1.0], "y": [epsilon, epsilon]}
+            for epsilon in targets
+        ]
+        picture["lines"] = [*picture["lines"], *marked]
+    return {"picture": picture, "why": None}
+
+
+def _no_picture(models: int) -> str:
+    return "one model has no weights to choose" if models == 1 else f"the weights of {models} models do not fit a plane"

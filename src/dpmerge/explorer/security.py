@@ -65,7 +65,7 @@ class Door:
 
     def __post_init__(self) -> None:
         if not self.is_loopback and self.token is None:
-            raise ExplorerError(f"{self.host} can be reached from other machines: give a token (--token), or stay on 127.0.0.1")
+            raise ExplorerError(f"{self.host} can be reached from other machines: give a token, or stay on 127.0.0.1")
         if self.token is not None and not re.fullmatch(rf"[\x21-\x7e]{{{_TOKEN_LENGTH},}}", self.token):
             raise ExplorerError(f"the token must have at least {_TOKEN_LENGTH} characters, printable ASCII without spaces")
 

@@ -98,12 +98,12 @@ def _told(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except (socket.gaierror, UnicodeError):
-        raise ExplorerError(f"{host!r} is no address of this machine: choose another --host") from None
+        raise ExplorerError(f"{host!r} is no address of this machine: choose another host") from None
     except OSError as refused:
         reasons = {
-            errno.EADDRINUSE: f"port {port} is in use: choose another --port, or 0 for a free one",
-            errno.EACCES: f"this user may not listen on port {port}: choose a --port from 1024 on, or 0 for a free one",
-            errno.EADDRNOTAVAIL: f"{host!r} is no address of this machine: choose another --host",
+            errno.EADDRINUSE: f"port {port} is in use: choose another port, or 0 for a free one",
+            errno.EACCES: f"this user may not listen on port {port}: choose a port from 1024 on, or 0 for a free one",
+            errno.EADDRNOTAVAIL: f"{host!r} is no address of this machine: choose another host",
         }
         cannot = f"cannot listen on port {port} of {host!r}: {refused.strerror or refused}"
         raise ExplorerError(reasons.get(refused.errno or 0, cannot)) from None

@@ -118,7 +118,7 @@ class Axis:
     def ticks(self, most: int = 8) -> dict[float, str]:
         """Round numbers on it, or the categories, and what is written there."""
         if self.categories:
-            return {float(place): style.short(name, 24) for place, name in enumerate(self.categories)}
+            return {float(place): style.short(name, 26) for place, name in enumerate(self.categories)}
         round_numbers = style.log_ticks if self.logarithmic else style.linear_ticks
         return {tick: f"{tick:g}" for tick in round_numbers(self.low, self.high, most)}
 

@@ -44,7 +44,8 @@ def png(picture: Picture) -> bytes:
         matplotlib.rcParams.update(SETTINGS)
         figure(picture).savefig(drawn, format="png", metadata={"Software": None})
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)  # a third of the size
+        palette = image.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        palette.save(file, "PNG", optimize=True)  # a third of the size, and no difference that is seen
     return file.getvalue()
 
 
@@ -162,11 +163,11 @@ def _draw_line(axes: Axes, line: Line, look: style.Look, index: int) -> None:
             axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
         else:
             axes.vlines(x, low, high, color=look.colour, linewidth=1.4, alpha=0.6, zorder=layer)
-    every = line.marked(index)
-    drawn: dict[str, Any] = {**_line_style(look, line), **_marker_style(look, line, 2.7 if line.faint else 4.5)}
+    size = 2.7 if line.faint else 4.5 if line.joined else 6.0
+    drawn: dict[str, Any] = {**_line_style(look, line), **_marker_style(look, line, size)}
     if line.steps:
         x, y, drawn["drawstyle"] = [*x, axes.get_xlim()[1]], [*y, y[-1]], "steps-post"
-    axes.plot(x, y, **drawn, markevery=list(every), alpha=0.45 if line.faint else 1.0, zorder=layer)
+    axes.plot(x, y, **drawn, markevery=list(line.marked(index)), alpha=0.45 if line.faint else 1.0, zorder=layer)
 
 
 def _line_style(look: style.Look, line: Line) -> dict[str, Any]:

@@ -142,8 +142,7 @@ def _plan(plan: Data) -> Iterator[str]:
     shown = list(best.values())
     if not shown:
         closest = min(plan["options"], key=lambda option: float("inf") if option["epsilon"] is None else option["epsilon"])
-        rule = _RULES.get(closest["rule"], closest["rule"]).lower()
-        yield _paragraph(f"Nothing fits. The closest is {rule}, but {closest['why']}.")
+        yield _paragraph(f"Nothing fits. The closest is {_rule(closest).lower()}, but {closest['why']}.")
     for option in shown:
         yield _option(option, best=option is shown[0])
     rest = [_other(option) for option in plan["options"] if option not in shown]
@@ -153,8 +152,12 @@ def _plan(plan: Data) -> Iterator[str]:
         yield _details("What else was considered, and why it is not above", table)
 
 
+def _rule(option: Data) -> str:
+    return _RULES.get(option["rule"]) or str(option["rule"])
+
+
 def _option(option: Data, *, best: bool) -> str:
-    name = _RULES.get(option["rule"], option["rule"]) + (": the most useful here" if best else "")
+    name = f"{_rule(option)}: the most useful here" if best else _rule(option)
     kind = _UTILITY_KINDS.get(option["utility_kind"], option["utility_kind"])
     worth = style.utility_text(option["expected_utility"], option["utility_kind"])
     weights = style.in_a_cell(style.weights_text(option["weights"]))
@@ -184,7 +187,7 @@ def _option(option: Data, *, best: bool) -> str:
 def _other(option: Data) -> list[str]:
     by, why = "" if option["by"] == "none" else f", {option['by'].upper()}", option["why"]
     return [
-        f"{_RULES.get(option['rule'], option['rule'])}{by}",
+        f"{_rule(option)}{by}",
         style.in_a_cell(style.weights_text(option["weights"])),
         _epsilon(option["epsilon"]),
         significant(option["delta"], 3),

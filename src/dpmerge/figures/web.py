@@ -67,7 +67,7 @@ def _line_traces(panel: Panel, line: Line, look: style.Look, index: int) -> Iter
             fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.18, "mode": "none", "hoverinfo": "skip"}
             yield {"name": line.name, **fill, "x": x + x[::-1], "y": high + low[::-1], "showlegend": False}
     told = [panel.hover(line, k) for k in range(len(line.x))]
-    marked, size = line.marked(index), 10 if look.thin else 5 if line.faint else 7
+    marked, size = line.marked(index), 10 if look.thin else 5 if line.faint else 7 if line.joined else 9
     sizes = [size if k in marked else 0 for k in range(len(line.x))]
     x, y = line.x, line.y
     if line.steps:  # the last step goes on to the edge, without a marker there
@@ -108,25 +108,20 @@ def _mark_traces(panel: Panel, kinds: list[str]) -> Iterator[dict[str, Any]]:
 
 def _panel_layout(picture: Picture) -> dict[str, Any]:
     rows, columns = picture.grid
-    targets = any(panel.targets for panel in picture.panels)
+    named = any(panel.categories for panel in picture.panels)  # names need room below; the legend goes above
+    gap, headed = 0.3 if named else 0.14, columns > 1 or any(panel.targets for panel in picture.panels)
     layout: dict[str, Any] = {
         "height": 260 + 420 * rows,
-        "margin": {"l": 70, "r": 20, "t": 40 if targets or columns > 1 else 20, "b": 20},
+        "margin": {"l": 70, "r": 20, "t": 90 if named else 40 if headed else 20, "b": 20},
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": -0.14 / rows, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, **({"y": 1.07} if named else {"y": -gap / rows, "yanchor": "top"})},
         "annotations": [],
         "shapes": [],
     }
     for index, panel in enumerate(picture.panels):
         row, column = divmod(index, columns)
-        left, right = (
-            column / columns + (0.04 if column else 0.0),
-            (column + 1) / columns - (0.02 if column + 1 < columns else 0.0),
-        )
-        low, high = (
-            1 - (row + 1) / rows + (0.14 / rows if row + 1 < rows else 0.0),
-            1 - row / rows - (0.02 if rows > 1 else 0.0),
-        )
+        left, right = column / columns + 0.04 * (column > 0), (column + 1) / columns - 0.02 * (column + 1 < columns)
+        low, high = 1 - (row + 1) / rows + gap / rows * (row + 1 < rows), 1 - row / rows - 0.02 * (rows > 1)
         x, y = _key("x", index + 1), _key("y", index + 1)
         layout[x.replace("x", "xaxis")] = {**_axis(panel.across), "domain": [left, right], "anchor": y}
         layout[y.replace("y", "yaxis")] = {**_axis(panel.up), "domain": [low, high], "anchor": x}
@@ -146,7 +141,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
         "tickvals": list(ticks),
         "ticktext": [style.plotly_text(text) for text in ticks.values()],
         "title": {"text": style.plotly_text(style.short(axis.label, 60))},
-        **({"automargin": True} if axis.categories else {}),
+        **({"automargin": True, "tickangle": -40} if axis.categories else {}),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from dpmerge.errors import JobError
 from dpmerge.jobs.finished import Finished
-from dpmerge.jobs.progress import Progress
+from dpmerge.jobs.progress import Progress, Silent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,8 +54,8 @@ def run_all(
             raise JobError("finished work is found again by its key; give every item a key of its own")
         results = {index: finished.get(key) for index, key in enumerate(keys) if key in finished}
     pieces = {index: item for index, item in enumerate(items) if index not in results}
-    if progress is not None:
-        progress.start(len(pieces), f"({len(results)} finished before)" if results else "")
+    progress = progress or Silent()
+    progress.start(len(pieces), f"({len(results)} finished before)" if results else "")
     try:
         with closing(_completed(function, pieces, cluster, jobs)) as completed:
             for index, result in completed:
@@ -63,14 +63,12 @@ def run_all(
                     finished.put(keys[index], result)
                     result = finished.get(keys[index])
                 results[index] = result
-                if progress is not None:
-                    progress.advance()
+                progress.advance()
     except _Lost as fault:
         kept = "" if finished is None else f"; what had finished is kept in {finished.path}, and running again does the rest"
         raise JobError(f"{fault}{kept}") from None
     finally:
-        if progress is not None:
-            progress.finish()
+        progress.finish()
     return [results[index] for index in range(len(items))]
 
 
@@ -82,9 +80,7 @@ def _completed(
     function: Callable[[T], R], pieces: dict[int, T], cluster: str | None, jobs: int
 ) -> Generator[tuple[int, R], None, None]:
     """Results by index as they complete; closing it gives up what has not completed."""
-    if not pieces:
-        return
-    if cluster is None and (jobs == 1 or len(pieces) == 1):
+    if not pieces or (cluster is None and (jobs == 1 or len(pieces) == 1)):
         yield from ((index, function(item)) for index, item in pieces.items())
         return
     waiting = iter(pieces.items())

@@ -19,6 +19,14 @@ class Progress(Protocol):
     def finish(self) -> None: ...
 
 
+class Silent:
+    def start(self, total: int, label: str) -> None: ...
+
+    def advance(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 class ProgressBar:
     """A bar on stderr with percentage, count, elapsed and remaining time; nothing where stderr is not a terminal.
 

@@ -14,12 +14,12 @@ from dpmerge.planning.optimum import (
 from dpmerge.planning.option import (
     RULES as RULES,
     Option as Option,
+    OptionRule as OptionRule,
     Question as Question,
-    RuleName as RuleName,
+    draw_strength as draw_strength,
 )
-from dpmerge.planning.plan import Plan as Plan, draw_strength as draw_strength, plan as plan
+from dpmerge.planning.plan import Plan as Plan
 from dpmerge.planning.points import (
-    Accounting as Accounting,
     Mapper as Mapper,
     Point as Point,
     combination_points as combination_points,

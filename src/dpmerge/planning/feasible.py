@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from dpmerge.errors import AccountingError, TargetError
-from dpmerge.planning.simplex import simplex_grid
-from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import By, Rule
+from dpmerge.records import Weights
+from dpmerge.rules import Accounting, Rule
 
 
 @dataclass(frozen=True)
 class FeasibleSet:
     """The weights w for which `rule(w)` is (epsilon, delta)-DP."""
 
-    portfolio: Portfolio
     rule: Callable[[Weights], Rule]
     epsilon: float
     delta: float
-    by: By = "best"
+    accounting: Accounting = field(default_factory=Accounting)
 
-    def spent(self, weights: Mapping[str, float] | Weights) -> float:
+    def spent(self, weights: Weights) -> float:
         """ε at the target's δ: at most `epsilon` inside; infinite where the rule gives no guarantee."""
         try:
-            return self._made(weights).guarantee(delta=self.delta, by=self.by).epsilon
+            return self.accounting.guarantee(self.rule(weights), delta=self.delta).epsilon
         except AccountingError:
             return math.inf
 
-    def contains(self, weights: Mapping[str, float] | Weights) -> bool:
-        """Whether these weights meet the target."""
+    def contains(self, weights: Weights) -> bool:
         spent = self.spent(weights)
         if spent <= self.epsilon or spent > 1.01 * self.epsilon:
             return spent <= self.epsilon
         # On the edge itself: each of the two questions has its own grid, and either answer is a proof.
-        return self._made(weights).guarantee(epsilon=self.epsilon, by=self.by).delta <= self.delta
-
-    def _made(self, weights: Mapping[str, float] | Weights) -> Rule:
-        return self.rule(weights if isinstance(weights, Weights) else self.portfolio.weights(weights))
+        return self.accounting.guarantee(self.rule(weights), epsilon=self.epsilon).delta <= self.delta
 
     def boundary(self, start: Weights, end: Weights, tolerance: float = 1e-4) -> float:
         """The largest t (to `tolerance`, from below) such that (1 − t)·start + t·end is inside; start must be."""
@@ -64,27 +56,6 @@ class FeasibleSet:
     def _excess(self, weights: Weights) -> float:
         """ε spent − ε allowed, at most 50: not above 0 inside."""
         return min(self.spent(weights) - self.epsilon, 50.0)
-
-    def grid(self, step: float) -> Iterator[Weights]:
-        """The feasible points of the simplex grid with this step (a divisor of 1)."""
-        for point in simplex_grid(len(self.portfolio.names), step).tolist():
-            weights = self.portfolio.weights_in_order(point)
-            if self.contains(weights):
-                yield weights
-
-    def sample(self, count: int, seed: int | None = None, tries: int = 10_000) -> list[Weights]:
-        """Feasible weights drawn evenly from the simplex by rejection; fewer than `count` if `tries` run out."""
-        rng = np.random.default_rng(seed)
-        found: list[Weights] = []
-        for _ in range(tries):
-            if len(found) == count:
-                break
-            drawn = rng.dirichlet(np.ones(len(self.portfolio.names)))
-            drawn[int(np.argmax(drawn))] += 1 - drawn.sum()
-            weights = self.portfolio.weights_in_order(drawn.tolist())
-            if self.contains(weights):
-                found.append(weights)
-        return found
 
 
 def blend(start: Weights, end: Weights, share: float) -> Weights:

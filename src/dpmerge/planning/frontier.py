@@ -8,7 +8,7 @@ point beats. Where a scorer is given, every point is really merged and measured;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -21,9 +21,9 @@ from dpmerge.jobs import run_all
 from dpmerge.planning.optimum import Optimum, selection_frontier
 from dpmerge.planning.points import (
     ACCOUNTANTS,
+    DEFAULT,
     Account,
     Accountant,
-    Accounting,
     Mapper,
     Point,
     Scorer,
@@ -37,7 +37,7 @@ from dpmerge.planning.simplex import simplex_grid
 from dpmerge.planning.utility import Utilities
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Joint, Standing, Target, round_up
+from dpmerge.rules import Accounting, Standing, Target, build, round_up
 
 Judge = Callable[[Sequence[Point]], list[dict[str, Any]]]
 _FIRST_ROUND = 9
@@ -131,8 +131,8 @@ def frontier(
     *,
     delta: float,
     epsilons: Sequence[float],
-    utility: Utilities | None = None,
-    accounting: Accounting | None = None,
+    utility: Utilities | Mapping[str, float] | None = None,
+    accounting: Accounting = DEFAULT,
     scorer: Scorer | None = None,
     scored: Literal["private", "stand-ins"] = "private",
     edge_points: int = 25,
@@ -142,7 +142,7 @@ def frontier(
     progress: Callable[[str], None] = lambda label: None,
 ) -> Frontier:
     """What every target ε would give at δ. A scorer's measurements take the place of `utility`."""
-    accounting = accounting or Accounting()
+    utility = Utilities.of(portfolio, utility)
     targets = check_frontier(delta, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")
     models = _models(portfolio, delta, accounting)
@@ -220,8 +220,9 @@ def _models(portfolio: Portfolio, delta: float, accounting: Accounting) -> list[
         epsilon: dict[Accountant, float] = {}
         for by in ACCOUNTANTS:
             try:
-                rule = Joint(portfolio.weights({name: 1.0}), accounting.shuffle)
-                epsilon[by] = rule.guarantee(delta=delta, by=by, conversion=accounting.conversion).epsilon
+                asked = replace(accounting, by=by, assume_smoothness=None)
+                rule = build("joint", portfolio.weights({name: 1.0}), asked, looked_at=())
+                epsilon[by] = asked.guarantee(rule, delta=delta).epsilon
             except AccountingError:
                 epsilon[by] = math.inf
         rows.append(ModelAlone(name, epsilon))
@@ -334,8 +335,9 @@ def _joint(
 ) -> tuple[JointPoint | None, tuple[str, ...]]:
     """Joint release of all models, and what it assumes."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
+    asked = replace(accounting, by="best", assume_smoothness=None)
     try:
-        found = Joint(everyone, accounting.shuffle).guarantee(delta=delta, conversion=accounting.conversion)
+        found = asked.guarantee(build("joint", everyone, asked), delta=delta)
     except AccountingError:
         return None, ()
     return JointPoint(found.epsilon, max(utility.values), found.standing), found.assumptions

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.notebook import html_table
-from dpmerge.planning.points import Accounting
 from dpmerge.planning.utility import Provenance, Utilities
 from dpmerge.profiles import Profile, run_profile
-from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Guarantee, Joint, round_up, significant
+from dpmerge.records import Adjacency, Portfolio, Weights
+from dpmerge.rules import (
+    Accounting,
+    Guarantee,
+    Rule,
+    RuleName,
+    Target,
+    Validated,
+    Validation,
+    build,
+    require_wanted,
+    round_up,
+    significant,
+)
 
-RuleName = Literal["selection", "combination", "joint", "tempered", "single"]
-RULES: tuple[RuleName, ...] = ("selection", "combination", "joint", "tempered", "single")
+OptionRule = RuleName | Literal["single"]  # one model alone
+RULES: tuple[OptionRule, ...] = ("selection", "combination", "joint", "tempered", "single")
 UtilityKind = Literal["expected", "interpolated", "best of all"]
 
 
@@ -35,11 +46,15 @@ class Question:
     utility: Utilities | None = None
     provenance: Provenance | None = None
     kappa: float | None = None
-    rules: tuple[RuleName, ...] = RULES
+    rules: tuple[OptionRule, ...] = RULES
     candidates: tuple[Weights, ...] = ()
     accounting: Accounting = field(default_factory=Accounting)
     progress: Callable[[str], None] = field(default=lambda label: None, compare=False, repr=False)
     releasing: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        Target(delta=self.delta)
+        require_wanted(self.delta, self.accounting.any_delta)
 
     @property
     def looked(self) -> bool:
@@ -58,8 +73,7 @@ class Question:
         found: dict[str, Guarantee | AccountingError] = {}
         for name in self.portfolio.names:
             try:
-                rule = Joint(self.vertex(name), self.accounting.shuffle, looked_at=())
-                found[name] = rule.guarantee(delta=self.delta, by=self.accounting.by, conversion=self.accounting.conversion)
+                found[name] = self.accounting.guarantee(self.rule("joint", self.vertex(name), ()), delta=self.delta)
             except AccountingError as error:
                 found[name] = error
         return found
@@ -79,6 +93,15 @@ class Question:
         """The utilities by which options are ranked."""
         return self.by_privacy if self.utility is None or self.private_scores else self.utility
 
+    def rule(self, name: RuleName, weights: Weights, looked_at: tuple[str, ...] | None = None) -> Rule:
+        """The rule that accounts for these weights, with what a private validation set pays."""
+        asked = self.accounting if name == "combination" else replace(self.accounting, assume_smoothness=None)
+        made = build(name, weights, asked, looked_at=looked_at, kappa=self.kappa if name == "tempered" else None)
+        if name != "tempered" or self.kappa is None or self.utility is None or self.utility.validation is None:
+            return made
+        paid = self.utility.validation.tempered_epsilon(self.kappa, self.portfolio.adjacency)
+        return Validated(made, self.utility.validation, paid)
+
     @property
     def most_private(self) -> str:
         known = {name: found.epsilon for name, found in self.alone.items() if isinstance(found, Guarantee)}
@@ -95,7 +118,7 @@ class Question:
         return math.fsum(w * u for w, u in zip(weights.values, self.shown.values, strict=True))
 
     def option(
-        self, rule: RuleName, weights: Weights, found: Guarantee | None, why: str = "", utility: float | None = None
+        self, rule: OptionRule, weights: Weights, found: Guarantee | None, why: str = "", utility: float | None = None
     ) -> Option:
         """These weights with their guarantee, or with the reason why there is none."""
         kind: UtilityKind = "interpolated" if rule == "combination" and len(weights.used) > 1 else "expected"
@@ -115,7 +138,7 @@ class Option:
     `guarantee` is None where the rule is refused; `why` then says why, and else what it leaves of the target ε `within`.
     """
 
-    rule: RuleName
+    rule: OptionRule
     weights: Weights
     guarantee: Guarantee | None
     utility: float | None
@@ -212,3 +235,18 @@ class Option:
 
     def _repr_html_(self) -> str:
         return html_table(list(self.row()), [list(self.row().values())])
+
+
+def draw_strength(
+    kappa: float | None, validation_epsilon: float | None, validation: Validation | None, adjacency: Adjacency
+) -> float | None:
+    """κ as given, or the one for which the records of a private validation set pay so much."""
+    if validation_epsilon is None:
+        return kappa
+    if validation is None:
+        raise TargetError("validation_epsilon only has a meaning for scores measured on a private validation set")
+    if kappa is not None:
+        raise TargetError("kappa and validation_epsilon both say how strong the draw is: give one of them")
+    if not (math.isfinite(validation_epsilon) and validation_epsilon >= 0):
+        raise TargetError(f"the validation set's epsilon is {validation_epsilon}; it must be finite and not negative")
+    return validation.tempered_kappa(validation_epsilon, adjacency)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import TargetError
 from dpmerge.notebook import frame, html_table
-from dpmerge.planning.option import RULES, Option, Question, RuleName
-from dpmerge.planning.points import Accounting
+from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.planning.search import Search
-from dpmerge.planning.utility import Utilities
-from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Guarantee, Target, Validation, require_wanted, round_down, round_up
+from dpmerge.rules import Guarantee, Target, round_down, round_up
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_ORDER: tuple[RuleName, ...] = ("single", "selection", "joint", "tempered", "combination")
-_FIXED: tuple[RuleName, ...] = ("single", "joint")  # their guarantees at δ do not depend on ε
+_ORDER: tuple[OptionRule, ...] = ("single", "selection", "joint", "tempered", "combination")
+_FIXED: tuple[OptionRule, ...] = ("single", "joint")  # their guarantees at δ do not depend on ε
 _KNOWN = 4096  # options of a rule that are kept for other targets
 _LOOKED = (
     "the utilities were measured on the private models, so weights chosen by them are a function of those models: only joint "
@@ -36,6 +32,11 @@ class Plan:
     epsilon: float
     options: tuple[Option, ...]
     known: tuple[Option, ...] = field(default=(), repr=False, compare=False)
+
+    @classmethod
+    def of(cls, question: Question, epsilon: float, search: Sequence[OptionRule] | None = None) -> Plan:
+        """The plan for a target; `search` as in `at`."""
+        return cls(question, float(epsilon), ()).at(epsilon, search=search)
 
     @property
     def delta(self) -> float:
@@ -72,7 +73,7 @@ class Plan:
         found = [option.guarantee for option in self.options if option.guarantee is not None]
         return tuple(dict.fromkeys(text for guarantee in found for text in guarantee.warnings))
 
-    def at(self, epsilon: float, *, search: Sequence[RuleName] | None = None) -> Plan:
+    def at(self, epsilon: float, *, search: Sequence[OptionRule] | None = None) -> Plan:
         """The plan for another ε at the same δ.
 
         `search` names the rules whose best weights are searched for anew, by default all. With none the answer comes from what
@@ -169,57 +170,3 @@ def _merged(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option,
         elif len(same) < _KNOWN and not any(one.beats(option) for one in same):
             kept = [one for one in kept if one.rule != option.rule or not option.beats(one)] + [option]
     return tuple(kept)
-
-
-def plan(
-    portfolio: Portfolio,
-    *,
-    epsilon: float,
-    delta: float,
-    utility: Utilities | Mapping[str, float] | None = None,
-    rules: Sequence[RuleName] = RULES,
-    kappa: float | None = None,
-    validation_epsilon: float | None = None,
-    candidates: Sequence[Mapping[str, float]] = (),
-    accounting: Accounting | None = None,
-    search: Sequence[RuleName] | None = None,
-    progress: Callable[[str], None] = lambda label: None,
-    releasing: Callable[..., Any] | None = None,
-) -> Plan:
-    """Rank what may be released under (ε, δ). `candidates` are linear combinations to try besides those searched for.
-
-    κ is the strength of tempered selection; for scores on a private validation set it may be given as the ε that its records
-    pay. `search` is that of `Plan.at`, to have some rules searched later. `releasing` is what `Option.release` calls.
-    """
-    accounting = accounting or Accounting()
-    Target(epsilon=epsilon)
-    Target(delta=delta)
-    require_wanted(delta, accounting.any_delta)
-    known = utility if utility is None or isinstance(utility, Utilities) else Utilities.stated(portfolio, utility)
-    question = Question(
-        portfolio,
-        float(delta),
-        known,
-        kappa=draw_strength(kappa, validation_epsilon, None if known is None else known.validation, portfolio.adjacency),
-        rules=tuple(rules),
-        candidates=tuple(portfolio.weights(candidate) for candidate in candidates),
-        accounting=accounting,
-        progress=progress,
-        releasing=releasing,
-    )
-    return Plan(question, float(epsilon), ()).at(epsilon, search=search)
-
-
-def draw_strength(
-    kappa: float | None, validation_epsilon: float | None, validation: Validation | None, adjacency: Adjacency
-) -> float | None:
-    """κ as given, or the one for which the records of a private validation set pay so much."""
-    if validation_epsilon is None:
-        return kappa
-    if validation is None:
-        raise TargetError("validation_epsilon only has a meaning for scores measured on a private validation set")
-    if kappa is not None:
-        raise TargetError("kappa and validation_epsilon both say how strong the draw is: give one of them")
-    if not (math.isfinite(validation_epsilon) and validation_epsilon >= 0):
-        raise TargetError(f"the validation set's epsilon is {validation_epsilon}; it must be finite and not negative")
-    return validation.tempered_kappa(validation_epsilon, adjacency)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
-from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import By, Combination, Guarantee, about_delta, asked
+from dpmerge.rules import Accounting, Guarantee, about_delta, build
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
 Accountant = Literal["pld", "rdp"]
 _ACCURACY = 1e-4
+DEFAULT = Accounting()
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,17 +40,6 @@ class Scorer(Protocol):
 
     def __call__(self, weights: Point) -> float:
         """The score."""
-
-
-@dataclass(frozen=True)
-class Accounting:
-    """How a guarantee is computed: by which accountant, on which assumptions, and whether at any δ."""
-
-    by: By = "best"
-    conversion: Conversion = "tight"
-    assume_smoothness: float | None = None
-    shuffle: ShuffleAsPoisson | None = None
-    any_delta: bool = False
 
 
 def combination_points(
@@ -85,7 +74,8 @@ def _point(
     weights = portfolio.weights_in_order(point)
     for account in accounts:
         assumed = 0.0 if account == "formula" else accounting.assume_smoothness
-        found = {by: _guarantee(weights, assumed, delta, accounting, by) for by in accountants}
+        asked = replace(accounting, assume_smoothness=assumed, accuracy=_ACCURACY)
+        found = {by: _guarantee(weights, delta, replace(asked, by=by)) for by in accountants}
         conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
         result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
         result[account]["standing"] = "conditional" if conditional else "proved"
@@ -94,14 +84,11 @@ def _point(
     return result
 
 
-def _guarantee(
-    weights: Weights, assumed: float | None, delta: float, accounting: Accounting, by: Accountant
-) -> Guarantee | None:
+def _guarantee(weights: Weights, delta: float, accounting: Accounting) -> Guarantee | None:
     """At the δ asked for, or nothing where the rule or the accountant has no answer."""
     try:
-        rule = Combination(weights, assumed, accounting.shuffle)
-        with without_cache(), grids_of_accuracy(_ACCURACY):  # points are many, and kept by whoever asked for them
-            return rule.guarantee(delta=delta, by=by, conversion=accounting.conversion)
+        with without_cache():  # points are many, and kept by whoever asked for them
+            return accounting.guarantee(build("combination", weights, accounting), delta=delta)
     except AccountingError:
         return None
 
@@ -109,9 +96,9 @@ def _guarantee(
 def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accounting) -> tuple[str, ...]:
     """What random selection from all models assumes, whatever their weights; nothing where it has no answer."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
+    asked = replace(accounting, by="best", assume_smoothness=None)
     try:
-        rule = asked("selection", everyone, shuffle=accounting.shuffle)
-        return rule.guarantee(delta=delta, conversion=accounting.conversion).assumptions
+        return asked.guarantee(build("selection", everyone, asked), delta=delta).assumptions
     except AccountingError:
         return ()
 

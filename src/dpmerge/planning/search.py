@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Literal
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.planning.draw import tilted_odds
 from dpmerge.planning.feasible import FeasibleSet, blend
 from dpmerge.planning.optimum import selection_optimum
-from dpmerge.planning.option import Option, Question, RuleName
+from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.records import Weights
-from dpmerge.rules import By, Combination, Guarantee, Joint, Rule, Selection, Tempered, Validated
+from dpmerge.rules import Accounting, Guarantee, Rule
 
 _GOALS = 6  # a search towards every one of many models would take minutes
 NOT_DRAWN = (
@@ -29,7 +30,7 @@ class Search:
     question: Question
     epsilon: float
 
-    def options(self, rules: Iterable[RuleName]) -> list[Option]:
+    def options(self, rules: Iterable[OptionRule]) -> list[Option]:
         found: list[Option] = []
         for rule in rules:
             if rule != "single":
@@ -55,8 +56,8 @@ class Search:
                 target = (self.epsilon, asked.delta)
                 best = selection_optimum(asked.profiles, asked.shown.values, *target, by, accounting.conversion)
                 weights = self._named(best.weights) if best else asked.vertex(asked.most_private)
-                drawn = Selection(weights, accounting.shuffle, index_published=True)
-                options.append(asked.option("selection", weights, self._saturated(drawn, by)))
+                found = self._saturated(asked.rule("selection", weights), replace(accounting, by=by))
+                options.append(asked.option("selection", weights, found))
             except AccountingError as error:
                 options.append(asked.option("selection", asked.vertex(asked.portfolio.names[0]), None, str(error)))
         return options
@@ -67,8 +68,7 @@ class Search:
         if asked.private_scores:
             return [asked.option("joint", everyone, None, NOT_DRAWN)]
         try:
-            rule = Joint(everyone, asked.accounting.shuffle, asked.portfolio.names)
-            found = rule.guarantee(delta=asked.delta, by=asked.accounting.by, conversion=asked.accounting.conversion)
+            found = asked.accounting.guarantee(asked.rule("joint", everyone), delta=asked.delta)
         except AccountingError as error:
             return [asked.option("joint", everyone, None, str(error))]
         return [asked.option("joint", everyone, found)]
@@ -91,23 +91,17 @@ class Search:
             best = selection_optimum(asked.profiles, base.values, self.epsilon, asked.delta)
             if best is not None:
                 end = self._named(best.weights)
-            space = FeasibleSet(asked.portfolio, lambda weights: self._tilted(weights, kappa), self.epsilon, asked.delta)
+            best_of_all = replace(asked.accounting, by="best")
+            space = FeasibleSet(partial(asked.rule, "tempered"), self.epsilon, asked.delta, best_of_all)
             if asked.private_scores and space.contains(asked.everyone()):
                 end = asked.everyone()
             weights = blend(start, end, space.boundary(start, end)) if space.contains(start) else start
-            found = self._saturated(self._tilted(weights, kappa), "best")
+            found = self._saturated(asked.rule("tempered", weights), best_of_all)
         except AccountingError as error:
             return [asked.option("tempered", asked.vertex(asked.portfolio.names[0]), None, str(error))]
         odds = tilted_odds(weights.values, values, kappa)
         expected = sum(odd * Fraction(value) for odd, value in zip(odds, values, strict=True)) / sum(odds)
         return [asked.option("tempered", weights, found, utility=float(expected))]
-
-    def _tilted(self, weights: Weights, kappa: float) -> Rule:
-        rule = Tempered(weights, kappa, self.question.accounting.shuffle)
-        validation = None if self.question.utility is None else self.question.utility.validation
-        if validation is None:
-            return rule
-        return Validated(rule, validation, validation.tempered_epsilon(kappa, self.question.portfolio.adjacency))
 
     def _combination(self) -> list[Option]:
         """The best combination found, and every candidate the user names."""
@@ -115,13 +109,15 @@ class Search:
         options = []
         try:
             weights = self._best_average()
-            options.append(asked.option("combination", weights, self._saturated(self._average(weights), asked.accounting.by)))
+            options.append(
+                asked.option("combination", weights, self._saturated(asked.rule("combination", weights), asked.accounting))
+            )
         except AccountingError as error:
             most_useful = asked.vertex(max(asked.portfolio.names, key=self._worth))
             options.append(asked.option("combination", most_useful, None, str(error)))
         for weights in asked.candidates:
             try:
-                found = self._saturated(self._average(weights), asked.accounting.by)
+                found = self._saturated(asked.rule("combination", weights), asked.accounting)
                 options.append(asked.option("combination", weights, found))
             except AccountingError as error:
                 options.append(asked.option("combination", weights, None, str(error)))
@@ -134,7 +130,7 @@ class Search:
         and towards the best two together; then weight moves between pairs of models as long as that gains something and fits.
         """
         asked = self.question
-        space = FeasibleSet(asked.portfolio, self._average, self.epsilon, asked.delta, asked.accounting.by)
+        space = FeasibleSet(partial(asked.rule, "combination"), self.epsilon, asked.delta, asked.accounting)
         start = asked.vertex(asked.most_private)
         useful = sorted(asked.portfolio.names, key=self._worth, reverse=True)
         goals = [asked.vertex(name) for name in useful if self._worth(name) > asked.value(start)]
@@ -146,9 +142,6 @@ class Search:
                 reached.append(self._towards(space, start, blend(best, second, 0.5)))
         weights = max(reached, key=asked.value)
         return self._exchanged(space, weights, useful) if len(goals) > 1 else weights
-
-    def _average(self, weights: Weights) -> Rule:
-        return Combination(weights, self.question.accounting.assume_smoothness, self.question.accounting.shuffle)
 
     def _towards(self, space: FeasibleSet, start: Weights, goal: Weights) -> Weights:
         self.question.progress(f"combination with {', '.join(model.name for model, _ in goal.used)}")
@@ -170,11 +163,10 @@ class Search:
     def _worth(self, name: str) -> float:
         return self.question.shown.values[self.question.portfolio.names.index(name)]
 
-    def _saturated(self, rule: Rule, by: By) -> Guarantee:
+    def _saturated(self, rule: Rule, accounting: Accounting) -> Guarantee:
         """For weights on the edge of the target: their ε at its δ if inside, else their δ at its ε."""
-        delta, conversion = self.question.delta, self.question.accounting.conversion
-        found = rule.guarantee(delta=delta, by=by, conversion=conversion)
+        found = accounting.guarantee(rule, delta=self.question.delta)
         if self.epsilon < found.epsilon <= 1.01 * self.epsilon:
-            edge = rule.guarantee(epsilon=self.epsilon, by=by, conversion=conversion)
-            return edge if edge.delta <= delta else found
+            edge = accounting.guarantee(rule, epsilon=self.epsilon)
+            return edge if edge.delta <= self.question.delta else found
         return found

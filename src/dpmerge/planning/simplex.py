@@ -13,8 +13,8 @@ import numpy as np
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.jobs import run_all
 from dpmerge.planning.points import (
+    DEFAULT,
     Accountant,
-    Accounting,
     Mapper,
     assumed_by,
     combination_points,
@@ -23,7 +23,7 @@ from dpmerge.planning.points import (
 )
 from dpmerge.profiles import FloatArray, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Standing, Target, selection_epsilons, significant
+from dpmerge.rules import Accounting, Standing, Target, selection_epsilons, significant
 
 
 def simplex_grid(models: int, step: float) -> FloatArray:
@@ -113,14 +113,13 @@ def heatmap(
     *,
     delta: float,
     step: float = 0.05,
-    accounting: Accounting | None = None,
+    accounting: Accounting = DEFAULT,
     run: Mapper = run_all,
 ) -> Heatmap:
     """The four pictures of Fig. 2 of "Differentially Private Model Merging": ε at δ under each rule by each accountant.
 
     Combinations are accounted by what is proved, unless a smoothness is assumed: 0 gives the papers' formula.
     """
-    accounting = accounting or Accounting()
     grid = heatmap_grid(portfolio, delta, step)
     selected = _selections(portfolio, grid, delta, accounting, ("rdp", "pld"))
     title = "papers' formula" if accounting.assume_smoothness == 0 else "linear combination"
@@ -151,11 +150,10 @@ def edge(
     *,
     delta: float,
     step: float = 0.02,
-    accounting: Accounting | None = None,
+    accounting: Accounting = DEFAULT,
     run: Mapper = run_all,
 ) -> Edge:
     """ε of every merge of two models, by each rule and accountant; what `heatmap` is for three."""
-    accounting = accounting or Accounting()
     Target(delta=delta)
     if len(portfolio.names) != 2:
         raise TargetError(f"a curve over one weight needs two models; this portfolio has {len(portfolio.names)}")

@@ -66,6 +66,11 @@ class Utilities:
         return cls(_complete(portfolio, given), "a-priori", "stated beforehand")
 
     @classmethod
+    def of(cls, portfolio: Portfolio, given: Utilities | Mapping[str, float] | None) -> Utilities | None:
+        """As they are given: plain numbers are stated beforehand."""
+        return given if given is None or isinstance(given, Utilities) else cls.stated(portfolio, given)
+
+    @classmethod
     def parse(cls, portfolio: Portfolio, text: str) -> Utilities:
         """`a=0.93,b=0.91`, or the path of a file of measured utilities."""
         if "=" not in text:

@@ -154,7 +154,9 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     first = min(first, last)  # a question beyond every loss: one point still says so
     size = fft.next_fast_len(max(last - first + 1, 2), real=True)
     if size > _MAX_WINDOW:
-        raise GridTooLarge(f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or --by rdp")
+        raise GridTooLarge(
+            f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or the accountant rdp"
+        )
 
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)

@@ -128,7 +128,9 @@ class RenyiLaw(Law):
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
         """There is none."""
-        raise UnsupportedMechanism("only a Rényi curve is known, so there is no privacy loss distribution; use --by rdp")
+        raise UnsupportedMechanism(
+            "only a Rényi curve is known, so there is no privacy loss distribution; use the accountant rdp"
+        )
 
     def loss_variance(self) -> float:
         """Never asked for: there is no grid."""

@@ -1,7 +1,8 @@
 """Moments of the density ratio of a Gaussian pair, for every real order, as one-dimensional integrals (docs/theory.md §3.5).
 
 dp-accounting 0.6.0's Rényi divergences at fractional orders are upper bounds that can be 10 % above the true value (σ = 0.5,
-q = 256/60000, α = 1.5), and M1's Eq. (9) is a sum over astronomically many terms. The trapezoid rule is exact to rounding.
+q = 256/60000, α = 1.5), and Eq. (9) of *Differentially Private Model Merging* is a sum over astronomically many terms. The
+trapezoid rule is exact to rounding.
 """
 
 from __future__ import annotations

@@ -162,7 +162,8 @@ class Profile:
         """The smallest ε ≥ 0 at δ, from the privacy loss distribution, both directions."""
         if not self.has_loss_distribution:
             raise UnsupportedMechanism(
-                "only Rényi divergences are known for this mechanism, so there is no privacy loss distribution; use --by rdp"
+                "only Rényi divergences are known for this mechanism, so there is no privacy loss distribution; use "
+                "the accountant rdp"
             )
         return mixture_epsilon([(1.0, self)], delta, interval)
 

@@ -48,7 +48,7 @@ def sampling_rate(phase: FullPhase, model: str, shuffle: ShuffleAsPoisson | None
         if shuffle is None:
             raise UnsupportedMechanism(
                 f"model {model!r} was trained on shuffled batches, for which no amplification theorem holds; train with "
-                "Poisson sampling, or give --treat-shuffle-as-poisson to get a conditional guarantee"
+                "Poisson sampling, or account them as Poisson batches (ShuffleAsPoisson) for a conditional guarantee"
             )
         return shuffle.rate
     return 1.0 if phase.sampling.rate is None else phase.sampling.rate

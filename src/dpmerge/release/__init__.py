@@ -11,8 +11,7 @@ from dpmerge.release.certificate import (
     draft as draft,
 )
 from dpmerge.release.chain import unfinished as unfinished
-from dpmerge.release.choice import Choice as Choice, choose as choose
-from dpmerge.release.forms import RuleName as RuleName
+from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
 from dpmerge.release.ledger import Entry as Entry, Ledger as Ledger
 from dpmerge.release.processes import under_way as under_way
 from dpmerge.release.release import (

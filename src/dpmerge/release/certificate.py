@@ -18,7 +18,7 @@ from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Accountant, By, Guarantee, Rule, Standing
+from dpmerge.rules import Accountant, Accounting, By, Guarantee, Rule, Standing
 
 NAME = "certificate.json"
 CARD = "README.md"
@@ -37,9 +37,10 @@ class NumericsForm(Strict):
 
     def answer(self, rule: Rule, epsilon: float, delta: float) -> Guarantee:
         """The rule's answer: ε at this δ, or δ at this ε."""
+        accounting = Accounting(self.by, self.conversion, any_delta=True, accuracy=self.accuracy)
         if self.solved_for == "epsilon":
-            return rule.guarantee(delta=delta, by=self.by, conversion=self.conversion)
-        return rule.guarantee(epsilon=epsilon, by=self.by, conversion=self.conversion)
+            return accounting.guarantee(rule, delta=delta)
+        return accounting.guarantee(rule, epsilon=epsilon)
 
 
 class GuaranteeForm(Extended):

@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
-from dpmerge.planning import NOT_DRAWN, Accounting, Utilities, draw_strength, plan
-from dpmerge.profiles import accuracy
+from dpmerge.planning import NOT_DRAWN, Option, Plan, Question, Utilities, draw_strength
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm, Provenance
-from dpmerge.release.forms import RuleForm, RuleName, ValidationForm
+from dpmerge.release.forms import RuleForm, ValidationForm
 from dpmerge.rules import (
+    Accounting,
     Arithmetic,
     Guarantee,
+    RuleName,
     Target,
-    Validation,
     require_covered,
     require_smoothness_is_used,
     require_wanted,
     round_up,
 )
 
+_DEFAULT = Accounting()
+_ANY_MERGE = "joint release covers any merge of the models: say which one by its weights"
 
-@dataclass(frozen=True)
-class Choice:
-    """A rule with its exact weights, its guarantee, and who chose the weights by what.
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Chosen(Option):
+    """An option that may be released: its guarantee computed afresh, its rule written down, and who chose the weights.
 
     `scores` are those by which a tempered draw prefers models, in the portfolio's order, exactly; they are never written down.
-    `within` is the ε that the release was asked to stay within, if any.
     """
 
-    form: RuleForm
-    weights: Weights
     guarantee: Guarantee
+    form: RuleForm
     numerics: NumericsForm
     provenance: Provenance
-    source: str | None
     scores: tuple[float | Fraction, ...] | None = None
-    within: float | None = None
 
-    def of_stored(self, arithmetic: Arithmetic) -> Choice:
+    def of_stored(self, arithmetic: Arithmetic) -> Chosen:
         """The same average of stored numbers, under what then holds; refused if it was to stay within less."""
         form = self.form.model_copy(update={"arithmetic": arithmetic})
         numerics = self.numerics if arithmetic == "stored" else self.numerics.model_copy(update={"solved_for": "epsilon"})
@@ -56,6 +56,31 @@ class Choice:
         return replace(self, form=form, guarantee=found, numerics=numerics)
 
 
+def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen:
+    """An option of a plan, to be released; joint release needs the weights of the merge that it covers.
+
+    A model alone is released under joint release with weights that were fixed beforehand, whose guarantee is its own.
+    """
+    asked, alone = option.question, option.rule == "single"
+    if isinstance(option, Chosen):
+        return option
+    if weights is not None and option.rule != "joint":
+        raise WeightsError(f"a planned {option.rule} has weights of its own: only joint release covers any others")
+    if weights is None and option.rule == "joint":
+        raise WeightsError(_ANY_MERGE)
+    return choose(
+        asked.portfolio,
+        "joint" if option.rule == "single" else option.rule,
+        delta=asked.delta,
+        epsilon=option.within,
+        weights=option.weights if weights is None else asked.portfolio.weights(weights),
+        utility=asked.utility,
+        provenance="a-priori" if alone else asked.provenance,
+        kappa=asked.kappa if option.rule == "tempered" else None,
+        accounting=asked.accounting if option.rule == "combination" else replace(asked.accounting, assume_smoothness=None),
+    )
+
+
 def choose(
     portfolio: Portfolio,
     rule: RuleName,
@@ -67,14 +92,13 @@ def choose(
     provenance: Provenance | None = None,
     kappa: float | None = None,
     validation_epsilon: float | None = None,
-    accounting: Accounting | None = None,
-) -> Choice:
+    accounting: Accounting = _DEFAULT,
+) -> Chosen:
     """Weights as given, or the best ones for (ε, δ); refused if the target is not met.
 
     Joint release covers every model of the portfolio, because the weights may have been chosen by looking at all of them;
     with provenance `a-priori` only those that have weight.
     """
-    accounting = accounting or Accounting()
     delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
     Target(delta=delta)
     require_wanted(delta, accounting.any_delta)
@@ -86,15 +110,27 @@ def choose(
     if validation is not None and rule != "tempered":
         raise UtilityError(f"weights chosen by looking at private scores are not covered by {rule}: {NOT_DRAWN}")
     if (rule == "tempered") != (kappa is not None):
-        raise TargetError("kappa belongs to tempered selection, and tempered selection needs it (--kappa)")
+        raise TargetError("kappa belongs to tempered selection, and tempered selection needs it")
     require_smoothness_is_used(rule, accounting.assume_smoothness)
     who = _provenance(rule, utility, provenance)
+    question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=replace(accounting, any_delta=True))
     if weights is None:
-        weights = _best_weights(portfolio, rule, epsilon, delta, utility, kappa, accounting)
-    form = _form(portfolio, rule, weights, who, validation, kappa, accounting)
+        weights = _best_weights(question, rule, epsilon)
+    form = _form(question, rule, weights)
     guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, accounting)
-    source, scores = None if utility is None else utility.source, _scores(utility) if rule == "tempered" else None
-    return Choice(form, weights, guarantee, numerics, who, source, scores, epsilon)
+    return Chosen(
+        rule=rule,
+        weights=weights,
+        guarantee=guarantee,
+        utility=None,
+        question=question,
+        within=epsilon,
+        feasible=True,
+        form=form,
+        numerics=numerics,
+        provenance=who,
+        scores=_scores(utility) if rule == "tempered" else None,
+    )
 
 
 def _scores(utility: Utilities | None) -> tuple[float | Fraction, ...] | None:
@@ -109,7 +145,8 @@ def _guarantee(
 ) -> tuple[Guarantee, NumericsForm]:
     """ε at δ; on the edge of a target δ at ε. Computed afresh: what is certified must not come from a cache's files."""
     made = form.build(_by_name(portfolio))
-    question = NumericsForm(solved_for="epsilon", by=accounting.by, conversion=accounting.conversion, accuracy=accuracy())
+    by, conversion = accounting.by, accounting.conversion
+    question = NumericsForm(solved_for="epsilon", by=by, conversion=conversion, accuracy=accounting.accuracy)
     with without_cache():
         found = question.answer(made, 0.0, delta)
         if epsilon is not None and found.epsilon > epsilon:
@@ -118,7 +155,7 @@ def _guarantee(
             if edge.delta > delta:
                 raise TargetError(
                     f"these weights give ε = {round_up(found.epsilon)} at δ = {delta:g}, which is above {epsilon:g}; "
-                    "dpmerge plan shows what fits"
+                    "a plan shows what fits"
                 )
             found = edge
     if not math.isfinite(found.epsilon):
@@ -134,44 +171,26 @@ def _by_name(portfolio: Portfolio) -> Portfolio:
     return Portfolio(tuple(sorted(portfolio.models, key=lambda model: model.name)))
 
 
-def _best_weights(
-    portfolio: Portfolio,
-    rule: RuleName,
-    epsilon: float | None,
-    delta: float,
-    utility: Utilities | None,
-    kappa: float | None,
-    accounting: Accounting,
-) -> Weights:
+def _best_weights(question: Question, rule: RuleName, epsilon: float | None) -> Weights:
     if epsilon is None:
         raise WeightsError("give the weights to release with, or a target ε for which to find them")
     if rule == "joint":
-        raise WeightsError("joint release covers any merge of the models: say which one with --weights")
-    found = plan(
-        portfolio,
-        epsilon=epsilon,
-        delta=delta,
-        utility=utility,
-        rules=(rule,),
-        kappa=kappa,
-        accounting=replace(accounting, any_delta=True),
-    )
-    best = found.best
-    if best is None:
-        closest = found.closest
+        raise WeightsError(_ANY_MERGE)
+    found = Plan.of(question, epsilon)
+    if found.best is None:
         raise TargetError(
-            f"infeasible: no {rule} meets ({epsilon:g}, {delta:g}); {closest.why} "
-            f"(the closest has ε = {round_up(closest.epsilon)})"
+            f"infeasible: no {rule} meets ({epsilon:g}, {question.delta:g}); {found.closest.why} "
+            f"(the closest has ε = {round_up(found.closest.epsilon)})"
         )
-    return best.weights
+    return found.best.weights
 
 
 def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance | None) -> Provenance:
     """Who chose the weights: what the utilities say, or without any what the user claims."""
     if utility is None and claimed == "private-validation":
-        raise UtilityError("private-validation is about scores: give the file that describes their set with --utility")
+        raise UtilityError("private-validation is about scores: give the utilities that describe their set")
     if rule == "tempered" and utility is None:
-        raise UtilityError("tempered selection prefers better models: give their scores with --utility")
+        raise UtilityError("tempered selection prefers better models: give their scores as utilities")
     if rule == "tempered" and utility is not None and not all(0 <= score <= 1 for score in utility.values):
         raise UtilityError("tempered selection needs scores in [0, 1]; rescale them")
     who: Provenance = claimed or ("a-priori" if utility is None else utility.provenance)
@@ -181,15 +200,9 @@ def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance |
     return who
 
 
-def _form(
-    portfolio: Portfolio,
-    rule: RuleName,
-    weights: Weights,
-    who: Provenance,
-    validation: Validation | None,
-    kappa: float | None,
-    accounting: Accounting,
-) -> RuleForm:
+def _form(question: Question, rule: RuleName, weights: Weights) -> RuleForm:
+    portfolio, kappa, accounting = question.portfolio, question.kappa, question.accounting
+    validation = None if question.utility is None else question.utility.validation
     paid = None
     if validation is not None and kappa is not None:
         cost = _hex("the validation set's epsilon", validation.tempered_epsilon(kappa, portfolio.adjacency))
@@ -198,7 +211,7 @@ def _form(
     return RuleForm(
         rule=rule,
         weights={model.name: weight.hex() for model, weight in weights.used},
-        looked_at=sorted(portfolio.names) if rule == "joint" and who != "a-priori" else [],
+        looked_at=sorted(portfolio.names) if rule == "joint" and question.provenance != "a-priori" else [],
         kappa=_hex("kappa", kappa),
         assume_smoothness=_hex("the smoothness", accounting.assume_smoothness),
         shuffle_rate=None if accounting.shuffle is None else _hex("the shuffle rate", accounting.shuffle.rate),

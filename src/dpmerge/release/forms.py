@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dpmerge.errors import CertificateError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Extended, Portfolio, Weights
-from dpmerge.rules import Arithmetic, Combination, Exposure, Joint, Rule, Selection, Tempered, Validated, Validation
+from dpmerge.rules import Accounting, Arithmetic, Exposure, Rule, RuleName, Validated, Validation, build
 
-RuleName = Literal["selection", "tempered", "combination", "joint"]
 DRAWS: tuple[RuleName, ...] = ("selection", "tempered")
 # Guarantees that cover every model with weight as it is: digests of the inputs may then be published.
 COVERS_INPUTS = ("joint-release", "single-run")
@@ -105,22 +103,16 @@ class RuleForm(Extended):
 
     def build(self, portfolio: Portfolio, *, proved: bool = False) -> Rule:
         """The rule; with `proved`, without what was assumed of gradients on the user's word, or of the rounding of files."""
-        weights = self.exact_weights(portfolio)
+        assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
         shuffle = None if self.shuffle_rate is None else ShuffleAsPoisson(float.fromhex(self.shuffle_rate))
-        rule: Rule
-        if self.rule == "selection":
-            rule = Selection(weights, shuffle, index_published=True)
-        elif self.rule == "combination":
-            assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
-            # Made with the same arguments as by others who ask the same: answers are cached under these.
-            stored: Arithmetic | None = "joint" if self.arithmetic is not None and proved else self.arithmetic
-            rule = Combination(weights, assumed, shuffle, *(() if stored is None else (stored,)))
-        elif self.rule == "tempered":
-            if self.kappa is None:
-                raise CertificateError("tempered selection without kappa")
-            rule = Tempered(weights, float.fromhex(self.kappa), shuffle)
-        else:
-            rule = Joint(weights, shuffle, tuple(self.looked_at))
+        rule = build(
+            self.rule,
+            self.exact_weights(portfolio),
+            Accounting(assume_smoothness=assumed, shuffle=shuffle),
+            looked_at=tuple(self.looked_at),
+            kappa=None if self.kappa is None else float.fromhex(self.kappa),
+            arithmetic="joint" if self.arithmetic is not None and proved else self.arithmetic,
+        )
         if self.validation is None:
             return rule
         return Validated(rule, self.validation.described, self.paid(portfolio.adjacency))

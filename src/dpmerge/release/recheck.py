@@ -21,13 +21,13 @@ from dpmerge.tensors import (
     INDEX,
     METHODS,
     Checkpoint,
-    Plan,
+    MergePlan,
     coarsest_spacing,
     open_model,
     open_plan,
     plan_copy,
     read_object,
-    verify_combination,
+    verify_plan,
 )
 
 _BLOCK = 1 << 20
@@ -147,16 +147,15 @@ class Recheck:
                 return
             base = self.base if merge.base is not None else None
             how: dict[str, Any] = {"take_from": merge.take_from, "method": merge.method, "base": base}
-            how["lora"] = merge.lora or "factors"
-            weights = self.certificate.rule.values
-            _, plan = open_plan(stack, folders, weights, keep_metadata=merge.keep_metadata or (), **how)
-            found = verify_combination(folders, weights, self.folder, **how)
+            how |= {"lora": merge.lora or "factors", "keep_metadata": merge.keep_metadata or ()}
+            _, plan = open_plan(stack, folders, self.certificate.rule.values, **how)
+            found = verify_plan(plan, self.folder)
             self.verdict.note([str(one) for one in found], "the tensors are the stated combination, bit for bit")
             self._arithmetic(plan)
             self._metadata(plan)
             self._beside(plan)
 
-    def _arithmetic(self, plan: Plan) -> None:
+    def _arithmetic(self, plan: MergePlan) -> None:
         """Below joint release, the noise covers the stored numbers (docs/theory.md §3.6)."""
         if self.certificate.rule.rule != "combination" or self.certificate.guarantee.theorem in COVERS_INPUTS:
             return
@@ -175,7 +174,7 @@ class Recheck:
         self._metadata(plan)
         self._beside(plan)
 
-    def _metadata(self, plan: Plan) -> None:
+    def _metadata(self, plan: MergePlan) -> None:
         """Nothing hides in the headers, nor in the index. A file that names no format has PyTorch's layout."""
         with open_model(self.folder, "release") as released:
             faults = [
@@ -190,7 +189,7 @@ class Recheck:
                 faults.append(f"{INDEX}: says more than where the tensors are, and their total size")
         self.verdict.broken += faults
 
-    def _beside(self, plan: Plan) -> None:
+    def _beside(self, plan: MergePlan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
         outputs, kept = self.certificate.outputs, plan.companions
         expected = {CARD, *plan.names}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CertificateError, PortfolioError
+from dpmerge.notebook import html_table
 from dpmerge.planning import Averaging, secure_draw, tilted_odds
 from dpmerge.records import Portfolio
 from dpmerge.release.canonical import sha256
@@ -26,7 +27,7 @@ from dpmerge.release.certificate import (
     seal,
     software,
 )
-from dpmerge.release.choice import Choice
+from dpmerge.release.choice import Chosen
 from dpmerge.release.commitment import Opening, Openings, commit, input_names
 from dpmerge.release.entering import Entered, entered
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
@@ -70,7 +71,7 @@ class Merge:
 _AVERAGE = Merge()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Released:
     """What a release left: the folder, its certificate, the guarantee in it, and what to tell the user."""
 
@@ -78,6 +79,14 @@ class Released:
     certificate: Certificate
     guarantee: Guarantee
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Released {self.folder}: {self.guarantee.claim}>"
+
+    def _repr_html_(self) -> str:
+        told = {"folder": self.folder, "guarantee": self.guarantee.claim, "assumes": self.guarantee.assumptions}
+        drawn = {} if self.certificate.drawn is None else {"drawn": self.certificate.drawn}
+        return html_table([], [*{**told, **drawn, "notes": self.notes}.items()])
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Files:
 class Preview:
     """A release that was not made: the choice as its files allow it, these, and what all releases would guarantee with it."""
 
-    choice: Choice
+    choice: Chosen
     files: Files
     total: Guarantee | None
     fits: bool | None
@@ -101,7 +110,7 @@ class Preview:
 
 def release(
     portfolio: Portfolio,
-    choice: Choice,
+    choice: Chosen,
     out: Path,
     *,
     merge: Merge = _AVERAGE,
@@ -135,7 +144,7 @@ def release(
 
 def release_together(
     portfolio: Portfolio,
-    choices: Mapping[str, Choice],
+    choices: Mapping[str, Chosen],
     out: Path,
     *,
     ledger: Ledger | None = None,
@@ -172,7 +181,7 @@ def release_together(
     return [replace(one, folder=out / name, notes=notes) for name, one in zip(choices, written, strict=True)]
 
 
-def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
+def files_to_write(portfolio: Portfolio, choice: Chosen, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
     """The files of a release, once nothing but the budget could refuse it."""
     folders = _folders(portfolio)
     _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
@@ -180,7 +189,7 @@ def files_to_write(portfolio: Portfolio, choice: Choice, *, ledger: Ledger | Non
 
 
 def preview(
-    portfolio: Portfolio, choice: Choice, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
+    portfolio: Portfolio, choice: Chosen, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
 ) -> Preview:
     """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written.
 
@@ -194,7 +203,7 @@ def preview(
     return Preview(choice, files, total.guarantee, total.fits)
 
 
-def draw(choice: Choice) -> str:
+def draw(choice: Chosen) -> str:
     """The model that a selection draws: by the operating system's secure randomness, exactly with the stated odds."""
     odds = [Fraction(weight) for weight in choice.weights.values]
     if choice.form.rule == "tempered":
@@ -229,7 +238,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _check_choice(portfolio: Portfolio, choice: Choice, merge: Merge, dependent: bool, ledger: Ledger | None) -> None:
+def _check_choice(portfolio: Portfolio, choice: Chosen, merge: Merge, dependent: bool, ledger: Ledger | None) -> None:
     """Refuse what the choice's guarantee is not about."""
     if choice.weights.portfolio != portfolio:
         raise CertificateError("this choice was made for another portfolio: choose again for the one to release from")
@@ -256,7 +265,7 @@ def _check_choice(portfolio: Portfolio, choice: Choice, merge: Merge, dependent:
         )
 
 
-def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> Files:
+def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> Files:
     """Everything that headers and configurations can tell, before the ledger is charged or a byte is written."""
     used = choice.form.values
     own = (NAME, CARD)
@@ -270,7 +279,7 @@ def _check_files(choice: Choice, folders: Mapping[str, Path], merge: Merge) -> F
         return Files(own, names, _has_openings(choice, drawn))
 
 
-def _settled(choice: Choice, folders: Mapping[str, Path]) -> Choice:
+def _settled(choice: Chosen, folders: Mapping[str, Path]) -> Chosen:
     """The choice under what holds of its files: conditional below joint release, which counts where numbers are too coarse."""
     if choice.form.rule != "combination" or choice.guarantee.theorem in COVERS_INPUTS:
         return choice
@@ -286,19 +295,19 @@ def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
         return coarsest_spacing(plan.outputs)
 
 
-def _covers_inputs(choice: Choice) -> bool:
+def _covers_inputs(choice: Chosen) -> bool:
     """Whether the guarantee covers each model that goes in, so that the digest of its tensors may be published."""
     return choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
 
 
-def _has_openings(choice: Choice, checkpoints: Sequence[Checkpoint]) -> bool:
+def _has_openings(choice: Chosen, checkpoints: Sequence[Checkpoint]) -> bool:
     files = [file for checkpoint in checkpoints for file in checkpoint.files]
     return not _covers_inputs(choice) or not all(map(holds_only_tensors, files)) or checkpoints[0].layout == "lora"
 
 
 def _planned(
     portfolio: Portfolio,
-    choices: tuple[Choice, ...],
+    choices: tuple[Chosen, ...],
     exposure: Exposure,
     dependent: bool,
     out: Path,
@@ -309,7 +318,7 @@ def _planned(
     return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
 
 
-def _contents(portfolio: Portfolio, choices: tuple[Choice, ...], ledger: Ledger | None) -> dict[str, str]:
+def _contents(portfolio: Portfolio, choices: tuple[Chosen, ...], ledger: Ledger | None) -> dict[str, str]:
     """What the models involved hold: the ledger keeps it, and without one two models of one step must still be the same."""
     names = {name for choice in choices for name in choice.form.involved}
     models = [model for model in portfolio.models if model.name in names]
@@ -336,7 +345,7 @@ class _Making:
     signer: Signer | None
     progress: Callable[[int, int], None] | None
 
-    def write(self, choice: Choice, drawn: str | None, out: Path, into: Path | None = None) -> Released:
+    def write(self, choice: Chosen, drawn: str | None, out: Path, into: Path | None = None) -> Released:
         """Draw or merge into a new folder, with certificate and model card; or into one that becomes `out` later."""
         made: list[Released] = []
 
@@ -358,7 +367,7 @@ class _Making:
             merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, **_how(self.merge))
         return made[0]
 
-    def _content(self, choice: Choice, drawn: str | None, report: MergeReport) -> dict[str, Any]:
+    def _content(self, choice: Chosen, drawn: str | None, report: MergeReport) -> dict[str, Any]:
         record = self.portfolio.models[0].record
         involved = [model for model in self.portfolio.models if model.name in choice.form.involved]
         return {
@@ -370,7 +379,7 @@ class _Making:
             "merge": {"keep_metadata": self._kept()} if drawn is not None else self._merge_form(report),
             "provenance": choice.provenance,
             "dependent": self.dependent,
-            "utilities_source": choice.source,
+            "utilities_source": None if choice.question.utility is None else choice.question.utility.source,
             "guarantee": GuaranteeForm.of(choice.guarantee).model_dump(mode="json"),
             "numerics": choice.numerics.model_dump(mode="json"),
             "records": {
@@ -399,7 +408,7 @@ class _Making:
         told = {name: total[name] for name in ("epsilon", "delta", "theorem")}
         return {"number": self.entry.number, "entry": self.entry.hash, **told}
 
-    def _inputs(self, choice: Choice, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
+    def _inputs(self, choice: Chosen, report: MergeReport) -> tuple[dict[str, Any], dict[str, dict[str, Opening]]]:
         """Digests where the guarantee covers what is in a file; else commitments, whose openings stay private.
 
         It covers tensors of some rules (docs/theory.md §5), and never what else a training wrote into a file, by whose digest

@@ -6,8 +6,10 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpmerge.notebook import html_table
 
-@dataclass
+
+@dataclass(repr=False)
 class Verdict:
     """What was checked and holds, what does not, and what could not be checked; `warnings` are about promises of little."""
 
@@ -23,7 +25,6 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The same in words."""
         return ("it holds", "it does NOT hold", "it could not be checked")[self.code]
 
     def note(self, faults: list[str], holds: str) -> bool:
@@ -41,3 +42,10 @@ class Verdict:
         except OSError as fault:
             self.unchecked.append(f"{path}: cannot be read: {fault.strerror}")
             return None
+
+    def __repr__(self) -> str:
+        return f"<Verdict: {'; '.join([self.sentence, *self.broken, *self.unchecked, *self.warnings])}>"
+
+    def _repr_html_(self) -> str:
+        found = {"does NOT hold": self.broken, "not checked": self.unchecked, "beware": self.warnings, "holds": self.holds}
+        return html_table([], [(name, tuple(texts)) for name, texts in found.items() if texts])

@@ -1,17 +1,18 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
 from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, why_joint as why_joint
-from dpmerge.rules.asked import (
-    AskedName as AskedName,
+from dpmerge.rules.baselines import PairComposition as PairComposition, no_free_lunch_threshold as no_free_lunch_threshold
+from dpmerge.rules.building import (
+    Accounting as Accounting,
     Looked as Looked,
-    asked as asked,
-    looked_at as looked_at,
+    RuleName as RuleName,
+    build as build,
+    counted_besides as counted_besides,
     require_covered as require_covered,
     require_smoothness_is_used as require_smoothness_is_used,
 )
-from dpmerge.rules.baselines import PairComposition as PairComposition, no_free_lunch_threshold as no_free_lunch_threshold
 from dpmerge.rules.combination import Combination as Combination
-from dpmerge.rules.compare import compare as compare, no_free_lunch as no_free_lunch
+from dpmerge.rules.compare import Comparison as Comparison, compare as compare
 from dpmerge.rules.deltas import about_delta as about_delta, require_wanted as require_wanted
 from dpmerge.rules.filter import Charge as Charge, Filter as Filter, Sum as Sum
 from dpmerge.rules.guarantee import (
@@ -23,6 +24,7 @@ from dpmerge.rules.guarantee import (
     Standing as Standing,
     Target as Target,
     about_records as about_records,
+    answer as answer,
     ask as ask,
     round_down as round_down,
     round_up as round_up,
@@ -34,18 +36,14 @@ from dpmerge.rules.selection import Selection as Selection, selection_epsilons a
 from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
 from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem
 from dpmerge.rules.tuning import (
-    DELTA_OF_FIGURE_1 as DELTA_OF_FIGURE_1,
-    FIGURE_1 as FIGURE_1,
     PROFILE as PROFILE,
     RENYI as RENYI,
     Base as Base,
     TuningCost as TuningCost,
-    contradiction as contradiction,
     tuning_cost as tuning_cost,
 )
-from dpmerge.rules.tuning_bounds import renyi_epsilon as renyi_epsilon
+from dpmerge.rules.tuning_bounds import pairs_of as pairs_of, renyi_epsilon as renyi_epsilon
 from dpmerge.rules.tuning_gaussian import Calibration as Calibration
-from dpmerge.rules.tuning_pairs import pairs_of as pairs_of
 from dpmerge.rules.tuning_trials import (
     DistributionName as DistributionName,
     Poisson as Poisson,

@@ -100,8 +100,9 @@ def no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, 
     """How much a merger may react to the least private model if nothing but that model's (ε₂, δ) is known.
 
     A merger with sup TV(h(x, a), h(x, b)) above t(ε′, δ′)/t(ε₂, δ), t(ε, δ) = (e^ε − 1 + 2δ)/(e^ε + 1), is not
-    (ε′, δ′)-DP for every pair of mechanisms (docs/theory.md §6). M1 Prop. 3.1 states another number, by a proof that uses a
-    mechanism which is private in one direction only: `papers_no_free_lunch_threshold`.
+    (ε′, δ′)-DP for every pair of mechanisms (docs/theory.md §6). *Differentially Private Model
+    Merging*, Prop. 3.1, states another number, by a proof that uses a mechanism which is private in one direction only:
+    `papers_no_free_lunch_threshold`.
 
     >>> round(no_free_lunch_threshold(1.0, 1e-5, 8.0, 1e-5), 4)
     0.4624
@@ -112,7 +113,7 @@ def no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, 
 
 
 def papers_no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> float:
-    """M1 Prop. 3.1 as printed: (1 − e^{−ε′}(1−δ′)) / (1 − e^{−ε₂}(1−δ)). Not a theorem (docs/theory.md §6)."""
+    """The paper's Prop. 3.1 as printed: (1 − e^{−ε′}(1−δ′)) / (1 − e^{−ε₂}(1−δ)). Not a theorem (docs/theory.md §6)."""
     _check_pairs(epsilon, delta, epsilon_least, delta_each)
     denominator = 1 - math.exp(-epsilon_least) * (1 - delta_each)
     return math.inf if denominator == 0 else (1 - math.exp(-epsilon) * (1 - delta)) / denominator

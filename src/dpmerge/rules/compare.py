@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import AccountingError, UtilityError
-from dpmerge.profiles import Conversion, ShuffleAsPoisson, run_profile
-from dpmerge.records import Weights
-from dpmerge.rules.asked import Looked, asked, looked_at
+from dpmerge.notebook import frame, html_table
+from dpmerge.profiles import ShuffleAsPoisson, run_profile
+from dpmerge.records import Portfolio, Weights
 from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold
+from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, Looked, build, counted_besides
 from dpmerge.rules.deltas import require_wanted
-from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.guarantee import Guarantee, ProfileBound, Rule, Target, ask, round_up, significant
+from dpmerge.rules.theorems import THEOREMS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,21 @@ class Row:
     guarantee: Guarantee | None
     refusal: str | None = None
 
+    @property
+    def cells(self) -> dict[str, object]:
+        """What a table shows of it, numbers rounded up."""
+        found = self.guarantee
+        if found is None:
+            return {"rule": self.label, "ε": None, "δ": None, "standing": "refused", "by": None, "theorem": self.refusal}
+        return {
+            "rule": self.label,
+            "ε": round_up(found.epsilon),
+            "δ": significant(found.delta),
+            "standing": found.standing,
+            "by": found.by.upper(),
+            "theorem": THEOREMS[found.theorem].title,
+        }
+
 
 @dataclass(frozen=True)
 class NoFreeLunch:
@@ -32,6 +53,48 @@ class NoFreeLunch:
     epsilon_least: float
     threshold: float
     papers_threshold: float
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The rows for one question; `no_free_lunch` is for the target that random selection meets."""
+
+    weights: Weights
+    epsilon: float | None
+    delta: float | None
+    rows: tuple[Row, ...]
+    no_free_lunch: NoFreeLunch | None
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{row.label}: {row.guarantee.claim if row.guarantee else f'refused: {row.refusal}'}" for row in self)
+
+    def _repr_html_(self) -> str:
+        return html_table(list(self.rows[0].cells), [list(row.cells.values()) for row in self.rows])
+
+    def to_frame(self) -> DataFrame:
+        """One row for each rule, with exact numbers; needs pandas."""
+        exact = [{"ε": row.guarantee.epsilon, "δ": row.guarantee.delta} if row.guarantee else {} for row in self.rows]
+        return frame({**row.cells, **numbers} for row, numbers in zip(self.rows, exact, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "weights": self.weights.as_dict(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.weights.portfolio.adjacency,
+            "rows": [
+                {"label": row.label, "refused": row.refusal, **(row.guarantee.as_dict() if row.guarantee else {})}
+                for row in self.rows
+            ],
+            "no_free_lunch": None if self.no_free_lunch is None else asdict(self.no_free_lunch),
+        }
 
 
 def no_free_lunch(
@@ -47,41 +110,41 @@ def no_free_lunch(
 
 
 def compare(
-    weights: Weights,
+    portfolio: Portfolio,
+    weights: Mapping[str, float],
     *,
     delta: float | None = None,
     epsilon: float | None = None,
-    by: By = "best",
-    conversion: Conversion = "tight",
-    assume_smoothness: float | None = None,
-    shuffle: ShuffleAsPoisson | None = None,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     provenance: Looked | None = None,
-    any_delta: bool = False,
     progress: Callable[[str], None] = lambda label: None,
-) -> list[Row]:
-    """RS, LC (proved), LC (papers' formula), joint release, and the three compositions of (ε, δ) pairs.
+) -> Comparison:
+    """Every rule, the papers' formula, and the three compositions of (ε, δ) pairs.
 
-    `provenance` says who chose the weights, as for a release (`asked.asked`): after looking, selection and combination are
+    `provenance` says who chose the weights, as for a release (`build`): after looking, selection and combination are
     refused; joint release and compositions count every model, unless the weights were fixed beforehand.
     """
-    require_wanted(delta, any_delta)
-    looked = looked_at(weights, provenance)
-    rule = partial(asked, weights=weights, provenance=provenance, shuffle=shuffle)
+    require_wanted(delta, accounting.any_delta)
+    given, shuffle = portfolio.weights(weights), accounting.shuffle
+    plain, formula = (replace(accounting, assume_smoothness=assumed) for assumed in (None, 0.0))
+    looked = counted_besides(given, provenance)
+    rule = partial(build, weights=given, provenance=provenance)
     rules: list[tuple[str, Callable[[], Rule]]] = [
-        ("random selection", partial(rule, "selection")),
-        ("linear combination (proved)", partial(rule, "combination", assume_smoothness=assume_smoothness)),
-        ("linear combination (papers' formula)", partial(rule, "combination", assume_smoothness=0.0)),
-        ("joint release", partial(rule, "joint")),
-        ("optimal composition", lambda: PairComposition(weights, "optimal", shuffle, looked)),
-        ("advanced composition", lambda: PairComposition(weights, "advanced", shuffle, looked)),
-        ("basic composition", lambda: PairComposition(weights, "basic", shuffle, looked)),
+        ("random selection", partial(rule, "selection", accounting=plain)),
+        ("linear combination (proved)", partial(rule, "combination", accounting=accounting)),
+        ("linear combination (papers' formula)", partial(rule, "combination", accounting=formula)),
+        ("joint release", partial(rule, "joint", accounting=plain)),
+        ("optimal composition", lambda: PairComposition(given, "optimal", shuffle, looked)),
+        ("advanced composition", lambda: PairComposition(given, "advanced", shuffle, looked)),
+        ("basic composition", lambda: PairComposition(given, "basic", shuffle, looked)),
     ]
     rows = []
     for label, made in rules:
         progress(label)
         try:
-            found = made().guarantee(delta=delta, epsilon=epsilon, by=by, conversion=conversion)
-            rows.append(Row(label, found))
+            rows.append(Row(label, accounting.guarantee(made(), delta=delta, epsilon=epsilon)))
         except (AccountingError, UtilityError) as error:
             rows.append(Row(label, None, str(error)))
-    return rows
+    drawn = rows[0].guarantee
+    lunch = None if drawn is None else no_free_lunch(given, drawn.epsilon, drawn.delta, shuffle)
+    return Comparison(given, epsilon, delta, tuple(rows), lunch)

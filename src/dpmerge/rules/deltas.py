@@ -16,7 +16,7 @@ def require_wanted(delta: float | None, any_delta: bool = False) -> None:
     if delta is not None and LARGEST < delta < 1 and not any_delta:
         raise TargetError(
             f"δ = {delta:g} allows all of a record to be published with that probability, more than one time in a hundred; "
-            "choose δ well below 1 over the number of records. If you do want this one, say so: --any-delta (any_delta=True)"
+            "choose δ well below 1 over the number of records. If you do want this one, say so with any_delta=True"
         )
 
 

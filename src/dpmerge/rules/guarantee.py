@@ -248,7 +248,7 @@ def _why_not(by: By, available: tuple[Accountant, ...]) -> str:
         "pld": "a record with Rényi divergences only, or with fixed-size batches, has no privacy loss distribution",
         "rdp": "an (ε, δ) pair with δ > 0 has no finite Rényi divergence",
     }
-    return f"--by {by} does not apply: {reasons[by]}; available here: {', '.join(available)}"
+    return f"the accountant {by} does not apply: {reasons[by]}; available here: {', '.join(available)}"
 
 
 def _content(part: object) -> Any:

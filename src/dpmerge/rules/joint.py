@@ -1,4 +1,4 @@
-"""Joint release: whatever is done with the models, it is post-processing of all of them (M1 Thm 6.1; docs/theory.md §3.1)."""
+"""Joint release: whatever is done with the models, it is post-processing of all of them (docs/theory.md §3.1)."""
 
 from __future__ import annotations
 

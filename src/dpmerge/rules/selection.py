@@ -1,4 +1,4 @@
-"""Random selection: draw one model with probabilities π and release it (M1 Thm 5.1 and 5.2; docs/theory.md §2)."""
+"""Random selection: draw one model with probabilities π and release it (docs/theory.md §2)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from dpmerge.profiles import (
     mixture_epsilon,
     run_profile,
 )
-from dpmerge.records import Gaussian, Weights
-from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, Rule, Target, answer, ask
-from dpmerge.rules.mean_estimation import GaussianSelection
+from dpmerge.records import Weights
+from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, Rule, Target, ask
 
 
 @dataclass(frozen=True)
@@ -137,28 +136,19 @@ def _log_mixtures(weights: FloatArray, moments: FloatArray) -> FloatArray:
 
 
 class Selection(Rule):
-    """I ~ Cat(π), release θ_I. Works for any mechanisms, correlated checkpoints included."""
+    """I ~ Cat(π), release (I, θ_I). Works for any mechanisms, correlated checkpoints included."""
 
     name = "selection"
 
-    def __init__(self, weights: Weights, shuffle: ShuffleAsPoisson | None = None, index_published: bool = False) -> None:
+    def __init__(self, weights: Weights, shuffle: ShuffleAsPoisson | None = None) -> None:
         self.weights = weights
         # Weights may sum to 1 within 1e-9; what is drawn with is their share of the sum.
         self.shuffle = shuffle
         runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
         self.bound = SelectionBound([(weight, run.profile) for weight, run in runs])
         self._assumptions, self._conditional = gathered(run for _, run in runs)
-        mechanisms = [(weight, model.mechanism) for model, weight in weights.used]
-        gaussians = [(weight, m) for weight, m in mechanisms if isinstance(m, Gaussian)]
-        # The law of what is released is tighter than §2 as long as nobody is told which model it is.
-        hidden = len(gaussians) == len(mechanisms) and not index_published
-        self._means = GaussianSelection.of(gaussians) if hidden else None
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = ask(self.bound, target, by, conversion)
         theorem = "selection-rdp" if found.by == "rdp" else "selection-pld"
-        if self._means is not None and by in ("best", "pld"):
-            exact = answer(target, "pld", self._means.epsilon, self._means.delta)
-            if exact.size < found.size:
-                found, theorem = exact, "mean-estimation-selection"
         return self._build(found, theorem, self._assumptions, self._conditional, conversion)

@@ -50,7 +50,9 @@ class Tempered(Rule):
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         if by not in ("best", "pld"):
-            raise TargetError(f"--by {by} does not apply to tempered selection: its bound is on the loss distributions")
+            raise TargetError(
+                f"the accountant {by} does not apply to tempered selection: its bound is on the loss distributions"
+            )
         found = answer(target, "pld", self.epsilon, self.delta)
         own = self._build(found, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa})
         with contextlib.suppress(AccountingError):  # runs that are not independent have no joint release

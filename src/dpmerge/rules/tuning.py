@@ -17,9 +17,8 @@ from dpmerge.records import Model
 from dpmerge.rules.deltas import about_delta
 from dpmerge.rules.guarantee import ProfileBound, Standing, Target, about_records, ask, significant
 from dpmerge.rules.theorems import THEOREMS
-from dpmerge.rules.tuning_bounds import profile_epsilon, renyi_epsilon
+from dpmerge.rules.tuning_bounds import pairs_of, profile_epsilon, renyi_epsilon
 from dpmerge.rules.tuning_gaussian import LARGEST_MU, Calibration, calibrated_mu, own_score_epsilon, worst_score_epsilon
-from dpmerge.rules.tuning_pairs import pairs_of
 from dpmerge.rules.tuning_trials import Poisson, Trials
 
 PROFILE, RENYI = "tuning-profile", "tuning-rdp"
@@ -130,30 +129,3 @@ def _about_none(trials: Trials) -> tuple[str, ...]:
     if not isinstance(trials, Poisson):
         return ()
     return (f"if no run is drawn (probability {significant(trials.nothing, 3)}), what is released does not depend on the data",)
-
-
-@dataclass(frozen=True)
-class Figure1:
-    """A number of *Recycling Scraps*, Fig. 1, whose caption says that the trials are Poisson."""
-
-    epsilon: float
-    trials: int
-    reported: float
-
-
-DELTA_OF_FIGURE_1 = 1e-5
-FIGURE_1 = (Figure1(1, 72, 2.62), Figure1(1, 432, 2.98), Figure1(8, 72, 16.08), Figure1(8, 432, 18.34))
-
-
-def contradiction(cost: TuningCost) -> str | None:
-    """What to say where the answer shows that a number of Fig. 1 cannot be one for Poisson trials."""
-    if not isinstance(cost.trials, Poisson) or cost.delta != DELTA_OF_FIGURE_1 or cost.lower is None:
-        return None
-    for claim in FIGURE_1:
-        same = (cost.base.get("epsilon"), cost.base.get("delta")) == (claim.epsilon, cost.delta)
-        if same and cost.trials.mean == claim.trials and cost.lower > claim.reported:
-            return (
-                f"Recycling Scraps, Fig. 1, reports ε = {claim.reported:g} here, below what Poisson trials really cost: its "
-                "figures are those of geometric trials (docs/theory.md §7)"
-            )
-    return None

@@ -30,7 +30,7 @@ _ROUNDING = 1e-7
 def calibrated_mu(epsilon: float, delta: float, by: Calibration) -> float:
     """The largest μ with which a Gaussian mechanism is (ε, δ)-DP: by its exact curve, or by Rényi and the tight conversion."""
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise TargetError(f"--epsilon is {epsilon:g}; the base mechanism needs a finite ε above 0")
+        raise TargetError(f"epsilon is {epsilon:g}; the base mechanism needs a finite ε above 0")
 
     def excess(mu: float) -> float:
         if by == "exact":
@@ -40,7 +40,7 @@ def calibrated_mu(epsilon: float, delta: float, by: Calibration) -> float:
     if excess(_SMALLEST_MU) > 0 or excess(LARGEST_MU) < 0:
         raise TargetError(
             f"no Gaussian mechanism with a noise multiplier from {1 / LARGEST_MU:.2g} to {1 / _SMALLEST_MU:g} has just "
-            f"ε = {epsilon:g} at δ = {delta:g}; ask for another target, or give --mu"
+            f"ε = {epsilon:g} at δ = {delta:g}; ask for another target, or give mu"
         )
     from scipy.optimize import brentq  # slow to import, and few need it
 

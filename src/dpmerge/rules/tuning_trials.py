@@ -56,7 +56,7 @@ class Poisson(Trials):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and self.mean > 0):
-            raise TargetError(f"--trials is {self.mean:g}; a Poisson number of trials needs a finite mean above 0")
+            raise TargetError(f"the mean is {self.mean:g}; a Poisson number of trials needs a finite mean above 0")
 
     @property
     def nothing(self) -> float:
@@ -92,10 +92,10 @@ class TruncatedNegativeBinomial(Trials):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.shape) and self.shape > -1):
-            raise TargetError(f"--shape is {self.shape:g}; a truncated negative binomial needs a finite η above −1")
+            raise TargetError(f"shape is {self.shape:g}; a truncated negative binomial needs a finite η above −1")
         if not (math.isfinite(self.mean) and self.mean >= 1):
             raise TargetError(
-                f"--trials is {self.mean:g}; {self._name} trials are at least one, so their mean is finite and at least 1"
+                f"the mean is {self.mean:g}; {self._name} trials are at least one, so their mean is finite and at least 1"
             )
         if self._mean(-_SMALLEST_LOG_GAMMA) < self.mean:
             raise TargetError(
@@ -161,11 +161,11 @@ class TruncatedNegativeBinomial(Trials):
 def trials(distribution: DistributionName, mean: float, shape: float | None = None) -> Trials:
     """The law by its name on the command line."""
     if distribution not in get_args(DistributionName):
-        raise TargetError(f"--distribution is {distribution!r}; there are {', '.join(get_args(DistributionName))}")
+        raise TargetError(f"distribution is {distribution!r}; there are {', '.join(get_args(DistributionName))}")
     if distribution == "tnb":
         if shape is None:
-            raise TargetError("--distribution tnb needs --shape: η above −1 (0 is logarithmic, 1 geometric)")
+            raise TargetError("distribution tnb needs a shape: η above −1 (0 is logarithmic, 1 geometric)")
         return TruncatedNegativeBinomial(float(mean), float(shape))
     if shape is not None:
-        raise TargetError(f"--shape only has a meaning for --distribution tnb, not for {distribution}")
+        raise TargetError(f"shape belongs to distribution tnb, not to {distribution}")
     return Poisson(float(mean)) if distribution == "poisson" else TruncatedNegativeBinomial(float(mean), _SHAPES[distribution])

@@ -1,6 +1,7 @@
 """Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
 
-from dpmerge.tensors.digests import content_digest as content_digest
+from dpmerge.tensors.checkpoint import Checkpoint as Checkpoint, Header as Header, Tensor as Tensor
+from dpmerge.tensors.digests import content_digest as content_digest, folder_digest as folder_digest
 from dpmerge.tensors.dtypes import DTYPES as DTYPES, Scratch as Scratch
 from dpmerge.tensors.folder import (
     abandoned as abandoned,
@@ -16,7 +17,7 @@ from dpmerge.tensors.methods import METHODS as METHODS
 from dpmerge.tensors.opening import ADAPTER_CONFIG as ADAPTER_CONFIG, INDEX as INDEX, open_model as open_model
 from dpmerge.tensors.plan import (
     LoraForm as LoraForm,
-    Plan as Plan,
+    MergePlan as MergePlan,
     holds_only_tensors as holds_only_tensors,
     plan_copy as plan_copy,
 )
@@ -24,11 +25,9 @@ from dpmerge.tensors.safetensors_file import header_bytes as header_bytes
 from dpmerge.tensors.score import MergedScore as MergedScore, find_evaluator as find_evaluator
 from dpmerge.tensors.stream import coarsest_spacing as coarsest_spacing
 from dpmerge.tensors.strict_files import read_object as read_object
-from dpmerge.tensors.tensors import Checkpoint as Checkpoint, Tensor as Tensor
 from dpmerge.tensors.verify import (
     Difference as Difference,
-    combine_tensors as combine_tensors,
     read_tensors as read_tensors,
-    verify_combination as verify_combination,
+    verify_plan as verify_plan,
 )
 from dpmerge.tensors.writing import MergeReport as MergeReport

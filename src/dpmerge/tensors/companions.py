@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors.checkpoint import Checkpoint
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.tensors.strict_files import file_inside, parse_object
-from dpmerge.tensors.tensors import Checkpoint
 
 CONFIG = "config.json"
 _KEPT = re.compile(

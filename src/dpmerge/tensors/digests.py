@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors.checkpoint import TensorFile
 from dpmerge.tensors.opening import open_model
 from dpmerge.tensors.safetensors_file import SafetensorsFile
-from dpmerge.tensors.tensors import TensorFile
 
 _CHUNK = 1 << 20
 
@@ -33,7 +33,6 @@ class PassingDigest:
         self._stop = stop
 
     def update(self, offset: int, block: memoryview) -> None:
-        """Take in the block at this offset."""
         with self._turn:
             while self._taken != offset:
                 if self._stop.is_set():
@@ -45,20 +44,16 @@ class PassingDigest:
             self._turn.notify_all()
 
     def hexdigest(self) -> str:
-        """The digest, after the last block."""
         assert self._taken == self._size, "not every block has passed by"
         return self._hash.hexdigest()
 
 
 def passing_digest(file: TensorFile, order: Sequence[str], stop: threading.Event) -> PassingDigest | None:
     """A digest for a file whose tensors will be read in this order of names; None if that is not the file's own order."""
-    held = {tensor.name for tensor in file.tensors if tensor.nbytes}
-    in_file = [tensor.name for tensor in file.tensors if tensor.nbytes]
-    if not isinstance(file.source, SafetensorsFile) or in_file != [name for name in order if name in held]:
+    in_file = {tensor.name: None for tensor in file.tensors if tensor.nbytes}
+    if not isinstance(file.source, SafetensorsFile) or list(in_file) != [name for name in order if name in in_file]:
         return None
-    beginning = bytearray(file.source.data_start)
-    file.source.read(0, memoryview(beginning))
-    return PassingDigest(bytes(beginning), file.source.size, stop)
+    return PassingDigest(file.source.bytes(0, file.source.data_start), file.source.size, stop)
 
 
 def content_digest(folder: Path, name: str | None = None) -> str:
@@ -83,13 +78,17 @@ def file_digest(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be read: {fault.strerror}") from None
 
 
+def folder_digest(folder: Path, name: str, *, without: str = "") -> bytes:
+    """The names and digests of all files of a model's folder, as bytes to hash."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != without)
+    return "".join(f"{name}/{path.name} {file_digest(path)}\n" for path in paths).encode()
+
+
 def source_digest(file: TensorFile) -> str:
     """The SHA-256 of an opened file, through the same descriptor its tensors were read from where there is one."""
     if not isinstance(file.source, SafetensorsFile):
         return file_digest(file.path)
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    digest = hashlib.sha256()
     for offset in range(0, file.source.size, _CHUNK):
-        block = buffer[: min(_CHUNK, file.source.size - offset)]
-        file.source.read(offset, block)
-        digest.update(block)
+        digest.update(file.source.bytes(offset, min(_CHUNK, file.source.size - offset)))
     return digest.hexdigest()

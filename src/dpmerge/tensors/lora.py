@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors.checkpoint import Checkpoint, Tensor
 from dpmerge.tensors.companions import agreed, require_agreement
 from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.opening import ADAPTER_CONFIG
 from dpmerge.tensors.stream import Output, Sum, Whole
-from dpmerge.tensors.tensors import Checkpoint, Tensor
 
 _FACTOR = re.compile(r"(?P<layer>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.weight)?")
 # Settings under which ΔW is more, or other, than s·BA; each must be absent or off.
@@ -104,7 +104,7 @@ def exact_output(checkpoints: Sequence[Checkpoint], weights: Sequence[float]) ->
         found = _factor(first.name)
         _check_shapes(inputs, [checkpoint.adapter["r"] for checkpoint in checkpoints], found)
         if found is None:
-            return Output(first.name, first.dtype, first.shape, inputs, Sum(tuple(weights)))
+            return Output.like_first(inputs, Sum(tuple(weights)))
         axis = 0 if found == "A" else 1
         shape = list(first.shape)
         shape[axis] = sum(tensor.shape[axis] for tensor in inputs)
@@ -121,9 +121,8 @@ def exact_output(checkpoints: Sequence[Checkpoint], weights: Sequence[float]) ->
 
 def scaling(config: Mapping[str, Any]) -> float:
     """What multiplies BA."""
-    rank: int = config["r"]
-    alpha: float = config["lora_alpha"]
-    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    rank = config["r"]
+    return float(config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> bytes:
@@ -137,9 +136,7 @@ def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> bytes:
 
 def _factor(name: str) -> Literal["A", "B"] | None:
     found = _FACTOR.fullmatch(name)
-    if found is None:
-        return None
-    return "A" if found["factor"] == "A" else "B"
+    return None if found is None else ("A" if found["factor"] == "A" else "B")
 
 
 def _check_pairs(checkpoint: Checkpoint) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors.checkpoint import Checkpoint, Layout
 from dpmerge.tensors.safetensors_file import SafetensorsFile
 from dpmerge.tensors.strict_files import file_inside, read_object
-from dpmerge.tensors.tensors import Checkpoint, Layout
 
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"

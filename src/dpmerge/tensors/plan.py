@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
 from dpmerge.tensors.companions import companions
 from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.kernel import BLOCK
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
-from dpmerge.tensors.stream import Keep, Output, Sum, Whole
-from dpmerge.tensors.tensors import Checkpoint, Tensor, TensorFile
+from dpmerge.tensors.stream import Keep, Output, Progress, Stream, Sum, Whole
 from dpmerge.user_code import load_function
 
 LoraForm = Literal["factors", "exact"]
@@ -25,14 +24,12 @@ _EMBEDDINGS = ("embed", "lm_head", "wte", "output.weight", "shared.weight", "dec
 
 @dataclass(frozen=True)
 class OutputFile:
-    """One tensor file of the output: name and tensors, in order."""
-
     name: str
     outputs: tuple[Output, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """Everything a merge will write."""
 
     files: tuple[OutputFile, ...]
@@ -41,10 +38,10 @@ class Plan:
     companions: Mapping[str, bytes]
     notes: tuple[str, ...]
     base: Checkpoint | None = None
+    by_method: bool = False
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """Every tensor, in the order it is written."""
         return tuple(output for file in self.files for output in file.outputs)
 
     @property
@@ -52,30 +49,21 @@ class Plan:
         """Every file that will be written, those with tensors first."""
         return (*(file.name for file in self.files), *([INDEX] if self.sharded else []), *sorted(self.companions))
 
-
-def used_weights(models: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
-    """The models that have weight, in the models' order. Weights are never changed; a model that is not named has none."""
-    for name, weight in weights.items():
-        if name not in models:
-            raise CheckpointError(f"no model named {name!r}; there are {', '.join(map(repr, models))}")
-        if not math.isfinite(weight) or weight < 0:
-            raise CheckpointError(f"the weight of {name!r} is {weight}; weights are finite and non-negative")
-    used = {name: float(weights[name]) for name in models if weights.get(name, 0.0) > 0}
-    if not used:
-        raise CheckpointError("no model has weight; give at least one a positive weight")
-    return used
+    def stream(self, threads: int | None = None, progress: Progress | None = None) -> Stream:
+        """One pass over the tensors; in one thread with a method, since a user's function need not be thread-safe."""
+        return Stream(self.outputs, 1 if self.by_method else threads, progress)
 
 
 def plan_merge(
     checkpoints: Sequence[Checkpoint],
     weights: Sequence[float],
     *,
-    lora: LoraForm = "factors",
-    take_from: str | None = None,
-    method: str | None = None,
-    base: Checkpoint | None = None,
-    keep_metadata: Sequence[str] = (),
-) -> Plan:
+    lora: LoraForm,
+    take_from: str | None,
+    method: str | None,
+    base: Checkpoint | None,
+    keep_metadata: Sequence[str],
+) -> MergePlan:
     """Check that the models belong together, and say what becomes of every tensor."""
     first = checkpoints[0]
     exact = lora == "exact"
@@ -85,10 +73,10 @@ def plan_merge(
         raise CheckpointError(f"model {first.model!r} is not a LoRA adapter: exact sums of updates are for adapters")
     if exact and method is not None:
         raise CheckpointError(f"an exact sum of adapters is linear: it cannot be combined with the method {method!r}")
-    kept, notes = companions(checkpoints)
     _check_layouts(checkpoints)
     _check_tensors([*checkpoints, base] if base else checkpoints, same_shapes=not exact)
-    make = _whole(load_method(method), list(weights), base) if method else partial(_sum, tuple(weights))
+    make = _whole(load_method(method), list(weights), base) if method else partial(Output.like_first, rule=Sum(tuple(weights)))
+    config = None
     if first.layout == "lora":
         from dpmerge.tensors.lora import check_factors, exact_output, merged_config
 
@@ -96,40 +84,42 @@ def plan_merge(
             make = exact_output(checkpoints, weights)
         else:
             check_factors(checkpoints)
-        kept[ADAPTER_CONFIG] = merged_config(checkpoints, exact=exact)
-    by_model = [checkpoint.tensors for checkpoint in checkpoints]
-    files = []
-    for released, file in zip(first.released_names, first.files, strict=True):
-        outputs = []
-        for tensor in file.tensors:
-            inputs = tuple(tensors[tensor.name] for tensors in by_model)
-            outputs.append(make(inputs) if tensor.dtype.floating else _kept(inputs, take_from, notes))
-        files.append(OutputFile(released, tuple(outputs)))
-    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
-    return Plan(
-        tuple(files),
-        metadata,
-        first.layout == "sharded",
-        kept,
-        (*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *metadata_notes),
-        base,
-    )
+        config = merged_config(checkpoints, exact=exact)
+    differing: list[str] = []
+
+    def output(inputs: tuple[Tensor, ...]) -> Output:
+        return make(inputs) if inputs[0].dtype.floating else _kept(inputs, take_from, differing)
+
+    plan = _plan(checkpoints, output, config, keep_metadata)
+    return replace(plan, notes=(*plan.notes, *differing), base=base, by_method=method is not None)
 
 
-def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> Plan:
+def plan_copy(checkpoint: Checkpoint, keep_metadata: Sequence[str] = ()) -> MergePlan:
     """Every tensor of one model as it is, in new safetensors files: the old ones may hold more than the model.
 
     A pickle can hold an optimizer's state or a generator's, and the header of a safetensors file any text.
     """
-    kept, notes = companions([checkpoint])
-    metadata, metadata_notes = _metadata([checkpoint], keep_metadata)
-    if checkpoint.layout == "lora":
-        kept[ADAPTER_CONFIG] = (checkpoint.folder / ADAPTER_CONFIG).read_bytes()
+    config = (checkpoint.folder / ADAPTER_CONFIG).read_bytes() if checkpoint.layout == "lora" else None
+    return _plan([checkpoint], partial(Output.like_first, rule=Keep(0)), config, keep_metadata)
+
+
+def _plan(
+    checkpoints: Sequence[Checkpoint],
+    make: Callable[[tuple[Tensor, ...]], Output],
+    adapter_config: bytes | None,
+    keep_metadata: Sequence[str],
+) -> MergePlan:
+    first, by_model = checkpoints[0], [checkpoint.tensors for checkpoint in checkpoints]
+    kept, notes = companions(checkpoints)
+    if adapter_config is not None:
+        kept[ADAPTER_CONFIG] = adapter_config
+    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
     files = tuple(
-        OutputFile(released, tuple(Output(t.name, t.dtype, t.shape, (t,), Keep(0)) for t in file.tensors))
-        for released, file in zip(checkpoint.released_names, checkpoint.files, strict=True)
+        OutputFile(name, tuple(make(tuple(tensors[tensor.name] for tensors in by_model)) for tensor in file.tensors))
+        for name, file in zip(first.released_names, first.files, strict=True)
     )
-    return Plan(files, metadata, checkpoint.layout == "sharded", kept, (*checkpoint.notes, *notes, *metadata_notes))
+    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *metadata_notes]
+    return MergePlan(files, metadata, first.layout == "sharded", kept, tuple(notes))
 
 
 def load_method(name: str) -> Method:
@@ -141,10 +131,6 @@ def load_method(name: str) -> Method:
     if ":" not in name:
         raise CheckpointError(f"no method named {name!r}; there are {', '.join(METHODS)}, or write module:function")
     return load_function(name, "the method", CheckpointError)
-
-
-def _sum(weights: tuple[float, ...], inputs: tuple[Tensor, ...]) -> Output:
-    return Output(inputs[0].name, inputs[0].dtype, inputs[0].shape, inputs, Sum(weights))
 
 
 def _whole(method: Method, weights: list[float], base: Checkpoint | None) -> Callable[[tuple[Tensor, ...]], Output]:
@@ -160,7 +146,7 @@ def _whole(method: Method, weights: list[float], base: Checkpoint | None) -> Cal
             origin = origins[name].values()
             return origin + method(name, [tensor - origin for tensor in tensors], list(weights))
 
-        return Output(name, inputs[0].dtype, inputs[0].shape, inputs, Whole(apply))
+        return Output.like_first(inputs, Whole(apply))
 
     return make
 
@@ -180,14 +166,12 @@ def _kept(inputs: tuple[Tensor, ...], take_from: str | None, notes: list[str]) -
         index = [tensor.model for tensor in inputs].index(take_from)
         notes.append(f"tensor {first.name!r} is that of model {take_from!r}: the models differ in it")
         break
-    return Output(first.name, first.dtype, first.shape, inputs, Keep(index))
+    return Output.like_first(inputs, Keep(index))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return all(
-        one.part(start, min(BLOCK, one.size - start)).tobytes() == other.part(start, min(BLOCK, one.size - start)).tobytes()
-        for start in range(0, one.size, BLOCK)
-    )
+    parts = [(start, min(BLOCK, one.size - start)) for start in range(0, one.size, BLOCK)]
+    return all(one.part(*part).tobytes() == other.part(*part).tobytes() for part in parts)
 
 
 def _check_layouts(checkpoints: Sequence[Checkpoint]) -> None:
@@ -260,7 +244,7 @@ def _metadata(checkpoints: Sequence[Checkpoint], keep: Sequence[str]) -> tuple[d
     if dropped:
         notes.append(
             f"metadata {', '.join(dropped)} was left out: no guarantee covers what a training wrote there (if it is public and "
-            "the same in every file, --keep-metadata keeps it)"
+            "the same in every file, name it in keep_metadata)"
         )
     if unlike:
         notes.append(f"metadata {', '.join(unlike)} was asked for, and is not the same in every file")

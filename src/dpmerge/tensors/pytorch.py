@@ -13,24 +13,11 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors.dtypes import DTYPES
-from dpmerge.tensors.tensors import Checkpoint, Tensor, TensorFile
+from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
+from dpmerge.tensors.dtypes import BF16, DTYPES
 
-_FORMATS = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "bool": "BOOL",
-}
+# torch names its formats as numpy does, and has bfloat16 besides.
+_FORMATS = {"bfloat16": BF16, **{dtype.storage.name: dtype for dtype in DTYPES.values() if dtype is not BF16}}
 _OPACUS = "module_state_dict"  # where `PrivacyEngine.save_checkpoint` puts the model
 _WRAPPED = "_module."  # what Opacus' GradSampleModule puts before every name
 _SAFE_SINCE = (2, 6)  # before that, weights_only=True could be made to run code (CVE-2025-32434)
@@ -44,7 +31,6 @@ class ArraySource:
         self._bytes = array.data
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `offset` on."""
         into[:] = self._bytes[offset : offset + len(into)]
 
 
@@ -54,13 +40,13 @@ def open_state_dict(path: Path, folder: Path, model: str) -> Checkpoint:
     state, notes = state_of(load(path, where), where)
     tensors, places = [], {}
     for name, value in state.items():
-        format_ = _FORMATS.get(str(value.dtype).removeprefix("torch."))
-        if format_ is None or value.layout is not _torch().strided or value.is_quantized:
+        dtype = _FORMATS.get(str(value.dtype).removeprefix("torch."))
+        if dtype is None or value.layout is not _torch().strided or value.is_quantized:
             raise CheckpointError(
                 f"{where}, tensor {name!r}: {value.dtype} ({value.layout}) is not supported; save a dense {', '.join(DTYPES)}"
             )
         places[name] = (value.untyped_storage().data_ptr(), value.storage_offset(), tuple(value.shape), value.stride())
-        tensors.append(Tensor(model, name, DTYPES[format_], tuple(value.shape), ArraySource(path, _bytes(value)), 0))
+        tensors.append(Tensor(name, dtype, tuple(value.shape), model, ArraySource(path, _bytes(value)), 0))
     tensors.sort(key=lambda tensor: (-tensor.dtype.size, tensor.name))  # the widest first, so that all stay aligned
     shared: dict[object, set[str]] = {}
     for tensor in tensors:
@@ -111,15 +97,14 @@ def state_of(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
             raise CheckpointError(
                 f"{where}: not a state dict: {name!r:.80} is a {type(value).__name__}, not a tensor; save model.state_dict()"
             )
-    wrapped = [name.startswith(_WRAPPED) for name in loaded]
-    if any(wrapped) and not all(wrapped):
-        odd = next(name for name, is_wrapped in zip(loaded, wrapped, strict=True) if not is_wrapped)
-        raise CheckpointError(f"{where}: tensor {odd!r} lacks the prefix {_WRAPPED!r} that others have; save one model's state")
+    bare = [name for name in loaded if not name.startswith(_WRAPPED)]
+    if 0 < len(bare) < len(loaded):
+        raise CheckpointError(
+            f"{where}: tensor {bare[0]!r} lacks the prefix {_WRAPPED!r} that others have; save one model's state"
+        )
     return {name.removeprefix(_WRAPPED): value for name, value in loaded.items()}, notes
 
 
 def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    torch = _torch()
     flat = value.detach().contiguous().reshape(-1)
-    array: np.ndarray[Any, np.dtype[np.uint8]] = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    return array
+    return flat.view(_torch().uint8).numpy() if flat.numel() else np.empty(0, np.uint8)  # type: ignore[no-any-return]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from dpmerge.errors import CheckpointError
+from dpmerge.tensors.checkpoint import Header, Tensor, TensorFile
 from dpmerge.tensors.dtypes import DTYPES, Dtype
 from dpmerge.tensors.strict_files import parse_object
-from dpmerge.tensors.tensors import Tensor, TensorFile
 
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _MOST_DIMENSIONS = 32  # numpy's limit; also, the product of a million large numbers takes minutes
@@ -39,7 +39,7 @@ class SafetensorsFile:
             self.metadata = _metadata(header.pop("__metadata__", {}), self._where)
             self.tensors = self._tensors(model, header)
         except BaseException:
-            self.close()
+            os.close(self._descriptor)
             raise
 
     def read(self, offset: int, into: memoryview) -> None:
@@ -58,17 +58,13 @@ class SafetensorsFile:
         """This file as one of a checkpoint's."""
         return TensorFile(self.path, self.tensors, self.metadata, self)
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._descriptor)
 
-    def _bytes(self, offset: int, length: int) -> bytes:
+    def bytes(self, offset: int, length: int) -> bytes:
         buffer = bytearray(length)
         self.read(offset, memoryview(buffer))
         return bytes(buffer)
@@ -76,12 +72,12 @@ class SafetensorsFile:
     def _header(self) -> tuple[int, dict[str, Any]]:
         if self.size < 8:
             raise CheckpointError(f"{self._where}: {self.size} bytes are no safetensors file")
-        length = int.from_bytes(self._bytes(0, 8), "little")
+        length = int.from_bytes(self.bytes(0, 8), "little")
         if length > _LONGEST_HEADER or length > self.size - 8:
             raise CheckpointError(
                 f"{self._where}: says its header has {length} bytes, which is impossible; the file is damaged"
             )
-        text = self._bytes(8, length)
+        text = self.bytes(8, length)
         if not text.startswith(b"{"):
             raise CheckpointError(f"{self._where}: not a safetensors file: its header is not a JSON object")
         return 8 + length, parse_object(text, f"{self._where}, header")
@@ -95,7 +91,7 @@ class SafetensorsFile:
                 raise CheckpointError(
                     f"{where}: {end - begin} bytes cannot hold {dtype.name} of shape {list(shape)}; the file is damaged"
                 )
-            spans.append((begin, end, Tensor(model, name, dtype, shape, self, self.data_start + begin)))
+            spans.append((begin, end, Tensor(name, dtype, shape, model, self, self.data_start + begin)))
         spans.sort(key=lambda span: span[:2])
         position = 0
         for begin, end, tensor in spans:
@@ -132,27 +128,20 @@ def _counts(values: Any) -> bool:
 
 
 def _metadata(given: Any, where: str) -> dict[str, str]:
-    if not isinstance(given, dict) or not all(isinstance(value, str) and _is_text(value) for value in given.values()):
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise CheckpointError(f"{where}: __metadata__ must map text to text")
     return given
 
 
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell and no file can hold
-        return False
-    return True
-
-
-def header_bytes(tensors: Sequence[tuple[str, Dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:
+def header_bytes(tensors: Sequence[Header], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:
     """The beginning of a new file with these tensors, and the offset of each in it. Data is aligned to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begins, position = [], 0
-    for name, dtype, shape in tensors:
+    for tensor in tensors:
         begins.append(position)
-        position += prod(shape) * dtype.size
-        header[name] = {"dtype": dtype.name, "shape": list(shape), "data_offsets": [begins[-1], position]}
+        position += tensor.nbytes
+        offsets = [begins[-1], position]
+        header[tensor.name] = {"dtype": tensor.dtype.name, "shape": list(tensor.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)

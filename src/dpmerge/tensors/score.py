@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpmerge.errors import DpmergeError, EvaluationError
+from dpmerge.tensors.digests import folder_digest
 from dpmerge.tensors.merge import merge_models
 from dpmerge.user_code import find
 
@@ -31,13 +32,10 @@ class MergedScore:
 
     @classmethod
     def of(cls, folders: Mapping[str, Path], evaluator: str) -> MergedScore:
-        """Check that the evaluator exists, and take the fingerprints of the models' files."""
         find_evaluator(evaluator)
         digest = hashlib.sha256(evaluator.encode())
         for name, folder in folders.items():
-            for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != "record.json"):
-                with path.open("rb") as file:
-                    digest.update(f"{name}/{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+            digest.update(folder_digest(folder, name, without="record.json"))
         return cls({name: folder.resolve() for name, folder in folders.items()}, evaluator, digest.hexdigest())
 
     def __call__(self, weights: tuple[float, ...]) -> float:

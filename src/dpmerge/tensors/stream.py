@@ -7,15 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from dpmerge.errors import CheckpointError, DpmergeError
+from dpmerge.tensors.checkpoint import Header, Source, Tensor
 from dpmerge.tensors.digests import PassingDigest, Stopped
-from dpmerge.tensors.dtypes import Dtype, Floats, Raw, Scratch, fits, narrowed, widened
+from dpmerge.tensors.dtypes import Floats, Raw, Scratch, fits, narrowed, widened
 from dpmerge.tensors.kernel import BLOCK, NotFinite, weighted_sum
-from dpmerge.tensors.tensors import Source, Tensor
 
 Progress = Callable[[int, int], None]
 _MOST_THREADS = 4
@@ -42,25 +41,17 @@ class Whole:
     function: Callable[[list[Floats]], Floats]
 
 
-@dataclass(frozen=True)
-class Output:
+@dataclass(frozen=True, eq=False)
+class Output(Header):
     """One tensor of the output: what it is made of, and how."""
 
-    name: str
-    dtype: Dtype
-    shape: tuple[int, ...]
     inputs: tuple[Tensor, ...]
     rule: Sum | Keep | Whole
 
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes."""
-        return self.size * self.dtype.size
+    @classmethod
+    def like_first(cls, inputs: tuple[Tensor, ...], rule: Sum | Keep | Whole) -> Output:
+        first = inputs[0]
+        return cls(first.name, first.dtype, first.shape, inputs, rule)
 
 
 # What is done with a finished block: the tensor's place in the plan, the first element, the bytes (valid only for the call).
@@ -107,8 +98,7 @@ class Stream:
                 yield place, start, min(step, output.size - start)
 
     def _work(self, blocks: Iterator[tuple[int, int, int]], put: Put, digests: Mapping[Source, PassingDigest]) -> None:
-        scratch = Scratch(BLOCK)
-        reader = _Reader(scratch, digests)
+        reader = _Reader(Scratch(BLOCK), digests)
         try:
             # What overflows or is not a number is refused by name; numpy need not warn.
             with np.errstate(all="ignore"):
@@ -138,16 +128,11 @@ def coarsest_spacing(outputs: Sequence[Output]) -> float:
     finite are refused by name.
     """
     widest = 0.0
-    scratch = Scratch(BLOCK)
-    for output in outputs:
-        if not isinstance(output.rule, Sum):
-            continue
+    for output in (output for output in outputs if isinstance(output.rule, Sum)):
         for start in range(0, output.size, BLOCK):
             count = min(BLOCK, output.size - start)
-            block, values = scratch.raw[: count * output.dtype.size], scratch.term[:count]
             for tensor in output.inputs:
-                tensor.source.read(tensor.offset + start * output.dtype.size, block.data)
-                scratch.widen(block.view(output.dtype.storage), output.dtype, values)
+                values = widened(tensor.part(start, count), tensor.dtype)
                 largest = max(float(values.max()), -float(values.min()))
                 if not math.isfinite(largest):
                     raise _not_finite(output, start, count)
@@ -155,12 +140,12 @@ def coarsest_spacing(outputs: Sequence[Output]) -> float:
     return widest
 
 
+@dataclass(frozen=True)
 class _Reader:
     """Reads blocks of inputs into a thread's scratch memory, past the digests."""
 
-    def __init__(self, scratch: Scratch, digests: Mapping[Source, PassingDigest]) -> None:
-        self.scratch = scratch
-        self._digests = digests
+    scratch: Scratch
+    digests: Mapping[Source, PassingDigest]
 
     def block(self, tensor: Tensor, start: int, count: int) -> Raw:
         raw = self.scratch.raw[: count * tensor.dtype.size]
@@ -176,7 +161,7 @@ class _Reader:
     def _read(self, tensor: Tensor, start: int, into: memoryview) -> None:
         offset = tensor.offset + start * tensor.dtype.size
         tensor.source.read(offset, into)
-        digest = self._digests.get(tensor.source)
+        digest = self.digests.get(tensor.source)
         if digest is not None:
             digest.update(offset, into)
 
@@ -184,11 +169,9 @@ class _Reader:
 def _compute(output: Output, start: int, count: int, reader: _Reader) -> Raw:
     rule = output.rule
     if isinstance(rule, Sum):
-        terms = (
-            (weight, reader.block(tensor, start, count)) for weight, tensor in zip(rule.weights, output.inputs, strict=True)
-        )
+        blocks = (reader.block(tensor, start, count) for tensor in output.inputs)
         try:
-            return weighted_sum(terms, output.dtype, reader.scratch)
+            return weighted_sum(zip(rule.weights, blocks, strict=True), output.dtype, reader.scratch)
         except NotFinite:
             raise _not_finite(output, start, count) from None
     if isinstance(rule, Keep):

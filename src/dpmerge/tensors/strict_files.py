@@ -48,8 +48,8 @@ def file_inside(folder: Path, name: str, where: str) -> Path:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for key, _ in pairs:
-        key.encode()  # half a surrogate pair is text that no file can hold again
+    for text in (text for pair in pairs for text in pair if isinstance(text, str)):
+        text.encode()  # half a surrogate pair, which JSON can spell and no file can hold again
     return refuse_duplicates(pairs)
 
 

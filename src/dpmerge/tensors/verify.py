@@ -1,10 +1,8 @@
-"""Combinations without files: recomputed to be compared with what was released, or held in memory to be evaluated."""
+"""A merge computed again and compared with what was released; and a model's tensors in memory."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dpmerge.tensors.checkpoint import Tensor
 from dpmerge.tensors.dtypes import BF16, Dtype, Raw
-from dpmerge.tensors.merge import open_plan
 from dpmerge.tensors.opening import open_model
-from dpmerge.tensors.plan import LoraForm
-from dpmerge.tensors.stream import Output, Stream
-from dpmerge.tensors.tensors import Tensor
+from dpmerge.tensors.plan import MergePlan
+from dpmerge.tensors.stream import Output
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,35 +31,23 @@ class Difference:
         return f"tensor {self.tensor!r}: {self.message}"
 
 
-def verify_combination(
-    models: Mapping[str, Path],
-    weights: Mapping[str, float],
-    out: Path,
-    *,
-    lora: LoraForm = "factors",
-    take_from: str | None = None,
-    method: str | None = None,
-    base: Path | None = None,
-    threads: int | None = None,
-) -> list[Difference]:
+def verify_plan(plan: MergePlan, out: Path, threads: int | None = None) -> list[Difference]:
     """Compute the merge again and compare it bit for bit with the tensors in `out`; empty if they are the same."""
-    with ExitStack() as stack:
-        _, plan = open_plan(stack, models, weights, lora=lora, take_from=take_from, method=method, base=base)
-        held = stack.enter_context(open_model(Path(out), Path(out).name)).tensors
-        found = {
-            name: Difference(name, None, "is not part of the merge") for name in held.keys() - {o.name for o in plan.outputs}
-        }
-        comparable = []
-        for output in plan.outputs:
+    with open_model(Path(out), Path(out).name) as model:
+        held, outputs = model.tensors, plan.outputs
+        more = held.keys() - {output.name for output in outputs}
+        found = {name: Difference(name, None, "is not part of the merge") for name in more}
+        for output in outputs:
             fault = _header_difference(output, held.get(output.name))
-            if fault is None:
-                comparable.append(output)
-            else:
+            if fault is not None:
                 found[output.name] = Difference(output.name, None, fault)
         lock = threading.Lock()
 
         def compare(place: int, start: int, block: memoryview) -> None:
-            output = comparable[place]
+            output = outputs[place]
+            known = found.get(output.name)
+            if known is not None and known.index is None:
+                return
             expected = np.frombuffer(block, output.dtype.storage)
             index = _first_difference(expected, held[output.name].part(start, expected.size))
             if index is None:
@@ -74,32 +59,8 @@ def verify_combination(
                     message = f"element {start + index} is {_shown(is_, output.dtype)}, not {_shown(should, output.dtype)}"
                     found[output.name] = Difference(output.name, start + index, message)
 
-        Stream(comparable, 1 if method else threads).run(compare, {})
+        plan.stream(threads).run(compare, {})
     return [found[name] for name in sorted(found)]
-
-
-def combine_tensors(
-    models: Mapping[str, Path],
-    weights: Mapping[str, float],
-    *,
-    lora: LoraForm = "factors",
-    take_from: str | None = None,
-    method: str | None = None,
-    base: Path | None = None,
-    threads: int | None = None,
-) -> dict[str, Array]:
-    """The tensors that `merge_models` would write, in memory; bfloat16 as ml_dtypes' type."""
-    with ExitStack() as stack:
-        _, plan = open_plan(stack, models, weights, lora=lora, take_from=take_from, method=method, base=base)
-        outputs = plan.outputs
-        arrays = [np.empty(output.size, output.dtype.storage) for output in outputs]
-
-        def put(place: int, start: int, block: memoryview) -> None:
-            values = np.frombuffer(block, arrays[place].dtype)
-            arrays[place][start : start + values.size] = values
-
-        Stream(outputs, 1 if method else threads).run(put, {})
-        return {o.name: _typed(array, o.dtype).reshape(o.shape) for o, array in zip(outputs, arrays, strict=True)}
 
 
 def read_tensors(folder: Path) -> dict[str, Array]:

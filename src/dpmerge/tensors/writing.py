@@ -7,16 +7,16 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpmerge.tensors.checkpoint import Checkpoint, Source, TensorFile
 from dpmerge.tensors.digests import PassingDigest, file_digest, passing_digest, source_digest
 from dpmerge.tensors.dtypes import Dtype
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
-from dpmerge.tensors.plan import Plan, holds_only_tensors
+from dpmerge.tensors.plan import MergePlan, holds_only_tensors
 from dpmerge.tensors.safetensors_file import header_bytes
 from dpmerge.tensors.stream import Output, Stream
-from dpmerge.tensors.tensors import Checkpoint, Source, TensorFile
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class MergeReport:
     notes: tuple[str, ...]
 
 
-def write_plan(plan: Plan, checkpoints: Sequence[Checkpoint], folder: Path, stream: Stream, digests: bool) -> MergeReport:
+def write_plan(plan: MergePlan, checkpoints: Sequence[Checkpoint], folder: Path, stream: Stream, digests: bool) -> MergeReport:
     """Stream every tensor into the folder, and write index, configuration and tokenizer beside them."""
     order = [output.name for output in plan.outputs]
     files = [file for checkpoint in checkpoints for file in checkpoint.files]
@@ -47,14 +47,23 @@ def write_plan(plan: Plan, checkpoints: Sequence[Checkpoint], folder: Path, stre
 
         stream.run(put, sources)
     _write_small_files(plan, folder)
-    inputs, outputs = {}, {}
-    if digests:
-        known = {file: digest.hexdigest() for file, digest in passing.items() if digest}
-        inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
-        outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
-        outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
-    plain = frozenset((c.model, file.path.name) for c in checkpoints for file in c.files if holds_only_tensors(file))
-    return _report(inputs, outputs, plain, plan)
+    report = _undigested(plan, checkpoints)
+    if not digests:
+        return report
+    known = {file: digest.hexdigest() for file, digest in passing.items() if digest}
+    inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
+    outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
+    outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
+    return replace(report, inputs=inputs, outputs=outputs)
+
+
+def _undigested(plan: MergePlan, checkpoints: Sequence[Checkpoint]) -> MergeReport:
+    plain = frozenset((c.model, file.name) for c in checkpoints for file in c.files if holds_only_tensors(file))
+    elements: Counter[Dtype] = Counter()
+    for tensor in plan.outputs:
+        elements[tensor.dtype] += tensor.size
+    parameters = sum(count for dtype, count in elements.items() if dtype.floating)
+    return MergeReport({}, {}, plain, parameters, {dtype.name: count for dtype, count in elements.items()}, plan.notes)
 
 
 class _Writer:
@@ -63,7 +72,7 @@ class _Writer:
     def __init__(self, path: Path, outputs: Sequence[Output], metadata: Mapping[str, str], stream: Stream) -> None:
         self.path = path
         self._outputs = outputs
-        header, self.offsets = header_bytes([(output.name, output.dtype, output.shape) for output in outputs], metadata)
+        header, self.offsets = header_bytes(outputs, metadata)
         self.digest = PassingDigest(header, len(header) + sum(output.nbytes for output in outputs), stream.stop)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._write(0, memoryview(header))
@@ -86,7 +95,7 @@ class _Writer:
         os.close(self._descriptor)
 
 
-def _write_small_files(plan: Plan, folder: Path) -> None:
+def _write_small_files(plan: MergePlan, folder: Path) -> None:
     for name, content in plan.companions.items():
         (folder / name).write_bytes(content)
     if plan.sharded:
@@ -99,19 +108,8 @@ def _write_small_files(plan: Plan, folder: Path) -> None:
 def _input_digests(checkpoints: Sequence[Checkpoint], known: Mapping[TensorFile, str]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for checkpoint in checkpoints:
-        mine = {file.path.name: known.get(file) or source_digest(file) for file in checkpoint.files}
+        mine = {file.name: known.get(file) or source_digest(file) for file in checkpoint.files}
         if checkpoint.layout == "lora":
             mine[ADAPTER_CONFIG] = file_digest(checkpoint.folder / ADAPTER_CONFIG)
         found[checkpoint.model] = mine
     return found
-
-
-def _report(
-    inputs: Mapping[str, Mapping[str, str]], outputs: Mapping[str, str], plain: frozenset[tuple[str, str]], plan: Plan
-) -> MergeReport:
-    elements: Counter[Dtype] = Counter()
-    for tensor in plan.outputs:
-        elements[tensor.dtype] += tensor.size
-    parameters = sum(count for dtype, count in elements.items() if dtype.floating)
-    dtypes = {dtype.name: count for dtype, count in elements.items()}
-    return MergeReport(inputs, outputs, plain, parameters, dtypes, plan.notes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -81,19 +81,19 @@ class Stated:
     others_unchanged: bool = False
 
     def missing(self) -> list[str]:
-        """The flags that are needed and were not given."""
-        needed: tuple[str, ...] = ("dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer")
+        """What is needed and was not given."""
+        needed = ["dataset", "sampling", "clip", "clipping", "learning_rate", "optimizer"]
         if self.clipping == "adaptive":
-            needed = (*needed, "unclipped_num_std")
-        flags = [f"--{name.replace('_', '-')}" for name in needed if getattr(self, name) is None]
+            needed.append("unclipped_num_std")
+        names = [name for name in needed if getattr(self, name) is None]
         if self.expected_batch is None and self.examples is None:
-            flags.append("--expected-batch (or --examples)")
+            names.append("expected_batch (or examples)")
         if not self.others_unchanged:
-            flags.append(
-                "--others-unchanged (that tensors which the private optimizer did not train are as before the training; "
-                "--leave-out NAME for each that changed and that no loss was computed with)"
+            names.append(
+                "others_unchanged (that tensors which the private optimizer did not train are as before the training; name in "
+                "leave_out each that changed and that no loss was computed with)"
             )
-        return flags
+        return names
 
 
 def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> Record:
@@ -105,7 +105,7 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
     if stated.missing():
         raise RecordError(f"{path.name} does not say everything that a record does; state {', '.join(stated.missing())}")
     if stated.expected_batch is not None and stated.examples is not None:
-        raise RecordError("--expected-batch and --examples both state the divisor of the updates; give one")
+        raise RecordError("expected_batch and examples both state the divisor of the updates; give one")
     if out.parent.is_dir():
         require_absent(out)
     held = pytorch.load(path, where)
@@ -113,9 +113,9 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         raise CheckpointError(f"{where}: not a checkpoint of Opacus: it has no {_HISTORY}")
     history = _history(held[_HISTORY], where)
     steps = sum(count for *_, count in history)
-    clips, rates = _spans(stated.clip, steps, "--clip"), _spans(stated.learning_rate, steps, "--learning-rate")
+    clips, rates = _spans(stated.clip, steps, "clip"), _spans(stated.learning_rate, steps, "learning_rate")
     if "grad_clip_scheduler_state_dict" in held and "*" not in str(stated.clip):
-        raise RecordError(f"{where} has a scheduler of the clip; state the clip of every step, as --clip 1.0*{steps}")
+        raise RecordError(f"{where} has a scheduler of the clip; state the clip of every step, as 1.0*{steps}")
     _check_optimizer(held.get("optimizer_state_dict"), stated, steps, where)
     mechanism = {
         "run": f"opacus-{secrets.token_hex(8)}" if stated.run is None else stated.run,
@@ -130,19 +130,17 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
     }
     assert stated.dataset is not None
     record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
-    tensors = _shown(pytorch.state_of(held, where)[0], stated, where)
-    save_torch_model(out, {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, record)
+    save_torch_model(out, _shown(pytorch.state_of(held, where)[0], stated.leave_out, where), record)
     return record
 
 
-def _shown(tensors: Mapping[str, Any], stated: Stated, where: str) -> dict[str, Any]:
-    """The tensors to keep."""
-    unknown = sorted(set(stated.leave_out) - tensors.keys())
+def _shown(tensors: Mapping[str, Any], left_out: Collection[str], where: str) -> dict[str, Any]:
+    unknown = sorted(set(left_out) - tensors.keys())
     if unknown:
-        raise RecordError(f"--leave-out {unknown[0]}: {where} has no such tensor")
-    shown = {name: tensor for name, tensor in tensors.items() if name not in stated.leave_out}
+        raise RecordError(f"leave_out: {where} has no tensor {unknown[0]!r}")
+    shown = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items() if name not in left_out}
     if not shown:
-        raise RecordError(f"--leave-out names every tensor of {where}: there is no model left to record")
+        raise RecordError(f"leave_out names every tensor of {where}: there is no model left to record")
     return shown
 
 
@@ -163,7 +161,7 @@ def _history(state: Any, where: str) -> History:
     return found
 
 
-def _spans(text: str | None, steps: int, flag: str) -> Spans:
+def _spans(text: str | None, steps: int, field: str) -> Spans:
     """`0.1`, or `0.1*500,0.05*205`: values with the number of steps each was in force; together all steps."""
     spans: Spans = []
     for part in str(text).split(","):
@@ -171,12 +169,12 @@ def _spans(text: str | None, steps: int, flag: str) -> Spans:
         try:
             spans.append((float(value), int(count) if times else steps))
         except ValueError:
-            raise RecordError(f"{flag} {part!r} is not a number, or value*steps, separated by commas") from None
-        if not (0 < spans[-1][0] < math.inf or (spans[-1][0] == 0 and flag == "--learning-rate")) or spans[-1][1] < 1:
-            raise RecordError(f"{flag} {part!r}: needs a positive, finite value and at least one step")
+            raise RecordError(f"{field} {part!r} is not a number, or value*steps, separated by commas") from None
+        if not (0 < spans[-1][0] < math.inf or (spans[-1][0] == 0 and field == "learning_rate")) or spans[-1][1] < 1:
+            raise RecordError(f"{field} {part!r}: needs a positive, finite value and at least one step")
     total = sum(count for _, count in spans)
     if total != steps:
-        raise RecordError(f"{flag} {text} is about {total} steps; the accountant has counted {steps}")
+        raise RecordError(f"{field} {text} is about {total} steps; the accountant has counted {steps}")
     return spans
 
 
@@ -206,10 +204,10 @@ def _noise(stated: Stated, sigma: float) -> float:
     std = stated.unclipped_num_std
     if stated.clipping != "adaptive":
         if std is not None:
-            raise RecordError(f"--unclipped-num-std belongs to adaptive clipping, not to --clipping {stated.clipping}")
+            raise RecordError(f"unclipped_num_std belongs to adaptive clipping, not to clipping {stated.clipping}")
         return sigma
     if std is None or not sigma / 2 <= std < math.inf:
-        raise RecordError(f"--unclipped-num-std {std}: Opacus needs at least half of its noise multiplier, {sigma:g}")
+        raise RecordError(f"unclipped_num_std {std}: Opacus needs at least half of its noise multiplier, {sigma:g}")
     return noise_with_counts(sigma, std)
 
 
@@ -217,9 +215,7 @@ def _expected_batch(stated: Stated, rate: float) -> float:
     # With the examples, as Opacus computes it: times the accountant's rate, rounded down.
     value = float(int(stated.examples * rate)) if stated.examples is not None else stated.expected_batch
     if value is None or not 0 < value < math.inf:
-        raise RecordError(
-            f"updates divided by {value}: the expected batch must be positive; check --expected-batch or --examples"
-        )
+        raise RecordError(f"updates divided by {value}: the expected batch must be positive; check expected_batch or examples")
     return value
 
 
@@ -227,7 +223,7 @@ def _sampling(stated: Stated, rate: float) -> Sampling:
     if stated.sampling == "poisson":
         return Sampling(scheme="poisson", rate=rate)
     if stated.sampling == "full-batch" and rate < 1:
-        raise RecordError(f"--sampling full-batch, but the accountant has counted steps with rate {rate:g}")
+        raise RecordError(f"sampling full-batch, but the accountant has counted steps with rate {rate:g}")
     assert stated.sampling is not None
     return Sampling(scheme=stated.sampling)
 
@@ -237,19 +233,17 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
     if not isinstance(state, dict) or not isinstance(state.get("param_groups"), list):
         return
     groups = [group for group in state["param_groups"] if isinstance(group, dict)]
-    if stated.optimizer == "sgd":
-        odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
-        odd += sorted({str(key) for group in groups for key in group} - _SGD_STATE - set(_NOT_PLAIN))
-        if len({float(group["lr"]) for group in groups if "lr" in group}) > 1:
-            odd.append("groups with different learning rates")
-        if odd:
-            raise RecordError(
-                f"{where}: its optimizer is not plain SGD ({', '.join(odd[:3])}); --optimizer sgd means no momentum, weight "
-                "decay or projection: state what it was"
-            )
     last = {float(group["lr"]) for group in groups if "lr" in group}
+    odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
+    odd += sorted({str(key) for group in groups for key in group} - _SGD_STATE - set(_NOT_PLAIN))
+    odd += ["groups with different learning rates"] * (len(last) > 1)
+    if odd and stated.optimizer == "sgd":
+        raise RecordError(
+            f"{where}: its optimizer is not plain SGD ({', '.join(odd[:3])}); optimizer sgd means no momentum, weight decay or "
+            "projection: state what it was"
+        )
     if last and "*" not in str(stated.learning_rate) and float(str(stated.learning_rate)) not in last:
         raise RecordError(
             f"{where}: its optimizer has learning rate {', '.join(map(str, sorted(last)))}, not {stated.learning_rate}; if it "
-            f"changed, state that of every step, as --learning-rate {stated.learning_rate}*{steps}"
+            f"changed, state that of every step, as {stated.learning_rate}*{steps}"
         )

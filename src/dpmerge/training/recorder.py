@@ -51,8 +51,6 @@ class _Said:
     noise_generator: NoiseGenerator | None
     smoothness: float | None
     convex: str | None
-    optimizer: str | None = None  # of the part before the run was resumed
-    clipping: str | None = None
 
 
 def record(
@@ -84,7 +82,7 @@ def record(
             )
         identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
         said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex)
-        return Recorder(engine, ModuleTensors(module), optimizer, batches, steps, said, [])
+        return Recorder(engine, ModuleTensors(module), optimizer, batches, steps, said)
     folder = Path(resume)
     before = _resumable(folder, dataset, run, smoothness, convex)
     if counted not in (0, before.steps):
@@ -93,20 +91,12 @@ def record(
             "that was saved at the same step"
         )
     tensors = ModuleTensors(module, folder, before.left_out or ())
-    said = _Said(
-        dataset,
-        before.run,
-        continued(before.noise_fingerprint, before.steps, noise, "noise"),
-        None
-        if before.sampler_fingerprint is None
-        else continued(before.sampler_fingerprint, before.steps, sampler, "sampling"),
-        together([before.noise_generator, generator]),
-        before.smoothness,
-        before.convex,
-        before.optimizer,
-        before.clipping,
-    )
-    return Recorder(engine, tensors, optimizer, batches, steps, said, before.settings())
+    noise = continued(before.noise_fingerprint, before.steps, noise, "noise")
+    first = before.sampler_fingerprint
+    sampler = None if first is None else continued(first, before.steps, sampler, "sampling")
+    drawn_by = together([before.noise_generator, generator])
+    said = _Said(dataset, before.run, noise, sampler, drawn_by, before.smoothness, before.convex)
+    return Recorder(engine, tensors, optimizer, batches, steps, said, before)
 
 
 class Recorder:
@@ -120,11 +110,11 @@ class Recorder:
         batches: Batches,
         steps: StepReader,
         said: _Said,
-        phases: list[FullPhase],
+        before: DpSgd | None = None,
     ) -> None:
-        self._engine, self._tensors = engine, tensors
-        self._batches, self._steps, self._said = batches, steps, said
-        self._phases = phases
+        self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
+        self._said, self._before = said, before
+        self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
         self._noise, self._sampling = Starts("noise"), Starts("sampling")
         self._taken = _counted(engine)
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
@@ -132,7 +122,7 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """How many there have been, those before the run was resumed included."""
+        """Those before the run was resumed included."""
         return sum(phase.steps for phase in self._phases)
 
     def switch_loader(self, loader: Any) -> None:
@@ -243,21 +233,16 @@ class Recorder:
             self._phases.append(phase)
 
     def _build(self, phases: list[FullPhase], left_out: list[str]) -> Record:
-        said, clipping, optimizer = self._said, self._steps.clipping, self._steps.kind
-        if said.clipping not in (None, clipping):
-            raise TrainingError(f"run {said.run}: its clipping was {said.clipping}, now it is {clipping}; start a new run")
-        mechanism = {
-            "run": said.run,
-            "noise_fingerprint": said.noise_fingerprint,
-            "sampler_fingerprint": said.sampler_fingerprint,
-            "optimizer": optimizer if said.optimizer in (None, optimizer) else f"{said.optimizer}, then {optimizer}",
-            "clipping": clipping,
-            "smoothness": said.smoothness,
-            "convex": said.convex,
-            "left_out": left_out or None,
-            "noise_generator": said.noise_generator,
-        }
-        return dp_sgd_record(said.dataset, mechanism, phases, "recorded")
+        before, clipping, optimizer = self._before, self._steps.clipping, self._steps.kind
+        if before is not None:
+            if before.clipping != clipping:
+                raise TrainingError(
+                    f"run {before.run}: its clipping was {before.clipping}, now it is {clipping}; start a new run"
+                )
+            if before.optimizer != optimizer:
+                optimizer = f"{before.optimizer}, then {optimizer}"
+        mechanism = {**vars(self._said), "optimizer": optimizer, "clipping": clipping, "left_out": left_out or None}
+        return dp_sgd_record(mechanism.pop("dataset"), mechanism, phases, "recorded")
 
 
 def _counted(engine: Any) -> int:

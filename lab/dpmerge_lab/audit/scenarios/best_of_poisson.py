@@ -11,9 +11,10 @@ from functools import cache, partial
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from dpmerge.audit import Claim, Game, gaussian_log_ratio
+from dpmerge.audit import Claim, Game
 from dpmerge.profiles import FloatArray
 from dpmerge.rules import Base, Poisson, Trials, pairs_of, renyi_epsilon, trials, tuning_cost
+from dpmerge_lab.audit.scores import gaussian_log_ratio
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.audit import BoolArray, CanaryGame, Claim, Game, dot_product
+from dpmerge.audit import BoolArray, CanaryGame, Claim, Game
 from dpmerge.datasets import bounded_features
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Model
 from dpmerge.rules import Joint
 from dpmerge.training import Recipe, train
 from dpmerge_lab.audit.scenarios.accounts import DATASET, claim, even
+from dpmerge_lab.audit.scores import dot_product
 from dpmerge_lab.tasks import digits
 
 _NORM_BOUND = 10.0  # images have norm 1, canaries nearly this: their gradients are clipped at every step
@@ -49,7 +50,7 @@ def _gradient() -> FloatArray:
 
 def _claims(recipe: Recipe, count: int, delta: float) -> list[Claim]:
     """By the record that such a training writes."""
-    record = recipe.record(recipe.steps, recipe.expected_batch(count), DATASET, "digits", "its own", "its own")
+    record = recipe.record(recipe.steps, count, dataset=DATASET, run="digits", noise="its own", sampler="its own")
     return [claim("DP-SGD, by its record", Joint(even(Model("digits", record))), delta, is_gdp=recipe.rate is None)]
 
 

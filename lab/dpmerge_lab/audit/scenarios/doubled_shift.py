@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit import Claim, Game, mixture_log_ratio
+from dpmerge.audit import Claim, Game
 from dpmerge.profiles import FloatArray, MixtureLaw, Profile, ShiftLaw, sum_of_coins
 from dpmerge.records import Model, Weights
 from dpmerge.rules import Combination, Joint
 from dpmerge_lab.audit.scenarios.accounts import dp_sgd, even
+from dpmerge_lab.audit.scores import mixture_log_ratio
 
 
 @dataclass(frozen=True)

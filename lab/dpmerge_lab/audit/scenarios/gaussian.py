@@ -7,8 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from dpmerge.audit import BoolArray, CanaryGame, Claim, Game, gaussian_log_ratio
+from dpmerge.audit import BoolArray, CanaryGame, Claim, Game
 from dpmerge.profiles import FloatArray, gaussian_epsilon
+from dpmerge_lab.audit.scores import gaussian_log_ratio
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ class LooseWeights(Game):
         coins = [Exposure(((chance, frozenset(name)), (1 - chance, frozenset()))) for name in means.names]
         stated = dict.fromkeys(means.names, self.chance)
         return [
-            claim("scaled to sum to 1", Selection(even(*means.models), index_published=True), delta, "refuted"),
+            claim("scaled to sum to 1", Selection(even(*means.models)), delta, "refuted"),
             claim("every subset with its probability", Releases(means, coins), delta),
-            *unless_refused(WeightsError, lambda: Selection(means.weights(stated), index_published=True), delta),
+            *unless_refused(WeightsError, lambda: Selection(means.weights(stated)), delta),
         ]
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit import Claim, Game, mixture_log_ratio
+from dpmerge.audit import Claim, Game
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
 from dpmerge.rules import Selection
 from dpmerge_lab.audit.scenarios.accounts import claim, gaussian, weighted
+from dpmerge_lab.audit.scores import mixture_log_ratio
+from dpmerge_lab.hidden_selection import HiddenSelection
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class OneDimensionalSelection(Game):
     def claims(self, delta: float) -> list[Claim]:
         """The same law in one dimension, in the true one, and the theorem that needs none (§2)."""
         true = self._recorded(self.dimension)
-        line, exact = (Selection(recorded).guarantee(delta=delta) for recorded in (self._recorded(1), true))
+        line, exact = (HiddenSelection(recorded).guarantee(delta=delta) for recorded in (self._recorded(1), true))
         return [  # numbers, where a curve would take long
             Claim("random selection in one dimension", "refuted", line.epsilon),
             Claim(f"random selection in {self.dimension} dimensions", exact.standing, exact.epsilon),
-            claim("random selection, index published", Selection(true, index_published=True), delta),
+            claim("random selection, index published", Selection(true), delta),
         ]
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:

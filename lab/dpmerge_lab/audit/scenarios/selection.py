@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit import Claim, Game, gaussian_log_ratio
+from dpmerge.audit import Claim, Game
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
 from dpmerge.rules import Selection
 from dpmerge_lab.audit.scenarios import poisson
 from dpmerge_lab.audit.scenarios.accounts import claim, dp_sgd, gaussian, weighted
+from dpmerge_lab.audit.scores import gaussian_log_ratio
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class FixedSelection(Game):
 
     def claims(self, delta: float) -> list[Claim]:
         """By hockey-stick divergences (M1 Thm 5.2), the index published."""
-        return [claim("random selection", Selection(self.portfolio(), index_published=True), delta)]
+        return [claim("random selection", Selection(self.portfolio()), delta)]
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:
         """The logarithm of the likelihood ratio of the model drawn."""

@@ -5,9 +5,7 @@ models' order. It returns one array of the same shape. A user's own is named as 
 such a merge: a theorem about linear combinations does not.
 """
 
-from dpmerge.tensors.methods.slerp import slerp
-from dpmerge.tensors.methods.ties import ties
+from dpmerge.tensors.methods.slerp import slerp as slerp
+from dpmerge.tensors.methods.ties import ties as ties
 
 METHODS = {"slerp": slerp, "ties": ties}
-
-__all__ = ["METHODS", "slerp", "ties"]

@@ -14,11 +14,29 @@ from functools import cached_property
 import numpy as np
 from scipy.special import expit, gammainc, gammaincc, ndtr
 
-from dpmerge.profiles import FloatArray, smallest_epsilon
-from dpmerge.records import Gaussian
+from dpmerge.profiles import Conversion, FloatArray, smallest_epsilon
+from dpmerge.records import Gaussian, Weights
+from dpmerge.rules import By, Guarantee, Selection, Target, answer, ask
 
 _REACH = 14.0  # standard deviations kept; what lies beyond (1e-44) is added
 _POINTS = 2001
+
+
+class HiddenSelection(Selection):
+    """Random selection that never says which model it drew; for other models than Gaussian means it is random selection."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        mechanisms = [(weight / weights.total, model.mechanism) for model, weight in weights.used]
+        means = [(weight, mechanism) for weight, mechanism in mechanisms if isinstance(mechanism, Gaussian)]
+        self._means = GaussianSelection.of(means) if len(means) == len(mechanisms) else None
+
+    def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        if self._means is not None and by in ("best", "pld"):
+            exact = answer(target, "pld", self._means.epsilon, self._means.delta)
+            if exact.size < ask(self.bound, target, by, conversion).size:
+                return self._build(exact, "mean-estimation-selection", self._assumptions, self._conditional, conversion)
+        return super()._guarantee(target, by, conversion)
 
 
 @dataclass(frozen=True)

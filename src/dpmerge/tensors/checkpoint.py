@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -21,33 +20,36 @@ class Source(Protocol):
     """Where a tensor's bytes lie."""
 
     @property
-    def path(self) -> Path:
-        """The file they come from."""
+    def path(self) -> Path: ...
 
     def read(self, offset: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `offset` on."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
-    """One named tensor of one model; nothing is read before it is asked for."""
+class Header:
+    """What is known of a tensor without its values."""
 
-    model: str
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
-    source: Source
-    offset: int  # in bytes, in the source
 
     @property
     def size(self) -> int:
-        """Elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
         return self.size * self.dtype.size
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor(Header):
+    """One named tensor of one model; nothing is read before it is asked for."""
+
+    model: str
+    source: Source
+    offset: int  # in bytes, in the source
 
     def part(self, start: int, count: int) -> Raw:
         """`count` elements from `start` on, as they are stored."""
@@ -79,7 +81,6 @@ class TensorFile:
 
     @property
     def name(self) -> str:
-        """Its own name, which never goes out: a trainer may have written a loss into it."""
         return self.path.name
 
 
@@ -103,7 +104,7 @@ class Checkpoint:
 
     @property
     def released_names(self) -> tuple[str, ...]:
-        """What the files are called in a model that is made of this one: names that are the same for every training."""
+        """What the files are called in a model made of this one. Its own names never go out: they may hold a loss."""
         if self.layout == "sharded":
             count = len(self.files)
             return tuple(f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
@@ -112,5 +113,5 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.closes.close()

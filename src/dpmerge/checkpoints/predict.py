@@ -1,12 +1,15 @@
 """Predictions of several checkpoints together (docs/theory.md §7): the mean of their probabilities, or a vote.
 
 One checkpoint is asked at a time, and only sums are kept. A label is that of the largest entry; of equal ones, the smallest
-label. A checkpoint votes for the largest of its probabilities by the same rule.
+label. A checkpoint votes for the largest of its probabilities by the same rule. Written as .json, .csv or .npz.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +19,19 @@ import numpy.typing as npt
 
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
-from dpmerge.errors import DpmergeError, EvaluationError
-from dpmerge.planning import Accounting
+from dpmerge.errors import DataError, DpmergeError, EvaluationError
+from dpmerge.figures import write_whole
 from dpmerge.records import Model
-from dpmerge.rules import Guarantee, Looked
+from dpmerge.rules import Accounting, Guarantee, Looked
+from dpmerge.tensors import require_absent
 
 OutputRule = Literal["opa", "omv"]
 _PUBLIC_INPUTS = (
     "the inputs do not depend on the private data; what a prediction tells of its input, or of who asks, is not covered"
 )
 _FIXED = "which checkpoints are used was fixed without looking at them"
+_SUFFIXES = (".json", ".csv", ".npz")
+_SCORES = {"opa": "probabilities", "omv": "votes"}
 _SIMPLEX = 1e-5  # what probabilities may sum to, besides 1: a float32 softmax over many classes
 
 
@@ -133,3 +139,44 @@ def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool
             "or do not sum to 1"
         )
     return said
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a name that exists, or has none of the suffixes, before anything is computed."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise DataError(f"{path}: predictions are written as {', '.join(_SUFFIXES)}; choose one by the suffix")
+    require_absent(path)
+
+
+def write_predictions(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None, path: Path) -> None:
+    """Labels, ties and what they are from; `about` says which checkpoints and what is guaranteed (.csv has no room for it)."""
+    require_writable(path)
+    make = {".json": _json, ".csv": _csv, ".npz": _npz}[path.suffix.lower()]
+    write_whole(make(found, about, truth), path)
+
+
+def _json(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
+    arrays = {name: array.tolist() for name, array in _arrays(found, truth).items()}
+    return json.dumps({**about, **arrays}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _npz(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
+    buffer = io.BytesIO()
+    text = json.dumps(dict(about), ensure_ascii=False, allow_nan=False)
+    np.savez_compressed(buffer, about=np.array(text), **_arrays(found, truth))
+    return buffer.getvalue()
+
+
+def _csv(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    known = [] if truth is None else ["truth"]
+    rows.writerow(["input", "label", "tie", *known, *(f"{_SCORES[found.rule]}_{c}" for c in range(found.scores.shape[1]))])
+    for place, (label, tie, scores) in enumerate(zip(found.labels, found.ties, found.scores.tolist(), strict=True)):
+        rows.writerow([place, label, int(tie), *([] if truth is None else [truth[place]]), *scores])
+    return text.getvalue().encode()
+
+
+def _arrays(found: Predictions, truth: npt.NDArray[np.int64] | None) -> dict[str, Any]:
+    known = {} if truth is None else {"truth": truth}
+    return {"labels": found.labels, "ties": found.ties, **known, _SCORES[found.rule]: found.scores}

@@ -13,8 +13,8 @@ from scipy.stats import chi, norm
 
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Weights
-from dpmerge.rules import Combination, Selection, Target
-from dpmerge.rules.mean_estimation import GaussianSelection
+from dpmerge.rules import Combination, Target
+from dpmerge_lab.hidden_selection import GaussianSelection, HiddenSelection
 from tests.builders import dp_sgd, gaussian, weighted
 from tests.effort import EFFORT
 
@@ -86,7 +86,7 @@ def test_reference_values(dimension: int, reference: float, digits: float) -> No
     """π = (0.1, 0.9), σ = (0.5, 3), Δ = 1, ε = 1, through the public API; §2 gives 0.0512."""
     truth = brute_force(PROBABILITIES, DEVIATIONS, 1.0, 1.0, dimension)
     assert truth == pytest.approx(reference, abs=digits)
-    printed = Selection(selection(PROBABILITIES, DEVIATIONS, dimension)).guarantee(epsilon=1.0)
+    printed = HiddenSelection(selection(PROBABILITIES, DEVIATIONS, dimension)).guarantee(epsilon=1.0)
     assert printed.theorem == "mean-estimation-selection"
     assert printed.standing == "proved"
     assert any("which model was drawn is not published" in text for text in printed.assumptions)
@@ -129,7 +129,7 @@ def test_delta_is_never_below_brute_force_and_close_to_it(dimension: int) -> Non
 @pytest.mark.parametrize(("dimension", "delta"), [(1, 1e-2), (1, 1e-6), (2, 1e-4), (10, 1e-3)])
 def test_printed_epsilon_has_the_delta_it_says(dimension: int, delta: float) -> None:
     """The other question, and not by a wide margin."""
-    printed = Selection(selection((0.3, 0.7), (1.0, 4.0), dimension, sensitivity=2.0)).guarantee(delta=delta)
+    printed = HiddenSelection(selection((0.3, 0.7), (1.0, 4.0), dimension, sensitivity=2.0)).guarantee(delta=delta)
     assert printed.theorem == "mean-estimation-selection"
     assert brute_force((0.3, 0.7), (1.0, 4.0), 2.0, printed.epsilon, dimension) <= delta * (1 + QUADRATURE)
     assert brute_force((0.3, 0.7), (1.0, 4.0), 2.0, printed.epsilon * 0.97, dimension) > delta
@@ -152,7 +152,7 @@ def test_delta_is_never_below_the_truth_for_tiny_shifts() -> None:
         truth = sum(p * math.erf(shift / (2 * s * math.sqrt(2))) for p, s in zip(PROBABILITIES, DEVIATIONS, strict=True))
         for dimension in (1, 2, 10):
             assert GaussianSelection(shift, dimension, DEVIATIONS, PROBABILITIES).delta(0.0) >= truth * (1 - 1e-12)
-            printed = Selection(selection(PROBABILITIES, DEVIATIONS, dimension, sensitivity=shift)).guarantee(epsilon=0.0)
+            printed = HiddenSelection(selection(PROBABILITIES, DEVIATIONS, dimension, sensitivity=shift)).guarantee(epsilon=0.0)
             assert truth * (1 - 1e-12) <= printed.delta <= truth * 1.001 + 1e-14
 
 
@@ -161,7 +161,7 @@ def test_high_dimension_tends_to_the_bound_that_reveals_the_model() -> None:
     for epsilon in (0.3, 1.0, 2.0):
         section_2 = mixed_delta(PROBABILITIES, DEVIATIONS, 1.0, epsilon)
         values = [
-            Selection(selection(PROBABILITIES, DEVIATIONS, dimension)).guarantee(epsilon=epsilon).delta
+            HiddenSelection(selection(PROBABILITIES, DEVIATIONS, dimension)).guarantee(epsilon=epsilon).delta
             for dimension in (1, 2, 3, 10, 100, 1000)
         ]
         assert all(low <= high * (1 + 1e-4) for low, high in pairwise(values))
@@ -172,7 +172,7 @@ def test_high_dimension_tends_to_the_bound_that_reveals_the_model() -> None:
 def test_equal_noises_are_one_gaussian_in_any_dimension() -> None:
     """Nothing to tell apart."""
     for dimension in (1, 7):
-        printed = Selection(selection((0.4, 0.6), (1.3, 1.3), dimension)).guarantee(epsilon=0.5)
+        printed = HiddenSelection(selection((0.4, 0.6), (1.3, 1.3), dimension)).guarantee(epsilon=0.5)
         assert printed.delta == pytest.approx(gaussian_delta(1 / 1.3, 0.5), rel=1e-3)
         assert printed.delta >= gaussian_delta(1 / 1.3, 0.5) * (1 - 1e-12)
 
@@ -197,7 +197,7 @@ def test_falls_back_to_section_2_where_the_law_is_not_known() -> None:
         (weighted(*zip(trained, PROBABILITIES, strict=True)), mixed_delta(PROBABILITIES, DEVIATIONS, 1.0, 1.0)),
     ]
     for weights, section_2 in cases:
-        printed = Selection(weights).guarantee(epsilon=1.0)
+        printed = HiddenSelection(weights).guarantee(epsilon=1.0)
         assert printed.theorem == "selection-pld"
         assert printed.delta == pytest.approx(section_2, rel=1e-9)
         assert not any("not published" in text for text in printed.assumptions)
@@ -205,7 +205,7 @@ def test_falls_back_to_section_2_where_the_law_is_not_known() -> None:
 
 def test_rdp_is_asked_for_by_name_and_keeps_section_2() -> None:
     """The exact law is a matter of hockey sticks; `by="rdp"` answers as §2 does."""
-    printed = Selection(selection(PROBABILITIES, DEVIATIONS, 1)).guarantee(epsilon=1.0, by="rdp")
+    printed = HiddenSelection(selection(PROBABILITIES, DEVIATIONS, 1)).guarantee(epsilon=1.0, by="rdp")
     assert printed.theorem == "selection-rdp"
     assert printed.delta >= mixed_delta(PROBABILITIES, DEVIATIONS, 1.0, 1.0)
 

@@ -26,22 +26,6 @@ def dot_product(models: npt.ArrayLike, gradient: npt.ArrayLike, start: npt.Array
     return np.asarray(-np.sum(moved * against, axis=-1) / np.where(length > 0, length, 1.0))
 
 
-def low_softmax_loss(logits: npt.ArrayLike, label: int) -> FloatArray:
-    """Black box: minus the canary's cross-entropy; `logits` are those of the canary, one model per row."""
-    values = np.asarray(logits, dtype=np.float64)
-    return np.asarray(values[..., label] - logsumexp(values, axis=-1))
-
-
-def low_logistic_loss(margins: npt.ArrayLike) -> FloatArray:
-    """Black box: minus log(1 + e^{−margin}); `margins` are label (±1) times output, one per model."""
-    return np.asarray(-np.logaddexp(0.0, -np.asarray(margins, dtype=np.float64)))
-
-
-def low_squared_loss(outputs: npt.ArrayLike, target: npt.ArrayLike) -> FloatArray:
-    """Black box: minus half the squared error of the canary, one output per model."""
-    return np.asarray(-0.5 * np.square(np.asarray(outputs, dtype=np.float64) - np.asarray(target, dtype=np.float64)))
-
-
 def gaussian_log_ratio(
     released: npt.ArrayLike, mean_with: npt.ArrayLike, mean_without: npt.ArrayLike, deviation: float
 ) -> FloatArray:

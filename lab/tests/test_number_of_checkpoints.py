@@ -1,0 +1,37 @@
+"""The best number of checkpoints against all others, and the paper's formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given, strategies as st
+
+from dpmerge.errors import EvaluationError
+from dpmerge_lab.experiments.number_of_checkpoints import best_number_of_checkpoints, mixing_time
+
+
+class TestBestNumber:
+    @given(st.floats(1, 1e4), st.floats(0.1, 50), st.floats(0.1, 50))
+    def test_no_other_whole_number_is_better(self, time: float, c1: float, c2: float) -> None:
+        assume(time > 2.001 * c1 and 3 * time > 1.001 * c2)
+        found = best_number_of_checkpoints(time, c1, c2)
+        allowed = [k for k in range(2, 2000) if time / k > c1]
+        bounds = [1 / k + 3 * math.exp(-(time / k - c1) / c2) for k in allowed]
+        assert found.bound <= min(bounds) * (1 + 1e-12)
+        assert time / found.checkpoints > c1
+
+    def test_the_papers_formula(self) -> None:
+        found = best_number_of_checkpoints(1000.0, 5.0, 2.0)
+        assert found.exact == pytest.approx(1000 / (5 + 2 * math.log(1500)))
+        assert found.checkpoints in (50, 51)
+
+    def test_mixing_time(self) -> None:
+        assert mixing_time(2.0, 10, 3.0, 4.0) == pytest.approx(0.25 + math.log(4 * 2 * 19))
+        with pytest.raises(EvaluationError, match="smoothness of at least 1"):
+            mixing_time(0.5, 10, 3.0, 4.0)
+
+    @pytest.mark.parametrize(("time", "c1", "c2"), [(10, 5, 1), (10, 1, 30), (0, 1, 1), (10, math.nan, 1), (10, 1, math.inf)])
+    def test_refusals(self, time: float, c1: float, c2: float) -> None:
+        with pytest.raises(EvaluationError, match=r"must exceed|must be positive and finite"):
+            best_number_of_checkpoints(time, c1, c2)

@@ -1,0 +1,100 @@
+"""A rule by its name, and how it is accounted: commands, library, certificates and HTTP API ask alike and get one answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from dpmerge.errors import TargetError, UtilityError
+from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
+from dpmerge.records import Weights
+from dpmerge.rules.arithmetic import Arithmetic
+from dpmerge.rules.combination import Combination
+from dpmerge.rules.deltas import require_wanted
+from dpmerge.rules.guarantee import By, Guarantee, Rule
+from dpmerge.rules.joint import Joint
+from dpmerge.rules.selection import Selection
+from dpmerge.rules.tempered import Tempered
+
+RuleName = Literal["selection", "tempered", "combination", "joint"]
+Looked = Literal["a-priori", "after-looking"]
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How guarantees are computed: the accountant, what is taken on the user's word, and how fine the grids are.
+
+    `by` is an accountant or the best that applies; `conversion` is from Rényi divergences to (ε, δ). `assume_smoothness`
+    replaces what records say of gradients; `shuffle` accounts shuffled batches as Poisson ones. Both make guarantees
+    conditional. `any_delta` accepts a δ above 0.01. `accuracy` is by how much, relatively, a grid may raise ε.
+    """
+
+    by: By = "best"
+    conversion: Conversion = "tight"
+    assume_smoothness: float | None = None
+    shuffle: ShuffleAsPoisson | None = None
+    any_delta: bool = False
+    accuracy: float = 1e-5
+
+    def __post_init__(self) -> None:
+        assumed = self.assume_smoothness
+        if assumed is not None and not (math.isfinite(assumed) and assumed >= 0):
+            raise TargetError(f"assume_smoothness is {assumed}; it must be finite and not negative")
+
+    def guarantee(self, rule: Rule, *, delta: float | None = None, epsilon: float | None = None) -> Guarantee:
+        """The rule's ε at a given δ, or its δ at a given ε."""
+        require_wanted(delta, self.any_delta)
+        with grids_of_accuracy(self.accuracy):
+            return rule.guarantee(delta=delta, epsilon=epsilon, by=self.by, conversion=self.conversion)
+
+
+DEFAULT_ACCOUNTING = Accounting()
+
+
+def counted_besides(weights: Weights, provenance: str | None) -> tuple[str, ...]:
+    """What joint release counts besides the models that have weight: all others, unless the weights were fixed beforehand."""
+    return () if provenance == "a-priori" else weights.portfolio.names
+
+
+def require_covered(rule: str, provenance: str) -> None:
+    """Refuse weights that were chosen by looking, under a rule that does not cover it (docs/theory.md §4)."""
+    if provenance != "a-priori" and rule in ("selection", "combination"):
+        raise UtilityError(
+            f"weights chosen after looking at the models are not covered by {rule}: use joint release or tempered selection"
+        )
+
+
+def require_smoothness_is_used(rule: str, assume_smoothness: float | None) -> None:
+    """Refuse an assumption that has no meaning."""
+    if assume_smoothness is not None and rule != "combination":
+        raise TargetError(f"assume_smoothness has no meaning for {rule}: only linear combination uses it")
+
+
+def build(
+    rule: RuleName,
+    weights: Weights,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
+    *,
+    provenance: Looked | None = None,
+    looked_at: tuple[str, ...] | None = None,
+    kappa: float | None = None,
+    arithmetic: Arithmetic | None = None,
+) -> Rule:
+    """The rule that accounts for a release with these weights.
+
+    The model that a selection draws is published by name. Weights of selections and combinations are fixed beforehand; joint
+    release counts every model of the portfolio, unless `provenance` says that its weights are too, or `looked_at` names the
+    models. `kappa` is the strength of a tempered draw, `arithmetic` what an average of stored numbers relies on.
+    """
+    require_smoothness_is_used(rule, accounting.assume_smoothness)
+    if (rule == "tempered") != (kappa is not None):
+        raise TargetError("kappa, the strength of the draw, belongs to tempered selection, which needs it")
+    require_covered(rule, provenance or "a-priori")
+    if rule == "selection":
+        return Selection(weights, accounting.shuffle)
+    if rule == "combination":
+        return Combination(weights, accounting.assume_smoothness, accounting.shuffle, arithmetic)
+    if kappa is not None:
+        return Tempered(weights, kappa, accounting.shuffle)
+    return Joint(weights, accounting.shuffle, counted_besides(weights, provenance) if looked_at is None else looked_at)
