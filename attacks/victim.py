@@ -93,7 +93,7 @@ def release(
 
 def keys(folder: Path, name: str = "key") -> Path:
     """A new pair of keys."""
-    made = dpmerge("keys", "new", folder / name)
+    made = dpmerge("tools", "keys", folder / name)
     assert made.code == 0, made.text
     return folder / name
 

@@ -137,13 +137,13 @@ def test_cache_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask_often("first", 1)
     (folder / "notes.txt").write_text("somebody else's")
     runner = CliRunner()
-    before = json.loads(runner.invoke(app, ["cache", "--json"]).output)
+    before = json.loads(runner.invoke(app, ["tools", "cache", "--json"]).output)
     assert (before["folder"], before["entries"], before["cleared"]) == (str(folder), 1, False)
-    assert "1 answers" in runner.invoke(app, ["cache", "--clear"]).output
+    assert "1 answers" in runner.invoke(app, ["tools", "cache", "--clear"]).output
     assert cache.cache_entries(folder) == []
     assert (folder / "notes.txt").exists()
     monkeypatch.setenv("DPMERGE_CACHE", "off")
-    assert "off" in runner.invoke(app, ["cache"]).output
+    assert "off" in runner.invoke(app, ["tools", "cache"]).output
 
 
 def test_laws_say_everything_in_their_text() -> None:

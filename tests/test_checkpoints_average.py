@@ -221,7 +221,7 @@ def test_checkpoints_that_are_not_one_run_in_order_are_refused_by_name(models: l
         (tmp_path / "run" / model.name / "record.json").write_text(model.record.model_dump_json(by_alias=True))
     with pytest.raises(PortfolioError, match=reason):
         Run.load(tmp_path / "run")
-    command = ("aggregate", tmp_path / "run", "--rule", "uniform", "--delta", DELTA, "--out", tmp_path / "out")
+    command = ("run", "average", tmp_path / "run", "--rule", "uniform", "--delta", DELTA, "--out", tmp_path / "out")
     assert complaint(*command) and not (tmp_path / "out").exists()
 
 
@@ -583,7 +583,7 @@ def test_nobody_waits_for_the_weights_of_a_forged_average() -> None:
 def test_command_and_library_release_the_same(tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
     options = ("--rule", "ema", "--decay", "0.9", "--warm-up", "--until", "50", "--delta", DELTA)
-    result = dpmerge("aggregate", tmp_path / "run", *options, "--out", tmp_path / "out", "--json")
+    result = dpmerge("run", "average", tmp_path / "run", *options, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
     library = aggregate(run, tmp_path / "library", rule="ema", decay=0.9, warm_up=True, until=50, delta=DELTA).certificate
     shown = json.loads(result.stdout)
@@ -600,7 +600,7 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     run_on_disk(tmp_path)
     made = dpmerge("ledger", "new", tmp_path / "l.db", "--dataset", builders.DATASET, "--epsilon", 9, "--delta", DELTA)
     assert made.exit_code == 0, made.output
-    common = ("aggregate", tmp_path / "run", "--delta", DELTA, "--out", tmp_path / "out")
+    common = ("run", "average", tmp_path / "run", "--delta", DELTA, "--out", tmp_path / "out")
     result = dpmerge(*common, "--rule", "uta", "--last", 2, "--ledger", tmp_path / "l.db")
     assert result.exit_code == 0, result.output
     assert "UTA, the last 2 checkpoints with equal weights" in result.output

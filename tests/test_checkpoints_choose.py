@@ -200,7 +200,22 @@ def test_choosing_costs_the_run_up_to_its_last_checkpoint(folder: Path) -> None:
 
 
 def command(folder: Path, out: Path, *more: object) -> tuple[object, ...]:
-    return ("tune", folder, "--task", "digits", "--norm-bound", NORM, "--delta", DELTA, "--out", out, "--jobs", 1, *more)
+    return (
+        "run",
+        "choose",
+        folder,
+        "--task",
+        "digits",
+        "--norm-bound",
+        NORM,
+        "--delta",
+        DELTA,
+        "--out",
+        out,
+        "--jobs",
+        1,
+        *more,
+    )
 
 
 def test_the_command_says_what_the_library_says(folder: Path, tmp_path: Path) -> None:
@@ -323,7 +338,7 @@ def test_choosing_among_runs_costs_all_of_them(trials: int) -> None:
     assert price["epsilon of all trials together"] == found.guarantee(DELTA).epsilon
     alone = price["epsilon of the best run alone, had it been the only one"]
     assert alone == pytest.approx(gaussian_epsilon(math.sqrt(T) / SIGMA, DELTA), rel=1e-6)
-    assert "tuning-cost" in price["why"]
+    assert "account --tuning" in price["why"]
 
 
 def killed(calls: list[tuple[float, int]], parameter: float, start: int) -> tuple[float, Record]:

@@ -275,7 +275,7 @@ def test_the_command_writes_what_the_library_says(rule: Any, trained: Run, tmp_p
     _, test = digits.load()
     found = predictions(trained, rule, linear.linear_scores, test.images.astype(np.float32), last=3)
     name = {"opa": "probabilities", "omv": "votes"}[rule]
-    common = ("predict", folder_of(trained), "--rule", rule, "--last", 3, "--task", "digits", "--delta", DELTA)
+    common = ("run", "predict", folder_of(trained), "--rule", rule, "--last", 3, "--task", "digits", "--delta", DELTA)
     shown = {}
     for suffix in ("json", "csv", "npz"):
         result = dpmerge(*common, "--out", tmp_path / f"said.{suffix}", "--json")
@@ -299,7 +299,7 @@ def test_the_command_writes_what_the_library_says(rule: Any, trained: Run, tmp_p
 
 
 def test_the_command_says_what_is_covered(trained: Run, tmp_path: Path) -> None:
-    common = ("predict", folder_of(trained), "--rule", "omv", "--delta", DELTA, "--task", "digits")
+    common = ("run", "predict", folder_of(trained), "--rule", "omv", "--delta", DELTA, "--task", "digits")
     result = dpmerge(*common, "--until", 20, "--out", tmp_path / "said.csv")
     assert result.exit_code == 0, result.output
     assert "OMV of 4 checkpoints, steps 5 to 20" in result.output and "ties, broken by the smallest label" in result.output
@@ -321,7 +321,7 @@ def test_a_predictor_of_the_users(trained: Run, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     _, test = digits.load()
     np.savez(tmp_path / "public.npz", inputs=test.images[:50])
-    common = ("predict", folder_of(trained), "--rule", "opa", "--delta", DELTA, "--data", tmp_path / "public.npz")
+    common = ("run", "predict", folder_of(trained), "--rule", "opa", "--delta", DELTA, "--data", tmp_path / "public.npz")
     own = dpmerge(*common, "--predict", "users_predictor:predict", "--out", tmp_path / "own.json", "--json")
     assert own.exit_code == 0, own.output
     assert json.loads(own.stdout)["accuracy"] is None

@@ -7,6 +7,7 @@ import math
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from dpmerge import example_portfolio
@@ -114,14 +116,14 @@ def test_infinite_epsilon_is_valid_json(tmp_path: Path) -> None:
 
 
 def test_profile_side_by_side() -> None:
-    found = ok("profile", PORTFOLIO, "--json")
+    found = ok("account", PORTFOLIO, "--alone", "--json")
     models = {entry["model"]: entry for entry in found["models"]}
     assert models["mnist-c1-s0.5"]["pld"] == pytest.approx(6.458, rel=2e-3)
     assert models["mnist-c1-s2"]["pld"] == pytest.approx(0.2043, rel=2e-3)
     for entry in models.values():
         assert entry["pld"] < entry["rdp"] < entry["rdp_paper"]
         assert entry["gdp"] is None
-    assert "mnist-c2-s0.5" in dpmerge("profile", PORTFOLIO).stdout
+    assert "mnist-c2-s0.5" in dpmerge("account", PORTFOLIO, "--alone").stdout
 
 
 def test_compare_is_one_table() -> None:
@@ -153,10 +155,10 @@ def test_compare_is_one_table() -> None:
 
 
 def test_schema_is_json_schema_of_the_record() -> None:
-    schema = ok("schema")
+    schema = ok("tools", "schema")
     assert {"schema", "dataset", "adjacency", "source", "mechanism"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
-    assert ok("schema", "--json") == schema
+    assert ok("tools", "schema", "--json") == schema
 
 
 BASE = ["account", PORTFOLIO, "--rule", "joint", "--weights", WEIGHTS]
@@ -192,8 +194,8 @@ BASE = ["account", PORTFOLIO, "--rule", "joint", "--weights", WEIGHTS]
         ),
         ([*BASE, "--delta", "1e-5", "--shuffle-rate", "0.1"], "together with"),
         ([*BASE, "--delta", "1e-5", "--treat-shuffle-as-poisson", "--shuffle-rate", "2"], "must lie in"),
-        (["profile", "nowhere"], "no such folder"),
-        (["profile", PORTFOLIO, "--delta", "2"], "between 0 and 1"),
+        (["account", "nowhere", "--alone"], "no such folder"),
+        (["account", PORTFOLIO, "--alone", "--delta", "2"], "between 0 and 1"),
         (["compare", PORTFOLIO, "--weights", "x", "--delta", "1e-5"], "cannot read the weight"),
     ],
 )
@@ -216,7 +218,7 @@ def test_unknown_options_and_rules_do_not_end_in_a_traceback() -> None:
 def test_broken_record_names_file_and_field(portfolio: Path) -> None:
     path = portfolio / "b" / "record.json"
     path.write_text(path.read_text().replace('"clip": 1.0', '"clip": NaN'))
-    result = dpmerge("profile", str(portfolio))
+    result = dpmerge("account", str(portfolio), "--alone")
     assert result.returncode == 2
     assert "b/record.json: field mechanism.clip" in result.stderr
     assert result.stderr.count("\n") == 1
@@ -235,7 +237,7 @@ def test_shuffle_flag(portfolio: Path) -> None:
     rated = ok(*arguments, "--json", "--treat-shuffle-as-poisson", "--shuffle-rate", "0.0043")
     assert rated["standing"] == "conditional"
     assert rated["epsilon"] < 10
-    profile = ok("profile", str(portfolio), "--json")
+    profile = ok("account", str(portfolio), "--alone", "--json")
     assert "shuffled batches" in profile["models"][1]["refused"]
 
 
@@ -259,6 +261,99 @@ def test_start_up_is_fast() -> None:
     assert _best_of(3, *BASE, "--delta", "1e-5") < 2.5
     combination = [*BASE[:2], "--rule", "combination", *BASE[4:], "--delta", "1e-5"]
     assert _best_of(3, *combination) < 2.5
+
+
+VERBS = "account compare plan frontier merge verify ledger train record run explore report audit tools"
+HEADINGS = (
+    *("Account", "Plan", "Release", "Train and record", "Checkpoints of one run", "Page and report", "Laboratory"),
+    "Tools",
+)
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command that does something, with the verb it is under."""
+    root: Any = get_command(app)
+    for verb in root.list_commands(None):
+        made = root.get_command(None, verb)
+        yield from (
+            ((f"{verb} {name}", one) for name, one in made.commands.items()) if hasattr(made, "commands") else [(verb, made)]
+        )
+
+
+def test_fourteen_verbs_under_headings() -> None:
+    root: Any = get_command(app)
+    assert sorted(root.list_commands(None)) == sorted(VERBS.split())
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    shown = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert shown == ["Options", *HEADINGS]
+    assert "dpmerge reproduce" in text.rstrip().splitlines()[-1]
+    for verb in root.list_commands(None):
+        assert root.commands[verb].help == root.get_command(None, verb).get_short_help_str(80)
+
+
+@pytest.mark.parametrize("arguments", [[], ["ledger"], ["record"], ["run"], ["tools"]])
+def test_summaries_are_whole_at_80_columns(arguments: list[str]) -> None:
+    text = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "80"}).stdout
+    assert "..." not in text.partition("\n")[2]
+
+
+def test_every_command_prints_json() -> None:
+    for name, command in commands():
+        assert any("--json" in parameter.opts for parameter in command.params), name
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from dpmerge.cli import main; sys.argv = ['dpmerge', '--help']\ntry: main()\nfinally: print(*sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert {"numpy", "pydantic", "scipy", "rich", "dpmerge_lab"}.isdisjoint(result.stdout.split())
+
+
+def test_the_laboratory_is_named_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("user_code", "cli.commands", "audit.game"):
+        monkeypatch.setattr(f"dpmerge.{place}.added", lambda group: {})
+    for arguments in (["reproduce", "mnist", "--quick"], ["audit", "gaussian-mean"]):
+        monkeypatch.setattr(sys, "argv", ["dpmerge", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr().err
+        assert ended.value.code == 2 and told.count("\n") == 1 and "laboratory" in told
+    assert "laboratory" in CliRunner().invoke(app, ["audit"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["account", PORTFOLIO, "--alone", "--by", "rdp"], "--by has no meaning with --alone"),
+        (["account", PORTFOLIO, "--alone", "--rule", "joint"], "--rule has no meaning with --alone"),
+        (["account", "--tuning", "poisson", "--weights", "a=1"], "--weights has no meaning with --tuning"),
+        (["account", PORTFOLIO, "--trials", "3"], "--trials has no meaning without --tuning"),
+        (["account", PORTFOLIO, "--delta", "1e-5"], "--rule and --weights"),
+        (["account", "--alone"], "name a portfolio"),
+        (["frontier", PORTFOLIO, "--simplex", "--delta", "1e-5", "--points", "3"], "--points has no meaning with --simplex"),
+    ],
+)
+def test_an_option_without_a_meaning_is_refused(arguments: list[str], complaint: str) -> None:
+    assert complaint in str(CliRunner().invoke(app, arguments).exception)
+
+
+def test_an_error_that_names_an_argument_names_its_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dpmerge", *BASE, "--delta", "0.5"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "(on the command line: --any-delta)" in capsys.readouterr().err
+
+
+def test_rules_of_a_plan_are_the_librarys() -> None:
+    from dpmerge import planning
+    from dpmerge.cli.planning import PlanRule
+
+    assert set(PlanRule) == set(planning.RULES)
 
 
 def test_version() -> None:

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from dpmerge.cli.explore import explore
+from dpmerge.cli.options import Shuffle
+from dpmerge.cli.pages import explore as explore_command
 from dpmerge.errors import DpmergeError, ExplorerError
 from dpmerge.explorer import Door, serving
 from dpmerge.explorer.security import Guard, Message, Receive, Send
@@ -30,6 +31,10 @@ from tests.explorer_builders import DELTA, TOKEN
 from tests.release_builders import WEIGHTS, runs
 
 RELEASE = {"name": "one", "rule": "selection", "weights": WEIGHTS, "delta": DELTA}
+
+
+def explore(portfolio: Path, *, shuffle_rate: float | None = None, **options: Any) -> None:
+    explore_command(portfolio, Shuffle(shuffle_rate=shuffle_rate), **options)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import dpmerge
 from dpmerge import plan
 from dpmerge.cli import app
-from dpmerge.cli.pictures import parse_targets
+from dpmerge.cli.options import parse_targets
 from dpmerge.errors import EvaluationError, TargetError, UtilityError
 from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
 from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
@@ -467,8 +467,8 @@ def test_frontier_command_refuses(trained: Path, tmp_path: Path) -> None:
         ["frontier", "--delta", "1e-5", "--points", "-1"],
         ["frontier", "--delta", "1e-5", "--grid", "0.3"],
         ["frontier", "--delta", "1e-5", "--evaluate", "digits", "--utility", "a=1,b=2,c=3"],
-        ["heatmap", "--step", "0"],
-        ["heatmap", "--delta", "0"],
+        ["frontier", "--simplex", "--delta", "1e-5", "--grid", "0"],
+        ["frontier", "--simplex", "--delta", "0"],
     ],
 )
 def test_nothing_is_left_of_a_picture_that_is_refused(asked: list[str], trained: Path, tmp_path: Path) -> None:
@@ -482,25 +482,26 @@ def test_pictures_say_what_they_assume(trained: Path, tmp_path: Path) -> None:
     even = portfolio.weights(dict.fromkeys(portfolio.names, 1 / 3))
     common = set(Selection(even).guarantee(delta=DELTA).assumptions) & set(Joint(even).guarantee(delta=DELTA).assumptions)
     formula = "linear combination (papers' formula)"
-    for command in (["frontier", "--epsilons", "1,2", "--points", "1"], ["heatmap", "--step", "1"]):
-        out = tmp_path / command[0]
-        asked = [command[0], str(trained), *command[1:], "--delta", str(DELTA), "--jobs", "1", "--out", str(out)]
+    for command in (["--epsilons", "1,2", "--points", "1"], ["--simplex", "--grid", "1"]):
+        name = "simplex" if "--simplex" in command else "frontier"
+        out = tmp_path / name
+        asked = ["frontier", str(trained), *command, "--delta", str(DELTA), "--jobs", "1", "--out", str(out)]
         printed = CliRunner().invoke(app, asked)
         assert printed.exit_code == 0, printed.output
-        stated = json.loads((out / f"{command[0]}.json").read_text())["assumptions"]
+        stated = json.loads((out / f"{name}.json").read_text())["assumptions"]
         assert common and common <= stated.keys()
         assert "assuming:" in printed.stdout and all(f"  - {text}" in printed.stdout for text in stated)
-        assert any(titles == [formula] for titles in stated.values()) == (command[0] == "frontier")
+        assert any(titles == [formula] for titles in stated.values()) == (name == "frontier")
 
 
-def test_heatmap_command(trained: Path, tmp_path: Path) -> None:
-    command = ["heatmap", str(trained), "--step", "0.5", "--out", str(tmp_path / "map"), "--json", "--jobs", "1"]
-    result = CliRunner().invoke(app, command)
+def test_simplex_command(trained: Path, tmp_path: Path) -> None:
+    command = ["frontier", str(trained), "--simplex", "--delta", "1e-5", "--grid", "0.5", "--out", str(tmp_path / "map")]
+    result = CliRunner().invoke(app, [*command, "--json", "--jobs", "1"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.output)
     assert len(document["points"]) == 6
     for suffix in ("json", "png", "html"):
-        assert (tmp_path / "map" / f"heatmap.{suffix}").stat().st_size > 100
+        assert (tmp_path / "map" / f"simplex.{suffix}").stat().st_size > 100
 
 
 def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:

@@ -787,7 +787,7 @@ def test_masks_are_the_toeplitz_matrix_times_the_secret() -> None:
 
 
 def test_keys_sign_and_are_private(tmp_path: Path) -> None:
-    result = dpmerge("keys", "new", tmp_path / "key", "--json")
+    result = dpmerge("tools", "keys", tmp_path / "key", "--json")
     assert json.loads(result.stdout) == {"private": str(tmp_path / "key"), "public": str(tmp_path / "key.pub")}
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "key.pub").stat().st_mode) & 0o133 == 0
@@ -796,9 +796,9 @@ def test_keys_sign_and_are_private(tmp_path: Path) -> None:
     assert signed_by(signer.public, signer.sign(b"this"), b"this")
     assert not signed_by(signer.public, signer.sign(b"this"), b"that")
     assert not signed_by("0" * 64, signer.sign(b"this"), b"this")
-    assert "never overwritten" in complaint("keys", "new", tmp_path / "key")
+    assert "never overwritten" in complaint("tools", "keys", tmp_path / "key")
     (tmp_path / "key").unlink()
-    assert "key.pub: exists already" in complaint("keys", "new", tmp_path / "key")
+    assert "key.pub: exists already" in complaint("tools", "keys", tmp_path / "key")
     with pytest.raises(SignatureError, match="cannot be written"):
         new_keys(tmp_path / "nowhere" / "key")
 

@@ -181,7 +181,7 @@ def test_folders_that_hold_nothing_of_a_model_are_passed_over(tmp_path: Path) ->
     again = Portfolio(tmp_path / "runs")
     assert again.passed_over == ("logs", "notes") and again == loaded
     asked = ["--rule", "joint", "--weights", TEXT, "--delta", DELTA]
-    for command in (["account", *asked], ["profile"], ["merge", *asked, "--out", tmp_path / "out"]):
+    for command in (["account", *asked], ["account", "--alone"], ["merge", *asked, "--out", tmp_path / "out"]):
         result = dpmerge(command[0], tmp_path / "runs", *command[1:], "--json")
         assert result.exit_code == 0, result.output
         assert result.stderr.count("\n") == 1
@@ -242,7 +242,10 @@ def test_an_output_inside_its_own_portfolio_is_refused_before_anything_is_writte
     for command in (["merge", *asked, *alone], ["merge", *asked, *coupled]):
         refused = dpmerge(*command, "--out", tmp_path / out).exception
         assert isinstance(refused, PortfolioError) and "inside the portfolio" in str(refused)
-    for command in (["frontier", tmp_path / "runs", "--delta", DELTA], ["heatmap", tmp_path / "runs"]):
+    for command in (
+        ["frontier", tmp_path / "runs", "--delta", DELTA],
+        ["frontier", tmp_path / "runs", "--simplex", "--delta", DELTA],
+    ):
         refused = dpmerge(*command, "--out", tmp_path / out).exception
         assert isinstance(refused, PortfolioError)
     assert sorted(tmp_path.rglob("*")) == before
@@ -281,9 +284,9 @@ def test_every_guarantee_prints_it(tmp_path: Path) -> None:
         assert names_initialisation(rule.guarantee(delta=DELTA).assumptions), rule.name
     for base in (Base.gaussian(0.5), Base.recorded(portfolio.models[0])):
         assert names_initialisation(tuning_cost(base, Poisson(5.0), DELTA).assumptions)
-    alone = answered("profile", tmp_path / "runs")["models"]
+    alone = answered("account", tmp_path / "runs", "--alone")["models"]
     assert all(names_initialisation(entry["assumptions"]) for entry in alone)
-    assert "initialisation" in dpmerge("profile", tmp_path / "runs").stdout
+    assert "initialisation" in dpmerge("account", tmp_path / "runs", "--alone").stdout
     assert "initialisation" in heatmap.HOW_TO_READ and "initialisation" in frontiers.HOW_TO_READ
 
 
@@ -341,10 +344,8 @@ def test_every_surface_warns(tmp_path: Path) -> None:
         "account": dpmerge("account", place, "--rule", "joint", *asked),
         "compare": dpmerge("compare", place, *asked),
         "plan": dpmerge("plan", place, "--epsilon", 3, "--delta", 0.01, "--rule", "joint", "--rule", "single"),
-        "profile": dpmerge("profile", place, "--delta", 0.01),
-        "tuning-cost": dpmerge(
-            "tuning-cost", place, "--model", "a", "--trials", 3, "--distribution", "poisson", "--delta", 0.01
-        ),
+        "alone": dpmerge("account", place, "--alone", "--delta", 0.01),
+        "tuning": dpmerge("account", place, "--model", "a", "--tuning", "poisson", "--trials", 3, "--delta", 0.01),
         "merge": dpmerge("merge", place, "--rule", "joint", *asked, "--out", out, "--ledger", ledger),
         "verify": dpmerge("verify", out),
         "ledger": dpmerge("ledger", "remaining", ledger, "--portfolio", place),
@@ -356,7 +357,7 @@ def test_every_surface_warns(tmp_path: Path) -> None:
     assert "warning: " in dpmerge("ledger", "show", ledger).stdout
     assert "is at least 1/100" in (out / "README.md").read_text()
     assert BEWARE in certificate(out)["guarantee"]["warnings"][0]
-    for command in (["verify", out], ["profile", place, "--delta", 0.01], ["ledger", "show", ledger]):
+    for command in (["verify", out], ["account", place, "--alone", "--delta", 0.01], ["ledger", "show", ledger]):
         assert "is at least 1/100" in answered(*command)["warnings"][0]
     with explorer(tmp_path) as client:
         card = client.get("/v1/portfolio", params={"delta": 0.01}).json()["models"][0]
@@ -405,16 +406,16 @@ def test_a_delta_above_one_in_a_hundred_is_refused_unless_it_is_asked_for(tmp_pa
         ["compare", place, "--weights", TEXT],
         ["plan", place, "--epsilon", 3],
         ["frontier", place, "--out", tmp_path / "f"],
-        ["heatmap", place, "--out", tmp_path / "h"],
+        ["frontier", place, "--simplex", "--out", tmp_path / "h"],
         ["report", place, "--out", tmp_path / "r.html"],
-        ["profile", place],
-        ["tuning-cost", "--mu", 1, "--trials", 3, "--distribution", "poisson"],
+        ["account", place, "--alone"],
+        ["account", "--tuning", "poisson", "--run-mu", 1, "--trials", 3],
         ["merge", place, "--rule", "joint", "--weights", TEXT, "--out", tmp_path / "m"],
         ["ledger", "new", tmp_path / "l.db", "--epsilon", 3, "--dataset", "d"],
-        ["aggregate", place, "--rule", "uniform", "--out", tmp_path / "a"],
-        ["predict", place, "--rule", "opa", "--task", "digits", "--out", tmp_path / "p.json"],
-        ["uncertainty", place, "--task", "digits", "--out", tmp_path / "u"],
-        ["tune", place, "--rule", "uta", "--values", "1", "--task", "digits", "--out", tmp_path / "t"],
+        ["run", "average", place, "--rule", "uniform", "--out", tmp_path / "a"],
+        ["run", "predict", place, "--rule", "opa", "--task", "digits", "--out", tmp_path / "p.json"],
+        ["run", "uncertainty", place, "--task", "digits", "--out", tmp_path / "u"],
+        ["run", "choose", place, "--rule", "uta", "--values", "1", "--task", "digits", "--out", tmp_path / "t"],
     ]
     for command in commands:
         refused = dpmerge(*command, "--delta", 0.5).exception

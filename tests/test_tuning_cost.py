@@ -383,40 +383,38 @@ def portfolio(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, ["tuning-cost", *arguments, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["account", *arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def test_command_prints_bracket_theorem_and_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("--epsilon", "1", "--delta", "1e-5", "--trials", "72", "--distribution")
+    common = ("--run-epsilon", "1", "--delta", "1e-5", "--trials", "72", "--tuning")
     found = run(*common, "geometric", "--calibrate", "rdp")
     assert found["lower"] < found["epsilon"] == found["bounds"]["tuning-profile"] < found["bounds"]["tuning-rdp"]
     assert found["theorem"] == "tuning-profile" and found["standing"] == "proved"
     assert any("Gaussian mechanism" in text for text in found["assumptions"])
     assert found["base"]["calibrate"] == "rdp" and found["trials"]["gamma"] == pytest.approx(1 / 72)
-    text = CliRunner().invoke(app, ["tuning-cost", *common, "poisson"], catch_exceptions=False).stdout
+    text = CliRunner().invoke(app, ["account", *common, "poisson"], catch_exceptions=False).stdout
     for told in ("(5.6", "no theorem can promise less than ε = 5.02", "is not published", "no run is drawn"):
         assert told in text
 
 
 def test_command_takes_one_run_from_a_record(portfolio: Path) -> None:
-    common = ("--delta", "1e-5", "--trials", "20", "--distribution", "geometric")
+    common = ("--delta", "1e-5", "--trials", "20", "--tuning", "geometric")
     recorded = run(str(portfolio), "--model", "gauss", *common)
-    stated = run("--noise-multiplier", "2", *common)
-    assert recorded["epsilon"] == pytest.approx(stated["epsilon"]) == pytest.approx(run("--mu", "0.5", *common)["epsilon"])
+    stated = run("--run-noise", "2", *common)
+    assert recorded["epsilon"] == pytest.approx(stated["epsilon"]) == pytest.approx(run("--run-mu", "0.5", *common)["epsilon"])
     assert recorded["lower"] == pytest.approx(stated["lower"])
     pair = run(str(portfolio), "--model", "pair", *common)
     assert 1 < pair["epsilon"] <= 3 + 1e-3, "(2+η)ε for a pure ε, with 20 · 1e-7 of δ spent"
     assert pair["lower"] is None and pair["bounds"]["tuning-rdp"] == math.inf
-    none = run(str(portfolio), "--model", "pair", *common, "--tuned-delta", "1e-6")
+    none = run(str(portfolio), "--model", "pair", *common, "--delta", "1e-6")
     assert none["epsilon"] == math.inf, "δ is below 20 · 1e-7"
 
 
 def test_command_prices_a_sampled_run() -> None:
-    found = run(
-        str(example_portfolio()), "--model", "mnist-c1-s2", "--delta", "1e-5", "--trials", "10", "--distribution", "poisson"
-    )
+    found = run(str(example_portfolio()), "--model", "mnist-c1-s2", "--delta", "1e-5", "--trials", "10", "--tuning", "poisson")
     assert 0.2043 < found["epsilon"] < found["bounds"]["tuning-rdp"]
     assert found["alone"] == pytest.approx(0.2043, abs=1e-3)
     assert any("mnist-c1-s2" in text for text in found["assumptions"])
@@ -426,16 +424,16 @@ def test_command_prices_a_sampled_run() -> None:
     ("arguments", "told"),
     [
         ((), "state one run in one way"),
-        (("--epsilon", "1", "--mu", "1"), "state one run in one way"),
-        (("--mu", "1", "--calibrate", "rdp"), "there is no --epsilon"),
-        (("--mu", "1", "--model", "a"), "about the records of a portfolio"),
-        (("--mu", "31"), "must lie in (0, 30]"),
-        (("--mu", "nan"), "must lie in (0, 30]"),
-        (("--noise-multiplier", "0"), "above 0"),
-        (("--epsilon", "-1"), "ε above 0"),
-        (("--epsilon", "5000"), "no Gaussian mechanism"),
-        (("--epsilon", "1", "--shape", "2"), "belongs to distribution tnb"),
-        (("--epsilon", "1", "--tuned-delta", "1.5"), "strictly between 0 and 1"),
+        (("--run-epsilon", "1", "--run-mu", "1"), "state one run in one way"),
+        (("--run-mu", "1", "--calibrate", "rdp"), "about --run-epsilon"),
+        (("--run-mu", "1", "--model", "a"), "about the records of a portfolio"),
+        (("--run-mu", "31"), "must lie in (0, 30]"),
+        (("--run-mu", "nan"), "must lie in (0, 30]"),
+        (("--run-noise", "0"), "above 0"),
+        (("--run-epsilon", "-1"), "ε above 0"),
+        (("--run-epsilon", "5000"), "no Gaussian mechanism"),
+        (("--run-epsilon", "1", "--shape", "2"), "belongs to distribution tnb"),
+        (("--run-epsilon", "1", "--run-delta", "1.5"), "strictly between 0 and 1"),
         ((str(example_portfolio()),), "say with --model"),
         ((str(example_portfolio()), "--model", "none"), "no model named 'none'"),
         (("no-such-folder", "--model", "a"), "no such folder"),
@@ -444,8 +442,8 @@ def test_command_prices_a_sampled_run() -> None:
 def test_refusals_are_one_line(
     arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = ["--delta", "1e-5", "--trials", "9", "--distribution", "geometric"]
-    monkeypatch.setattr(sys, "argv", ["dpmerge", "tuning-cost", *arguments, *common])
+    common = ["--delta", "1e-5", "--trials", "9", "--tuning", "geometric"]
+    monkeypatch.setattr(sys, "argv", ["dpmerge", "account", *arguments, *common])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

@@ -64,7 +64,7 @@ def softmax(tensors: Tensors) -> np.ndarray:
 
 
 def ask(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, ["uncertainty", *arguments, "--delta", "1e-5", "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["run", "uncertainty", *arguments, "--delta", "1e-5", "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -159,7 +159,7 @@ class TestCommand:
     def test_unlabelled_inputs_and_people(self, folders: dict[str, Any], tmp_path: Path) -> None:
         home, out = folders["home"], tmp_path / "out"
         asked = ["--runs", str(home / "runs"), "--data", str(home / "unlabelled.npz"), "--of", "last", "--out", str(out)]
-        result = CliRunner().invoke(app, ["uncertainty", *asked, "--delta", "1e-5"], catch_exceptions=False)
+        result = CliRunner().invoke(app, ["run", "uncertainty", *asked, "--delta", "1e-5"], catch_exceptions=False)
         assert "estimate, not a guarantee: 3 independent runs" in result.output
         assert "joint release" in result.output
         assert not (out / "abstention.png").exists()
@@ -168,7 +168,7 @@ class TestCommand:
     def test_people_see_what_it_is(self, folders: dict[str, Any], tmp_path: Path) -> None:
         home = folders["home"]
         asked = [str(home / "run"), "--data", str(home / "inputs.npz"), "--out", str(tmp_path / "out"), "--delta", "1e-5"]
-        result = CliRunner().invoke(app, ["uncertainty", *asked], catch_exceptions=False)
+        result = CliRunner().invoke(app, ["run", "uncertainty", *asked], catch_exceptions=False)
         assert "heuristic, not a guarantee: 5 checkpoints of one run, steps 4 to 20" in result.output
         assert "accuracy where answered" in result.output
 

@@ -2,7 +2,7 @@
 
 Whoever looks at K runs and keeps the best releases a function of all K, whatever becomes of the others: the price is their
 joint release (docs/theory.md §4). Less is possible where less is seen: of a random number of runs nothing but the best
-(`dpmerge tuning-cost`, §7), or of fixed ones a tempered draw (`dpmerge plan --kappa`).
+(`dpmerge account --tuning`, §7), or of fixed ones a tempered draw (`dpmerge plan --kappa`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TunedTraining:
             "epsilon of all trials together": self.guarantee(delta, by, conversion).epsilon,
             "delta": delta,
             "why": "every trial is a private run of its own, and the choice is a function of all of them: their joint release; "
-            "less only where less is seen, as nothing but the best of a random number of trials (dpmerge tuning-cost)",
+            "less only where less is seen, as nothing but the best of a random number of trials (dpmerge account --tuning)",
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Search:
         until: int | None = None,
         allow_gaps: bool = False,
     ) -> Search:
-        """Examples and predictor are named as in `dpmerge predict`; only checkpoints up to step `until` are used.
+        """Examples and predictor are named as in `dpmerge run predict`; only checkpoints up to step `until` are used.
 
         The first `validation` examples choose, and the others measure what was chosen; without it all choose.
         """

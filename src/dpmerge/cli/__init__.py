@@ -1,4 +1,4 @@
-"""The command line: one file per verb, thin. Nothing heavy is imported before a verb runs."""
+"""The command line: one file for each group of verbs, thin, loaded when one of its verbs is run."""
 
 from __future__ import annotations
 
@@ -8,66 +8,46 @@ import sys
 
 import typer
 
-from dpmerge.cli import (
-    account,
-    aggregate,
-    audit,
-    cache,
-    compare,
-    explore,
-    frontier,
-    heatmap,
-    keys,
-    ledger,
-    merge,
-    plan,
-    predict,
-    profile,
-    record,
-    report,
-    schema,
-    train,
-    tune,
-    tuning_cost,
-    uncertainty,
-    verify,
-)
-from dpmerge.cli.options import JsonOption as JsonOption
-from dpmerge.cli.output import print_json as print_json, table as table
-from dpmerge.cli.pictures import JobsOption as JobsOption
-from dpmerge.cli.progress import show_progress as show_progress
+from dpmerge.cli.commands import JobsOption as JobsOption, JsonOption as JsonOption, Root
+from dpmerge.cli.output import print_json as print_json, show_progress as show_progress, table as table
 from dpmerge.errors import DpmergeError, one_line
 
+Root.table = {
+    "Account": {
+        "account": ("accounting", "What a merge guarantees: ε at δ, or δ at ε."),
+        "compare": ("accounting", "The same weights under every rule and baseline."),
+    },
+    "Plan": {
+        "plan": ("planning", "The best weights within (ε, δ), under every rule."),
+        "frontier": ("planning", "Utility against ε at many targets, drawn."),
+    },
+    "Release": {
+        "merge": ("release", "Release a model with a certificate."),
+        "verify": ("release", "Recheck a release from its files."),
+        "ledger": ("ledger", "The budget of a private dataset, and its releases."),
+    },
+    "Train and record": {
+        "train": ("training", "Train several private models on one data set."),
+        "record": ("training", "Records of models that were trained elsewhere."),
+    },
+    "Checkpoints of one run": {"run": ("run", "Average, predict, choose, and estimate uncertainty.")},
+    "Page and report": {
+        "explore": ("pages", "Explore a portfolio in the browser."),
+        "report": ("pages", "One self-contained page about a portfolio."),
+    },
+    "Laboratory": {"audit": ("audit", "Attack a release, to bound its ε from below.")},
+    "Tools": {"tools": ("tools", "The record format, the cache, and keys.")},
+}
 app = typer.Typer(
     name="dpmerge",
+    cls=Root,
     help="Differentially private model merging: what a merged model guarantees, and why.",
+    epilog="The laboratory (lab/) adds `dpmerge reproduce`: the papers' experiments.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("account")(account.account)
-app.command("profile")(profile.profile)
-app.command("compare")(compare.compare)
-app.command("plan")(plan.plan)
-app.command("frontier")(frontier.frontier)
-app.command("heatmap")(heatmap.heatmap)
-app.command("explore")(explore.explore)
-app.command("report")(report.report)
-app.command("merge")(merge.merge)
-app.command("aggregate")(aggregate.aggregate)
-app.command("predict")(predict.predict)
-app.command("uncertainty")(uncertainty.uncertainty)
-app.command("tune")(tune.tune)
-app.command("tuning-cost")(tuning_cost.tuning_cost)
-app.command("verify")(verify.verify)
-app.add_typer(record.app, name="record")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(keys.app, name="keys")
-app.command("train")(train.train)
-app.command("audit")(audit.audit)
-app.command("cache")(cache.cache)
-app.command("schema")(schema.schema)
 
 
 def _version(wanted: bool) -> None:
@@ -80,7 +60,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
 ) -> None:
     told = logging.getLogger("dpmerge.records")
     told.setLevel(logging.INFO)
@@ -88,21 +68,10 @@ def _root(
 
 
 class _OnStderr(logging.Handler):
-    """What was noticed on the way, one line each, beside whatever the command prints."""
+    """What the library notices, one line each, beside whatever the command prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(f"note: {record.getMessage()}", err=True)
-
-
-def _add_commands() -> None:
-    """Commands of installed packages: the laboratory's `reproduce`."""
-    from dpmerge.user_code import added, load_function
-
-    for name, where in added("commands").items():
-        app.command(name)(load_function(where, "the command", DpmergeError))
-
-
-_add_commands()
 
 
 def main() -> None:
@@ -112,5 +81,5 @@ def main() -> None:
     try:
         app()
     except DpmergeError as error:
-        typer.echo(f"error: {one_line(error)}", err=True)
+        typer.echo(" ".join(["error:", one_line(error), *getattr(error, "__notes__", ())]), err=True)
         sys.exit(2)

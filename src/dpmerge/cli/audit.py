@@ -2,55 +2,44 @@
 
 from __future__ import annotations
 
+import json as json_format
 import re
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import JsonOption
-from dpmerge.cli.pictures import ClusterOption, JobsOption
-
-if TYPE_CHECKING:
-    from dpmerge.audit import Audit
+from dpmerge import audit as audits
+from dpmerge.audit import Audit, Guessing, about, as_dict, check, find_game, picture, scenario_names
+from dpmerge.cli.commands import JsonOption, option
+from dpmerge.cli.options import Execution
+from dpmerge.cli.output import print_json, print_lines, table
+from dpmerge.figures import finite_or_null, render, require_library, write_whole
+from dpmerge.jobs import Finished, ProgressBar
+from dpmerge.rules import round_down, round_up, significant
 
 _PICTURES = (".png", ".html")
 
 
 def audit(
+    execution: Execution,
     game: Annotated[
         str,
-        typer.Argument(metavar="SCENARIO|module:function", help="What to attack; without it, or with `list`, which there are."),
+        typer.Argument(metavar="SCENARIO|module:function", help="What to attack; without it, or with `list`, the scenarios."),
     ] = "list",
-    trials: Annotated[
-        int | None,
-        typer.Option("--trials", help="Plays of each world, half of which are counted; or canaries.", show_default=False),
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option("--delta", help="Bound ε at this δ (default: the game's).", show_default=False)
-    ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="With which everything told holds together.")] = 0.99,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Play a simulator the same again; without it, fresh entropy.", show_default=False),
-    ] = None,
-    cluster: ClusterOption = None,
-    jobs: JobsOption = -1,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder for numbers and pictures, and for what is finished.", show_default=False),
-    ] = None,
+    trials: Annotated[int | None, option("Plays with and without the record, half of which are counted; or canaries.")] = None,
+    delta: Annotated[float | None, option("Bound ε at this δ (default: the game's).")] = None,
+    confidence: Annotated[float, option("Joint confidence of all bounds.")] = 0.99,
+    seed: Annotated[int | None, option("Repeat a simulator's plays; without it, fresh entropy.")] = None,
+    out: Annotated[Path | None, option("Folder for numbers, pictures and finished work.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """A lower bound on ε of a release, measured by playing its game with and without a record.
+    """Attack a release, to bound its ε from below.
 
-    Exit code 1: a claim that is called proved was exceeded. With --out, an audit that was killed continues there.
+    Its game is played with and without a record. Exit code 1: a claim that is called proved was exceeded. With --out, an
+    audit that was killed continues there.
     """
-    from dpmerge.audit import as_dict, audit as run_audit, check, find_game
-    from dpmerge.cli.output import print_json
-    from dpmerge.jobs import Finished, ProgressBar
-
     if game == "list":
         _list(json)
         return
@@ -59,23 +48,19 @@ def audit(
     check(found, **asked)
     with ExitStack() as stack:
         finished = None if out is None else stack.enter_context(Finished(_ready(out) / "plays.jsonl"))
-        where: dict[str, Any] = {"jobs": jobs, "cluster": cluster, "finished": finished, "progress": ProgressBar("plays")}
-        result = run_audit(found, **asked, **where)
+        result = audits.audit(found, **asked, **vars(execution), finished=finished, progress=ProgressBar("plays"))
     written = [] if out is None else _write(result, out)
     if json:
         print_json({**as_dict(result), "files": [str(path) for path in written]})
     else:
         _print(result)
-        for path in written:
-            typer.echo(str(path))
+        print_lines("", written)
     if result.alarm:
         raise typer.Exit(1)
 
 
 def _ready(folder: Path) -> Path:
     """The folder, if pictures can be drawn at all."""
-    from dpmerge.figures import require_library
-
     for suffix in _PICTURES:
         require_library(suffix)
     return folder
@@ -83,13 +68,8 @@ def _ready(folder: Path) -> Path:
 
 def _write(result: Audit, folder: Path) -> list[Path]:
     """Numbers and pictures; everything is drawn before anything is written, and each file appears whole."""
-    from json import dumps
-
-    from dpmerge.audit import as_dict, picture
-    from dpmerge.figures import finite_or_null, render, write_whole
-
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
-    numbers = dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    numbers = json_format.dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     drawn = {folder / f"{name}{suffix}": render(finite_or_null(picture(result)), suffix) for suffix in _PICTURES}
     contents = {folder / f"{name}.json": numbers.encode(), **drawn}
     for path, content in contents.items():
@@ -98,10 +78,6 @@ def _write(result: Audit, folder: Path) -> list[Path]:
 
 
 def _print(result: Audit) -> None:
-    from dpmerge.audit import Guessing
-    from dpmerge.cli.output import table
-    from dpmerge.rules import round_down, round_up, significant
-
     typer.echo(f"{result.game}: {result.about}")
     typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
     if isinstance(result.evidence, Guessing):
@@ -127,11 +103,10 @@ def _print(result: Audit) -> None:
 
 
 def _list(json: bool) -> None:
-    from dpmerge.audit import about, scenario_names
-    from dpmerge.cli.output import print_json, table
-
     told = {name: about(name) for name in scenario_names()}
     if json:
         print_json(told)
-        return
-    table("scenarios", ["name", "about"], [[name, text] for name, text in told.items()])
+    elif told:
+        table("scenarios", ["name", "about"], [[name, text] for name, text in told.items()])
+    else:
+        typer.echo("no scenarios: give module:function, or install the laboratory (pip install ./lab in dpmerge's repository)")

@@ -4,62 +4,44 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from dpmerge.cli.options import AdjacencyName, AnyDeltaOption, JsonOption
+from dpmerge.cli.commands import JsonOption, argument, group, option
+from dpmerge.cli.options import AnyDeltaOption
+from dpmerge.cli.output import print_assumptions, print_json, print_lines, print_warnings, table
+from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release import Entry, Ledger, under_way, unfinished, what_fits
+from dpmerge.rules import about_delta, require_wanted, round_up, significant
 
-if TYPE_CHECKING:
-    from dpmerge.release import Ledger
-
-app = typer.Typer(no_args_is_help=True, help="One private dataset's releases, added up.", rich_markup_mode=None)
-LedgerArgument = Annotated[str, typer.Argument(help="The ledger: a file, or a database URL.", show_default=False)]
+LedgerArgument = Annotated[str, argument("The ledger: a file, or a database URL.")]
 
 
-@app.command("new")
 def new(
     ledger: LedgerArgument,
-    dataset: Annotated[
-        str, typer.Option("--dataset", help="The dataset's identity, as the records state it.", show_default=False)
-    ],
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The ε of all releases together.", show_default=False)],
-    delta: Annotated[float, typer.Option("--delta", help="The δ of all releases together.", show_default=False)],
-    adjacency: Annotated[
-        AdjacencyName, typer.Option("--adjacency", help="Which datasets are neighbours.")
-    ] = AdjacencyName.add_remove,
+    dataset: Annotated[str, option("The dataset's identity, as the records state it.")],
+    epsilon: Annotated[float, option("The ε of all releases together.")],
+    delta: Annotated[float, option("The δ of all releases together.")],
+    adjacency: Annotated[Adjacency, option("Which datasets are neighbours.")] = "add-remove",
     declare: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--declare",
-            help="A portfolio all of whose models count from the start; then any choice among them is free. Repeatable.",
-            show_default=False,
-        ),
+        option("Count all models of this portfolio from the start: any choice among them is free. Repeatable."),
     ] = None,
-    filter_share: Annotated[
-        float,
-        typer.Option("--filter-share", help="The share of δ for a filter, which allows releases that depend on earlier ones."),
-    ] = 0.0,
-    filter_order: Annotated[
-        float | None,
-        typer.Option("--filter-order", help="The filter's Rényi order; by default the best for Gaussians.", show_default=False),
-    ] = None,
+    filter_share: Annotated[float, option("Share of δ for a filter, which allows releases that depend on earlier ones.")] = 0.0,
+    filter_order: Annotated[float | None, option("The filter's Rényi order; by default the best for Gaussians.")] = None,
     any_delta: AnyDeltaOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Declare a total budget for one private dataset.
+    """Declare the total budget of a private dataset.
 
     Releases that depend on what earlier ones showed need --declare or --filter-share, which cannot be added later.
     """
-    from dpmerge.records import Portfolio
-    from dpmerge.release import Ledger
-    from dpmerge.rules import require_wanted
-
     require_wanted(delta, any_delta)
     made = Ledger.create(
         ledger,
         dataset=dataset,
-        adjacency=adjacency.value,
+        adjacency=adjacency,
         epsilon=epsilon,
         delta=delta,
         declared=[Portfolio(folder) for folder in declare or ()],
@@ -69,21 +51,13 @@ def new(
     _show(made, json)
 
 
-@app.command("show")
 def show(ledger: LedgerArgument, json: JsonOption = False) -> None:
-    """The budget, what was spent of it, and whether anything was interrupted."""
-    from dpmerge.release import Ledger
-
+    """The budget, what was spent, and interrupted releases."""
     _show(Ledger(ledger), json)
 
 
-@app.command("history")
 def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
     """Every entry, in order."""
-    from dpmerge.cli.output import print_json, table
-    from dpmerge.release import Ledger
-    from dpmerge.rules import round_up, significant
-
     opened = Ledger(ledger)
     entries = opened.history()
     if json:
@@ -91,131 +65,91 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         return
     rows = []
     for entry in entries:
-        content, cells = entry.content, ["", ""]
-        if entry.kind == "release":
-            coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
-            what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
-            what += " (depends on earlier ones)" if content.get("dependent") else ""
-            by = " (filter)" if content["total"]["theorem"] == "adaptive-filter" else ""
-            cells = [round_up(content["total"]["epsilon"]) + by, significant(content["total"]["delta"])]
-        elif entry.kind == "portfolio":
-            what = f"declares {', '.join(sorted(content['names'].values()))}"
-        elif entry.kind == "filter":
-            what = f"filter of order {float.fromhex(content['order']):g}"
-        else:
-            more = {"recovered": "output {output}", "voided": "{reason}"}.get(entry.kind, "").format(**content)
-            what = f"{entry.kind} entry {content['of']}{': ' if more else ''}{more}"
-        rows.append([str(entry.number), content["at"], what, *cells, entry.hash[:12]])
+        total = entry.content["total"] if entry.kind == "release" else None
+        cells = ["", ""] if total is None else [round_up(total["epsilon"]), significant(total["delta"])]
+        cells[0] += " (filter)" if total is not None and total["theorem"] == "adaptive-filter" else ""
+        rows.append([str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
     _print_assumptions(opened.summary(entries)["spent"]["assumptions"])
 
 
-@app.command("remaining")
+def _what(entry: Entry) -> str:
+    content = entry.content
+    if entry.kind == "release":
+        coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
+        what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
+        return what + (" (depends on earlier ones)" if content.get("dependent") else "")
+    if entry.kind == "portfolio":
+        return f"declares {', '.join(sorted(content['names'].values()))}"
+    if entry.kind == "filter":
+        return f"filter of order {float.fromhex(content['order']):g}"
+    more = {"recovered": ": output {output}", "voided": ": {reason}"}.get(entry.kind, "").format(**content)
+    return f"{entry.kind} entry {content['of']}{more}"
+
+
 def remaining(
     ledger: LedgerArgument,
-    portfolio: Annotated[
-        Path | None, typer.Option("--portfolio", help="Say what of this portfolio may still be released.", show_default=False)
-    ] = None,
+    portfolio: Annotated[Path | None, option("Say what of this portfolio may still be released.")] = None,
     json: JsonOption = False,
 ) -> None:
     """What the budget still allows."""
-    from dpmerge.cli.output import print_json
-    from dpmerge.records import Portfolio
-    from dpmerge.release import Ledger, what_fits
-    from dpmerge.rules import about_delta
-
     opened = Ledger(ledger)
-    state = _state(opened)
+    fits: dict[str, Any] = {}
     if portfolio is not None:
         loaded = Portfolio(portfolio)
-        state["fits"] = what_fits(opened, loaded)
-        state["warnings"] = list(about_delta(opened.budget.delta, loaded.models))
-    if json:
-        print_json(state)
-        return
-    _print_state(opened, state)
-    for line in state.get("fits", {}).get("text", []):
-        typer.echo(line)
+        fits = {"fits": what_fits(opened, loaded), "warnings": list(about_delta(opened.budget.delta, loaded.models))}
+    _show(opened, json, fits)
 
 
-@app.command("export")
 def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
-    """The whole ledger as JSON, to keep a copy that later changes can be held against."""
-    from dpmerge.cli.output import print_json
-    from dpmerge.release import Ledger
-
+    """The whole ledger as JSON, a copy to hold later changes against."""
     opened = Ledger(ledger)
     print_json({"budget": opened.budget.header(), "entries": [asdict(entry) for entry in opened.history()]})
 
 
-@app.command("void")
 def void(
     ledger: LedgerArgument,
-    entry: Annotated[int, typer.Argument(help="The number of the entry.", show_default=False)],
-    reason: Annotated[
-        str, typer.Option("--reason", help="Why nothing of it was ever seen; stays in the ledger.", show_default=False)
-    ],
+    entry: Annotated[int, argument("The number of the entry.")],
+    reason: Annotated[str, option("Why nothing of it was ever seen; stays in the ledger.")],
     machine_is_gone: Annotated[
-        bool,
-        typer.Option(
-            "--machine-is-gone",
-            help="The machine or container that made it is gone for good and cannot be looked into; stays in the ledger.",
-        ),
+        bool, option("Its machine is gone for good and cannot be inspected; stays in the ledger.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Void a release that was interrupted, of which nothing was ever seen: it no longer counts."""
-    from dpmerge.release import Ledger
-
+    """Void an interrupted release that nobody saw."""
     opened = Ledger(ledger)
     opened.void(entry, reason, machine_is_gone=machine_is_gone)
     _show(opened, json)
 
 
-def _state(ledger: Ledger) -> dict[str, Any]:
-    from dpmerge.release import under_way, unfinished
-
+def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> None:
     entries = ledger.history()
     found = {entry.number: under_way(entry.content) for entry in unfinished(entries)}
-    return {
-        **ledger.summary(entries),
+    running = {
         "under_way": [number for number, runs in found.items() if runs],
         "interrupted": [number for number, runs in found.items() if not runs],
     }
-
-
-def _show(ledger: Ledger, json: bool) -> None:
-    from dpmerge.cli.output import print_json
-
-    state = _state(ledger)
+    state = {**ledger.summary(entries), **running, **(more or {})}
     if json:
         print_json(state)
-    else:
-        _print_state(ledger, state)
-
-
-def _print_state(ledger: Ledger, state: dict[str, Any]) -> None:
-    from dpmerge.rules import round_up, significant
-
+        return
     budget, spent = state["budget"], state["spent"]
     typer.echo(f"{ledger.name}: dataset {state['dataset']!r}, {state['adjacency']} neighbours")
     typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
     _print_assumptions(spent["assumptions"])
-    for text in state["warnings"]:
-        typer.echo(f"  warning: {text}")
-    for text in state["counted"]:
-        typer.echo(f"  {text}")
-    for number in state["under_way"]:
-        typer.echo(f"  entry {number} is under way; it counts")
-    for number in state["interrupted"]:
-        typer.echo(f"  entry {number} was interrupted; it counts")
+    print_warnings(state["warnings"], "  ")
+    print_lines("  ", state["counted"])
+    print_lines("  ", (f"entry {number} is under way; it counts" for number in state["under_way"]))
+    print_lines("  ", (f"entry {number} was interrupted; it counts" for number in state["interrupted"]))
+    print_lines("", state.get("fits", {}).get("text", []))
 
 
 def _print_assumptions(assumptions: list[str]) -> None:
     """What the total rests on, if anything was released."""
     if assumptions:
-        typer.echo("  assuming:")
-    for text in assumptions:
-        typer.echo(f"    - {text}")
+        print_assumptions(assumptions)
+
+
+ledger = group("ledger", "The budget of a private dataset, and its releases.", new, show, history, remaining, export, void)

@@ -1,165 +1,163 @@
-"""Options that several verbs share, and how they become library arguments."""
+"""Options that several commands share. Each class is one group (see `commands.options`), and makes what the library takes."""
 
 from __future__ import annotations
 
 import math
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
+from dpmerge.cli.commands import JobsOption, argument, option, options
 from dpmerge.errors import TargetError
+from dpmerge.profiles import Conversion, ShuffleAsPoisson
+from dpmerge.records import Portfolio
+from dpmerge.rules import Accounting, By, require_wanted
 
 if TYPE_CHECKING:
-    from dpmerge.profiles import ShuffleAsPoisson
+    from dpmerge.planning import Mapper, Utilities
 
-
-class RuleName(StrEnum):
-    """Merge rules."""
-
-    selection = "selection"
-    combination = "combination"
-    joint = "joint"
-
-
-class PlanRuleName(StrEnum):
-    """What a plan can offer."""
-
-    selection = "selection"
-    combination = "combination"
-    joint = "joint"
-    tempered = "tempered"
-    single = "single"
-
-
-class AdjacencyName(StrEnum):
-    """Which datasets are neighbours."""
-
-    add_remove = "add-remove"
-    replace_one = "replace-one"
-    zero_out = "zero-out"
-
-
-class ProvenanceName(StrEnum):
-    """Who chose the weights, and by what."""
-
-    a_priori = "a-priori"
-    after_looking = "after-looking"
-    private_validation = "private-validation"
-
-
-class LookedName(StrEnum):
-    """Whether what is merged was chosen by looking at the models."""
-
-    a_priori = "a-priori"
-    after_looking = "after-looking"
-
-
-class ByName(StrEnum):
-    """Accountants."""
-
-    best = "best"
-    pld = "pld"
-    rdp = "rdp"
-    gdp = "gdp"
-
-
-class ConversionName(StrEnum):
-    """RDP to (ε, δ) conversions."""
-
-    tight = "tight"
-    paper = "paper"
-
-
-PortfolioArgument = Annotated[
-    Path, typer.Argument(help="A folder; each sub-folder is a model with a record.json.", show_default=False)
-]
-WeightsOption = Annotated[
-    str,
-    typer.Option(
-        "--weights",
-        help="name=value, separated by commas: a=0.2,b=0.8 (or a=1/3,…). Must sum to 1; a model not named has weight 0.",
-        show_default=False,
-    ),
-]
-DeltaOption = Annotated[float | None, typer.Option("--delta", help="Ask for ε at this δ.", show_default=False)]
-AnyDeltaOption = Annotated[
-    bool, typer.Option("--any-delta", help="Take also a δ above 0.01, at which a record may be lost with that probability.")
-]
-EpsilonOption = Annotated[float | None, typer.Option("--epsilon", help="Ask for δ at this ε.", show_default=False)]
-ByOption = Annotated[
-    ByName,
-    typer.Option("--by", help="Accountant: privacy loss distribution, Rényi, Gaussian, or the best that applies."),
-]
-ConversionOption = Annotated[
-    ConversionName, typer.Option("--conversion", help="From Rényi to (ε, δ): the tight one, or the papers'.")
-]
-SmoothnessOption = Annotated[
-    float | None,
-    typer.Option(
-        "--assume-smoothness",
-        help="Assume this Lipschitz constant of the gradients for every run; 0 gives the papers' formula. Conditional.",
-        show_default=False,
-    ),
-]
-ShuffleOption = Annotated[
-    bool,
-    typer.Option(
-        "--treat-shuffle-as-poisson",
-        help="Account shuffled batches as Poisson ones. The guarantee becomes conditional.",
-    ),
-]
-ShuffleRateOption = Annotated[
-    float | None,
-    typer.Option(
-        "--shuffle-rate",
-        help="With --treat-shuffle-as-poisson: batch size / dataset size. Without it, no amplification is claimed.",
-        show_default=False,
-    ),
-]
+PortfolioArgument = Annotated[Path, argument("Folder of models: one sub-folder each, with a record.json.")]
+RunArgument = Annotated[Path, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")]
+DeltaOption = Annotated[float, option("The δ of the guarantee.")]
+AnyDeltaOption = Annotated[bool, option("Allow δ above 0.01: a whole record may be lost with that probability.")]
 UtilityOption = Annotated[
-    str | None,
-    typer.Option(
-        "--utility",
-        help="name=value,… stated beforehand, or a file of measured utilities. Without it, less private is more useful.",
-        show_default=False,
-    ),
+    str | None, option("name=value,… stated beforehand, or a file of measured ones. Without it: less private is better.")
 ]
-ProvenanceOption = Annotated[
-    ProvenanceName | None,
-    typer.Option(
-        "--provenance",
-        help="What you claim about the utilities; refused where a file of measured ones says otherwise.",
-        show_default=False,
-    ),
-]
-WhoChoseOption = Annotated[
-    LookedName | None,
-    typer.Option(
-        "--provenance",
-        help="How the weights were chosen. Joint release counts every model of the portfolio; with a-priori those with weight.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
 
 
-def check_smoothness(value: float | None) -> float | None:
-    """Finite and not negative, if given."""
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        raise TargetError(f"--assume-smoothness is {value}; it must be finite and not negative")
-    return value
+@options("Accounting")
+class Shuffle:
+    treat_shuffle_as_poisson: Annotated[bool, option("Account shuffled batches as Poisson batches. Conditional.")] = False
+    shuffle_rate: Annotated[
+        float | None, option("With --treat-shuffle-as-poisson: batch size / dataset size; without it, no amplification.")
+    ] = None
+
+    @property
+    def shuffle(self) -> ShuffleAsPoisson | None:
+        if self.shuffle_rate is not None and not self.treat_shuffle_as_poisson:
+            raise TargetError("--shuffle-rate only has a meaning together with --treat-shuffle-as-poisson")
+        if self.shuffle_rate is not None and not 0 < self.shuffle_rate <= 1:
+            raise TargetError(f"--shuffle-rate is {self.shuffle_rate}; it must lie in (0, 1]")
+        rate = 1.0 if self.shuffle_rate is None else self.shuffle_rate
+        return ShuffleAsPoisson(rate) if self.treat_shuffle_as_poisson else None
+
+    def accounting(self) -> Accounting:
+        """What the library takes, with everything that this command has options for."""
+        given = {name: value for name, value in vars(self).items() if "shuffle" not in name}
+        return Accounting(shuffle=self.shuffle, **given)
 
 
-def shuffle_treatment(treat: bool, rate: float | None) -> ShuffleAsPoisson | None:
-    """The user's word about shuffled batches."""
-    from dpmerge.profiles import ShuffleAsPoisson
+@options("Accounting")
+class Granted(Shuffle):
+    any_delta: AnyDeltaOption = False
 
-    if rate is not None and not treat:
-        raise TargetError("--shuffle-rate only has a meaning together with --treat-shuffle-as-poisson")
-    if rate is not None and not 0 < rate <= 1:
-        raise TargetError(f"--shuffle-rate is {rate}; it must lie in (0, 1]")
-    if not treat:
-        return None
-    return ShuffleAsPoisson(1.0 if rate is None else rate)
+    def require(self, delta: float | None) -> None:
+        require_wanted(delta, self.any_delta)
+
+
+@options("Accounting")
+class Converted(Granted):
+    conversion: Annotated[Conversion, option("From Rényi moments to (ε, δ): tight, or the papers'.")] = "tight"
+
+
+@options("Accounting")
+class RunAccounting(Converted):
+    by: Annotated[By, option("Privacy loss distributions, Rényi moments, Gaussian DP, or the best that applies.")] = "best"
+
+
+@options("Accounting")
+class Smoothness:
+    assume_smoothness: Annotated[
+        float | None, option("Assume gradients with this Lipschitz constant; 0: the papers' formula. Conditional.")
+    ] = None
+
+
+@options("Accounting")
+class MergeAccounting(Smoothness, RunAccounting):
+    pass
+
+
+@options("Accounting")
+class PointAccounting(Smoothness, Converted):
+    """Without an accountant: every combination is accounted by each of them."""
+
+
+@options("Question")
+class Question:
+    delta: Annotated[float | None, option("Ask for ε at this δ.")] = None
+    epsilon: Annotated[float | None, option("Ask for δ at this ε.")] = None
+
+
+@options("Utility")
+class Utility:
+    utility: UtilityOption = None
+    provenance: Annotated[
+        Literal["a-priori", "after-looking", "private-validation"] | None,
+        option("How the choice was made, or utilities known. Refused if their file says otherwise."),
+    ] = None
+
+    def of(self, portfolio: Portfolio) -> Utilities | None:
+        from dpmerge.planning import Utilities
+
+        return Utilities.asked(portfolio, self.utility, self.provenance)
+
+
+@options("Tempered selection")
+class Tempered:
+    kappa: Annotated[float | None, option("Strength of the draw by public scores.")] = None
+    validation_epsilon: Annotated[
+        float | None, option("Instead of --kappa: the ε that a private validation set pays for a draw by its scores.")
+    ] = None
+
+
+@options("Release")
+class Releasing:
+    out: Annotated[Path, option("A new folder for the released model.")]
+    ledger: Annotated[str | None, option("Enter the release in this ledger: a file, or a database URL.")] = None
+    depends_on_releases: Annotated[bool, option("The choice used earlier releases; the ledger must allow that.")] = False
+    sign: Annotated[Path | None, option("Sign the certificate with this private key.")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        from dpmerge.release import Ledger, Signer
+
+        return {
+            "ledger": None if self.ledger is None else Ledger(self.ledger),
+            "dependent": self.depends_on_releases,
+            "signer": None if self.sign is None else Signer(self.sign),
+        }
+
+
+@options("Execution")
+class Execution:
+    cluster: ClusterOption = None
+    jobs: JobsOption = -1
+
+    @contextmanager
+    def workers(self, title: str, folder: Path | None = None) -> Iterator[Mapper]:
+        """The mapping function. With a folder, finished work is kept there, and a run that was killed continues."""
+        from dpmerge.jobs import Finished, ProgressBar, run_all
+
+        run = partial(run_all, cluster=self.cluster, jobs=self.jobs, progress=ProgressBar(title))
+        if folder is None:
+            yield run
+            return
+        with Finished(folder / "points.jsonl") as finished:
+            yield partial(run, finished=finished)
+
+
+def parse_targets(text: str) -> list[float]:
+    """`0.3:8` (100 targets, evenly spaced in log ε), `0.3:8:200`, or a list `0.5,1,2`."""
+    try:
+        if ":" not in text:
+            return [float(part) for part in text.split(",")]
+        low, high, *count = (part.strip() for part in text.split(":"))
+        first, last, number = float(low), float(high), int(*count) if count else 100
+    except (ValueError, TypeError):
+        raise TargetError(f"cannot read the targets {text!r}; write 0.3:8, 0.3:8:200 or 0.5,1,2") from None
+    if not (0 < first < last and math.isfinite(last) and 2 <= number <= 100_000):
+        raise TargetError(f"the targets {text!r} need 0 < low < high and 2 to 100,000 of them")
+    ratio = math.log(last / first) / (number - 1)
+    return [first * math.exp(ratio * index) for index in range(number - 1)] + [last]

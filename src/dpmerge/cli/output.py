@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from dpmerge.release import LedgerForm
+    from dpmerge.release import Released
     from dpmerge.rules import Guarantee
 
 _INFINITY = "\x00infinity"
+
+
+def show_progress(label: str) -> None:
+    """One line on stderr that says what is being done, if stderr is a terminal. An empty label clears it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{label}…" if label else "\r\x1b[K")
+        sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:
@@ -31,6 +40,26 @@ def _without_infinity(value: Any) -> Any:
     return value
 
 
+def print_lines(prefix: str, texts: Iterable[object]) -> None:
+    for text in texts:
+        typer.echo(f"{prefix}{text}")
+
+
+def print_warnings(texts: Iterable[str], indent: str = "", *, err: bool = False) -> None:
+    for text in dict.fromkeys(texts):
+        typer.echo(f"{indent}warning: {text}", err=err)
+
+
+def print_assumptions(texts: Iterable[str]) -> None:
+    typer.echo("  assuming:")
+    print_lines("    - ", texts)
+
+
+def stated(weights: Mapping[str, float], digits: int = 10) -> str:
+    """The weights that are not zero."""
+    return ", ".join(f"{name}={value:.{digits}g}" for name, value in weights.items() if value > 0)
+
+
 def print_guarantee(guarantee: Guarantee) -> None:
     """The guarantee as a sentence, with its theorem and every assumption on lines of their own."""
     from dpmerge.rules import THEOREMS, round_up, significant
@@ -40,31 +69,47 @@ def print_guarantee(guarantee: Guarantee) -> None:
         typer.echo(f"({round_up(guarantee.epsilon)}, {significant(guarantee.delta)})-DP for {guarantee.adjacency} neighbours")
     else:
         typer.echo(f"no finite ε at δ = {guarantee.delta:.6g} for {guarantee.adjacency} neighbours")
-    for text in guarantee.warnings:
-        typer.echo(f"  warning: {text}")
+    print_warnings(guarantee.warnings, "  ")
     how = guarantee.by.upper() + (f", {guarantee.conversion} conversion" if guarantee.conversion else "")
     typer.echo(f"  {guarantee.standing}: {theorem.title} ({theorem.source}), by {how}")
-    used = ", ".join(f"{name}={value:.10g}" for name, value in guarantee.weights.items() if value > 0)
-    typer.echo(f"  weights: {used}")
+    typer.echo(f"  weights: {stated(guarantee.weights)}")
     if guarantee.rule == "joint":
         typer.echo(f"  counts the runs: {', '.join(guarantee.details['runs'])}")
-    typer.echo("  assuming:")
-    for text in guarantee.assumptions:
-        typer.echo(f"    - {text}")
+    print_assumptions(guarantee.assumptions)
+    print_reasons(guarantee, "  ")
+
+
+def print_reasons(guarantee: Guarantee, prefix: str) -> None:
+    """Why joint release counts where another rule was asked for."""
     for name, why in guarantee.details.get("revealed", {}).items():
-        typer.echo(f"  model {name!r} is accounted by joint release: {why}")
+        typer.echo(f"{prefix}model {name!r} is accounted by joint release: {why}")
     if "joint_because" in guarantee.details:
-        typer.echo(f"  joint release counts: {guarantee.details['joint_because']}")
+        typer.echo(f"{prefix}joint release counts: {guarantee.details['joint_because']}")
 
 
-def print_entry(entry: LedgerForm) -> None:
-    """A release's entry in the ledger, and what all releases together guarantee."""
+def released_json(released: Released) -> dict[str, Any]:
+    certificate = released.certificate.model_dump(mode="json", by_alias=True)
+    return {"folder": str(released.folder), "certificate": certificate, "notes": list(released.notes)}
+
+
+def print_released(released: Released) -> None:
+    """The folder, its guarantee, what was drawn, the entry in the ledger, and notes."""
     from dpmerge.rules import THEOREMS, round_up, significant
 
-    total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
-    whole = "everything that is ever released" if entry.theorem == "adaptive-filter" else "all releases"
-    rule = f", by: {THEOREMS[entry.theorem].title}" if entry.theorem in THEOREMS else ""
-    typer.echo(f"  entry {entry.number} of the ledger; {whole} together: {total}{rule}")
+    certificate = released.certificate
+    typer.echo(str(released.folder))
+    if certificate.merge.average is not None:
+        typer.echo(f"{certificate.merge.average}")
+    print_guarantee(released.guarantee)
+    if certificate.drawn is not None:
+        typer.echo(f"  drawn: {certificate.drawn}")
+    entry = certificate.ledger
+    if entry is not None:
+        whole = "everything that is ever released" if entry.theorem == "adaptive-filter" else "all releases"
+        total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
+        rule = f", by: {THEOREMS[entry.theorem].title}" if entry.theorem in THEOREMS else ""
+        typer.echo(f"  entry {entry.number} of the ledger; {whole} together: {total}{rule}")
+    print_lines("note: ", released.notes)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -74,7 +119,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     grid = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        numeric = index > 0 and all(_looks_numeric(row[index]) for row in rows)
+        numeric = index > 0 and all(row[index][:1].isdigit() or row[index] in ("∞", "—", "") for row in rows)
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*row)
@@ -82,7 +127,3 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     if not console.is_terminal:
         console = Console(width=max(console.width, 120))
     console.print(grid)
-
-
-def _looks_numeric(text: str) -> bool:
-    return text[:1].isdigit() or text in ("∞", "—", "")

@@ -1,6 +1,6 @@
 """`record.json`: what a run *was*. Immutable, versioned, nothing computed, unknown fields refused.
 
-This is a public format (schema 1). `dpmerge schema` prints it as JSON Schema, and `docs/records.md` explains every field.
+This is a public format (schema 1). `dpmerge tools schema` prints it as JSON Schema, and `docs/records.md` explains every field.
 """
 
 from __future__ import annotations

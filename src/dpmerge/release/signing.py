@@ -39,7 +39,7 @@ class Signer:
         except (OSError, ValueError, TypeError, _unsupported()) as fault:
             raise SignatureError(f"{path}: no private key can be read here: {fault}") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise SignatureError(f"{path}: not an Ed25519 key; make one with dpmerge keys new")
+            raise SignatureError(f"{path}: not an Ed25519 key; make one with dpmerge tools keys")
         self._key = key
 
     @property

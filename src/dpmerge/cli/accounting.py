@@ -1,0 +1,169 @@
+"""`dpmerge account` and `dpmerge compare`: what models guarantee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dpmerge import rules
+from dpmerge.cli.commands import JsonOption, argument, only, option
+from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
+from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table
+from dpmerge.cli.tuning import Tuning, account_tuning
+from dpmerge.errors import AccountingError, PortfolioError, TargetError
+from dpmerge.profiles import run_profile
+from dpmerge.records import Model, Portfolio, Weights
+from dpmerge.rules import (
+    THEOREMS,
+    Comparison,
+    Looked,
+    ProfileBound,
+    Target,
+    about_delta,
+    about_records,
+    ask,
+    round_up,
+    significant,
+)
+
+_WEIGHTS = "name=value,…, e.g. a=0.2,b=0.8 or a=1/3,…; they sum to 1, and a model not named has weight 0."
+WeightsOption = Annotated[str, option(_WEIGHTS)]
+ProvenanceOption = Annotated[
+    Looked | None,
+    option("How the weights were chosen. Joint release counts all models; a-priori: only those with weight."),
+]
+_ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP"}
+
+
+def account(
+    context: typer.Context,
+    question: Question,
+    accounting: MergeAccounting,
+    tuning: Tuning,
+    portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
+    rule: Annotated[Literal["selection", "combination", "joint"] | None, option("How models are merged.")] = None,
+    weights: Annotated[str | None, option(_WEIGHTS)] = None,
+    provenance: ProvenanceOption = None,
+    alone: Annotated[bool, option("Instead of a merge: each model alone, by every accountant (δ = 1e-5 by default).")] = False,
+    json: JsonOption = False,
+) -> None:
+    """What a merge guarantees: ε at δ, or δ at ε.
+
+    With its theorem and every assumption. --alone: each model by itself. --tuning: releasing the best of several runs.
+    """
+    if tuning.tuning is not None:
+        only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
+        return account_tuning(portfolio, tuning, question.delta, accounting, json)
+    only(context, "without --tuning", Question, MergeAccounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
+    if portfolio is None:
+        raise PortfolioError("name a portfolio: a folder of models")
+    if alone:
+        only(context, "with --alone", Granted, "portfolio", "delta", "alone", "json")
+        return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
+    if rule is None or weights is None:
+        raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
+    Target(epsilon=question.epsilon, delta=question.delta)
+    how = accounting.accounting()
+    built = rules.build(rule, Weights.parse(Portfolio(portfolio), weights), how, provenance=provenance)
+    guarantee = how.guarantee(built, **vars(question))
+    if json:
+        print_json(guarantee.as_dict())
+    else:
+        print_guarantee(guarantee)
+
+
+def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) -> None:
+    granted.require(delta)
+    target = Target(delta=delta)
+    loaded = Portfolio(portfolio)
+    found = {model.name: _alone(model, target, granted) for model in loaded.models}
+    warnings = about_delta(delta, loaded.models, granted.shuffle)
+    if json:
+        models = [entry for entry, _ in found.values()]
+        print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models, "warnings": warnings})
+        return
+    rows = [
+        [entry["model"], entry["kind"], *("—" if entry[key] is None else round_up(entry[key]) for key in _ACCOUNTANTS)]
+        for entry, _ in found.values()
+    ]
+    columns = ["model", "kind", *_ACCOUNTANTS.values()]
+    table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
+    print_warnings(warnings)
+    for text in (*THEOREMS["single-run"].assumptions, *about_records(loaded.models)):  # one line about all of them
+        typer.echo(f"assuming: {text}")
+    for entry, noted in found.values():
+        for text in noted:
+            typer.echo(f"{entry['standing']}: {text}")
+        if entry["refused"]:
+            typer.echo(f"refused: {entry['refused']}")
+
+
+def _alone(model: Model, target: Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """One model's ε by every accountant, and what its own record assumes."""
+    entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
+    entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
+    try:
+        run = run_profile(model, granted.shuffle)
+    except AccountingError as error:
+        return {**entry, "refused": str(error)}, ()
+    bound = ProfileBound(run.profile)
+    for name in bound.accountants():
+        entry[name] = ask(bound, target, name).epsilon
+        if name == "rdp":
+            entry["rdp_paper"] = ask(bound, target, name, "paper").epsilon
+    entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *about_records([model]), *run.assumptions]
+    entry["standing"] = "conditional" if run.conditional else "proved"
+    return entry, run.assumptions
+
+
+def compare(
+    portfolio: PortfolioArgument,
+    weights: WeightsOption,
+    question: Question,
+    accounting: MergeAccounting,
+    provenance: ProvenanceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """The same weights under every rule and baseline.
+
+    Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
+    """
+    Target(epsilon=question.epsilon, delta=question.delta)
+    given = Weights.parse(Portfolio(portfolio), weights)
+    how: dict[str, Any] = {"accounting": accounting.accounting(), "provenance": provenance, "progress": show_progress}
+    found = rules.compare(given.portfolio, given.as_dict(), **vars(question), **how)
+    show_progress("")
+    if json:
+        print_json(found.as_dict())
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: Comparison) -> None:
+    unknown, fixed = ("δ", f"ε = {found.epsilon:g}") if found.delta is None else ("ε", f"δ = {found.delta:g}")
+    columns = ["rule", unknown, "standing", "by", "theorem"]
+    cells = [row.cells if row.guarantee else {**row.cells, unknown: "—", "by": "", "theorem": ""} for row in found]
+    title = f"{stated(found.weights.as_dict())}\n{fixed}, {found.weights.portfolio.adjacency}"
+    table(title, columns, [[str(row[column]) for column in columns] for row in cells])
+    answers = {row.label: row.guarantee for row in found if row.guarantee is not None}
+    print_warnings(text for guarantee in answers.values() for text in guarantee.warnings)
+    assumptions: dict[str, list[str]] = {}
+    for label, guarantee in answers.items():
+        for text in guarantee.assumptions:
+            assumptions.setdefault(text, []).append(label)
+    typer.echo("assuming:")
+    for text, labels in assumptions.items():
+        typer.echo(f"  - {text}" + ("" if len(labels) == len(answers) else f" [{', '.join(labels)}]"))
+    for row in found:
+        if row.guarantee is None:
+            typer.echo(f"refused, {row.label}: {row.refusal}")
+        else:
+            print_reasons(row.guarantee, f"{row.label}: ")
+    lunch, selection = found.no_free_lunch, found.rows[0].guarantee
+    if lunch is not None and selection is not None:
+        typer.echo(
+            f"no free lunch: a merger that knows only (ε, δ) pairs and reacts to {lunch.model!r} with a total variation above "
+            f"{lunch.threshold:.4f} is not ({round_up(selection.epsilon)}, {significant(selection.delta)})-DP in general"
+        )

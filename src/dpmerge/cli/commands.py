@@ -1,0 +1,171 @@
+"""How commands become Typer's: help under headings, groups of options spread into signatures, words added to errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from importlib import import_module
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from dpmerge.errors import DpmergeError, TargetError
+from dpmerge.user_code import added, load_function
+
+T = TypeVar("T")
+Verb = Callable[..., None]
+_HEADING = "_heading"
+JobsOption = Annotated[int, typer.Option(help="Processes on this machine; -1: one for each core.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Root(TyperGroup):
+    """All verbs under their headings. The file of a verb is loaded when the verb is run, so that help is quick.
+
+    Installed packages may add verbs, which are not listed: the laboratory's `reproduce`.
+    """
+
+    table: Mapping[str, Mapping[str, tuple[str, str]]] = {}  # heading → verb → its file and its summary
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for heading, verbs in self.table.items():
+            for name, (_, summary) in verbs.items():
+                self.commands[name] = TyperCommand(name, help=summary, rich_help_panel=heading)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        homes = {name: home for verbs in self.table.values() for name, (home, _) in verbs.items()}
+        if cmd_name in homes:
+            return _built(getattr(import_module(f"dpmerge.cli.{homes[cmd_name]}"), cmd_name))
+        known = added("commands")
+        if cmd_name in known:
+            return _built(load_function(known[cmd_name], "the command", DpmergeError))
+        if cmd_name == "reproduce":
+            raise DpmergeError("reproduce is a command of the laboratory: pip install ./lab in dpmerge's repository")
+        return None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for heading, verbs in self.table.items():
+            _write(heading, [(name.ljust(width), summary) for name, (_, summary) in verbs.items()], formatter)
+
+
+class Command(TyperCommand):
+    """A command with its options under headings. An error that names an argument also names the option that sets it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if row is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(row)
+        for heading, rows in sections.items():
+            _write(heading, rows, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DpmergeError as error:
+            options = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name}
+            named = [option for name, option in options.items() if re.search(_mention(name), str(error))]
+            if named:
+                error.add_note(f"(on the command line: {', '.join(named)})")
+            raise
+
+
+def _mention(name: str) -> str:
+    """An argument in a message: `name=`, in backticks, or a word that no sentence has."""
+    return rf"\b{name}\b" if "_" in name else rf"\b{name}=|`{name}`"
+
+
+def _write(heading: str, rows: Sequence[tuple[str, str]], formatter: Any) -> None:
+    if rows:
+        with formatter.section(heading):
+            formatter.write_dl(rows)
+
+
+def group(name: str, summary: str, *commands: Verb) -> typer.Typer:
+    """A verb with verbs of its own."""
+    made = typer.Typer(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+    made.callback()(lambda: None)  # one that has a single command is still a group
+    for command in commands:
+        made.command(command.__name__.replace("_", "-"), cls=Command)(_spread(command))
+    return made
+
+
+def _built(verb: typer.Typer | Verb) -> Any:
+    if isinstance(verb, typer.Typer):
+        return get_command(verb)
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(cls=Command)(_spread(verb))
+    return get_command(app)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options(heading: str) -> Callable[[type[T]], type[T]]:
+    """A frozen dataclass that commands take as one parameter: its fields are options under this heading."""
+
+    def made(kind: type[T]) -> type[T]:
+        setattr(kind, _HEADING, heading)
+        return dataclass(frozen=True, kw_only=True)(kind)
+
+    return made
+
+
+def option(help: str) -> Any:
+    """An option named after its parameter; for a truth value a flag without an opposite."""
+    return typer.Option(help=help)
+
+
+def argument(help: str) -> Any:
+    return typer.Argument(help=help)
+
+
+def _spread(function: Verb) -> Verb:
+    """The function for Typer: a parameter that is a group of options becomes these options, and is made from them."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {key: hint for key, hint in hints.items() if is_dataclass(hint)}
+    spread: list[Parameter] = []
+    for parameter in signature(function).parameters.values():
+        if (kind := groups.get(parameter.name)) is None:
+            spread.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
+        else:
+            inner = get_type_hints(kind, include_extras=True)
+            defaults = {one.name: Parameter.empty if one.default is MISSING else one.default for one in fields(kind)}
+            spread += [_parameter(name, inner[name], default, getattr(kind, _HEADING)) for name, default in defaults.items()]
+
+    @wraps(function)
+    def called(**given: Any) -> None:
+        made = {key: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for key, kind in groups.items()}
+        function(**given, **made)
+
+    called.__signature__ = Signature(spread)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
+    return called
+
+
+def _parameter(name: str, hint: Any, default: Any, heading: str | None = None) -> Parameter:
+    plain, *stated = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if stated:
+        stated[0] = copy(stated[0])
+        stated[0].rich_help_panel = heading
+        if plain is bool and stated[0].default is ...:
+            stated[0].param_decls = (f"--{name.replace('_', '-')}",)
+        hint = Annotated[plain, stated[0]]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def only(context: typer.Context, mode: str, *allowed: Any) -> None:
+    """Refuse every option that was given and has no meaning in this mode of the command. Groups allow all their fields."""
+    names = {name for one in allowed for name in ([one] if isinstance(one, str) else [each.name for each in fields(one)])}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in names:
+            raise TargetError(f"{parameter.opts[0]} has no meaning {mode}")

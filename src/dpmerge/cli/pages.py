@@ -1,0 +1,134 @@
+"""`dpmerge explore` and `dpmerge report`: the page where people turn the privacy knob, and one to send to someone."""
+
+from __future__ import annotations
+
+import json as json_format
+import secrets
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpmerge.cli.commands import JsonOption, option
+from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, Utility, UtilityOption
+from dpmerge.cli.output import print_json, show_progress
+from dpmerge.errors import ExplorerError
+from dpmerge.figures import page, require_library, require_place, write_whole
+from dpmerge.records import Portfolio
+
+if TYPE_CHECKING:
+    from dpmerge.explorer import Door
+
+
+def explore(
+    portfolio: PortfolioArgument,
+    granted: Shuffle,
+    ledger: Annotated[str | None, option("Show and release into this ledger: a file, or a database URL.")] = None,
+    utility: UtilityOption = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8710,
+    host: Annotated[str, option("Address to listen on; any but loopback needs --token.")] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DPMERGE_EXPLORER_TOKEN",
+            show_envvar=True,
+            help="What callers must send to change something. Other users can see it here: prefer the variable.",
+        ),
+    ] = None,
+    allow_release: Annotated[bool, option("Let the page release models.")] = False,
+    releases: Annotated[Path | None, option("Folder for releases (default: .releases in the portfolio).")] = None,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    json: JsonOption = False,
+) -> None:
+    """Explore a portfolio in the browser.
+
+    Targets, weights, guarantees, releases. Only this machine can reach the page unless --host says otherwise. On loopback a
+    token is made and printed if none is given; the page asks for it before anything is changed.
+    """
+    try:
+        from dpmerge.explorer import Explorer, taking
+    except ModuleNotFoundError as missing:
+        raise ExplorerError(f"{missing.name} is not installed: pip install 'dpmerge[explorer]'") from None
+
+    door = _door(host, port, token)
+    with taking(host, port) as place:
+        door = replace(door, port=place.port)
+        app = Explorer(portfolio, door, ledger, utility, granted.shuffle, allow_release, releases).app()
+        server = place.listen(app)
+        made = None if token is not None else door.token  # a token that was given is nobody else's to read
+        if json:
+            line = {"url": place.url, "token": made, "allow_release": allow_release, "ledger": ledger is not None}
+            typer.echo(json_format.dumps(line))  # typer.echo flushes: whoever started the server can read where it is
+        else:
+            typer.echo(f"{place.url} (leave with Ctrl-C)")
+            if made is not None:
+                typer.echo(f"token for this session: {made}")
+        if browser and door.is_loopback:
+            threading.Thread(target=_open, args=(place.url,), daemon=True).start()
+        place.run(server)
+
+
+def _door(host: str, port: int, token: str | None) -> Door:
+    """The door with the token given; on loopback, where none is, with one made now."""
+    from dpmerge.explorer import Door
+
+    made = Door(host, port, secrets.token_urlsafe(24))
+    return made if token is None and made.is_loopback else Door(host, port, token)
+
+
+def _open(url: str) -> None:
+    """The page in the user's browser, if there is one."""
+    import webbrowser
+
+    with suppress(Exception):
+        webbrowser.open(url)
+
+
+def report(
+    portfolio: PortfolioArgument,
+    utility: Utility,
+    granted: Granted,
+    execution: Execution,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")] = Path("report.html"),
+    delta: Annotated[float, option("The δ of every guarantee but the ledger's.")] = 1e-5,
+    epsilon: Annotated[
+        list[float] | None,
+        option("A target ε. Repeatable. Without it: three, from half the smallest ε of a model to the largest."),
+    ] = None,
+    ledger: Annotated[str | None, option("Also this ledger's history, and what it still allows.")] = None,
+    points: Annotated[int, typer.Option(min=1, help="Linear combinations on each edge from the most private model.")] = 25,
+    grid: Annotated[float, option("Distance of neighbouring weights; a divisor of 1.")] = 0.05,
+    json: JsonOption = False,
+) -> None:
+    """One self-contained page about a portfolio.
+
+    The models, what fits some targets, the frontier, ε over all weights, the budget.
+    """
+    from dpmerge.explorer import Question, report as make_report
+
+    granted.require(delta)
+    require_place(out, ".html")
+    require_library(".html")
+    asked = Question(delta, tuple(epsilon or ()), points, grid)
+    loaded = Portfolio(portfolio)
+    loaded.require_outside(out)
+    with execution.workers("combinations") as run:
+        document = make_report(
+            loaded,
+            asked,
+            run=run,
+            utility=utility.of(loaded),
+            shuffle=granted.shuffle,
+            ledger=ledger,
+            progress=show_progress,
+        )
+    write_whole(page(document).encode(), out)
+    if json:
+        print_json(document)
+        return
+    typer.echo(str(out))
+    if document["warning"]:
+        typer.echo(f"note: {document['warning']}")

@@ -1,0 +1,175 @@
+"""`dpmerge plan` and `dpmerge frontier`: what to release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+import dpmerge
+from dpmerge import planning
+from dpmerge.cli.commands import JsonOption, only, option
+from dpmerge.cli.options import (
+    Execution,
+    MergeAccounting,
+    PointAccounting,
+    PortfolioArgument,
+    Tempered,
+    Utility,
+    parse_targets,
+)
+from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, table
+from dpmerge.errors import UtilityError
+from dpmerge.figures import draw, finite_or_null, write_json
+from dpmerge.planning import OptionRule, Plan, check_frontier, heatmap, heatmap_grid
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import THEOREMS, round_up
+from dpmerge.tensors import MergedScore
+
+# Typer takes no list of literals.
+PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
+
+
+def plan(
+    portfolio: PortfolioArgument,
+    epsilon: Annotated[float, option("The ε to stay within.")],
+    delta: Annotated[float, option("The δ to stay within.")],
+    utility: Utility,
+    tempered: Tempered,
+    accounting: MergeAccounting,
+    rule: Annotated[list[PlanRule] | None, option("Only this rule. Repeatable.")] = None,
+    candidate: Annotated[list[str] | None, option("Also try the linear combination with these weights. Repeatable.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """The best weights within (ε, δ), under every rule.
+
+    Ranked by utility; whatever does not fit says why.
+    """
+    loaded = Portfolio(portfolio)
+    found = dpmerge.plan(
+        loaded,
+        epsilon=epsilon,
+        delta=delta,
+        utility=utility.of(loaded),
+        rules=cast(list[OptionRule], rule) or planning.RULES,
+        kappa=tempered.kappa,
+        validation_epsilon=tempered.validation_epsilon,
+        candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
+        accounting=accounting.accounting(),
+        progress=show_progress,
+    )
+    show_progress("")
+    if json:
+        print_json(found.as_dict())
+    else:
+        _print(found, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
+
+
+def _print(found: Plan, title: str) -> None:
+    rows = [option.row() for option in found.options]
+    table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+    print_warnings(found.warnings)
+    best, closest = found.best, found.closest
+    if best is None:
+        typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
+        return
+    assert best.guarantee is not None
+    typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
+    print_lines("  - ", best.guarantee.assumptions)
+    if any(one.utility_kind == "interpolated" for one in found.options):
+        typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")
+
+
+def frontier(
+    context: typer.Context,
+    portfolio: PortfolioArgument,
+    delta: Annotated[float, option("The δ of every ε.")],
+    utility: Utility,
+    accounting: PointAccounting,
+    execution: Execution,
+    epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
+    points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
+    grid: Annotated[
+        float | None, option("Instead of edges, all combinations in multiples of this step (--simplex: 0.05 by default).")
+    ] = None,
+    evaluate: Annotated[
+        str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
+    ] = None,
+    stand_ins: Annotated[bool, option("The models scored are stand-ins trained on public data.")] = False,
+    simplex: Annotated[bool, option("Instead of utility against ε: ε over all weights of three models.")] = False,
+    out: Annotated[Path | None, option("Folder for pictures and finished work (default: frontier, or simplex).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Utility against ε at many targets, drawn.
+
+    Random selection is exact at every target; linear combinations are tried. Pictures, and their numbers as JSON. With
+    --simplex, ε over all weights of three models. A run that was killed continues from the finished points.
+    """
+    if simplex:
+        only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
+    elif stand_ins and evaluate is None:
+        raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
+    folder = out or Path("simplex" if simplex else "frontier")
+    accounting.require(delta)
+    loaded = Portfolio(portfolio)
+    loaded.require_outside(folder)
+    document: Mapping[str, Any]
+    if simplex:
+        step = 0.05 if grid is None else grid
+        heatmap_grid(loaded, delta, step)  # refuses before the folder is made
+        with execution.workers("combinations", folder) as run:
+            document = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run).as_dict()
+    else:
+        targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
+        check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
+        with execution.workers("combinations", folder) as run:
+            document = planning.frontier(
+                loaded,
+                delta=delta,
+                epsilons=targets,
+                accounting=accounting.accounting(),
+                utility=known,
+                scorer=scorer,
+                scored="stand-ins" if stand_ins else "private",
+                edge_points=points,
+                step=grid,
+                run=run,
+                progress=show_progress,
+            ).as_dict()
+    show_progress("pictures")
+    written = _write(document, folder, "simplex" if simplex else "frontier")
+    show_progress("")
+    if json:
+        print_json(finite_or_null(document))
+    else:
+        _print_written(document, written)
+
+
+def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
+    if evaluate is None:
+        return None
+    return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+
+
+def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
+    """The document as JSON (infinities as null), then as pictures; each file appears whole."""
+    plain = finite_or_null(document)
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
+    write_json(plain, paths[0])
+    for path in paths[1:]:
+        draw(plain, path)
+    return paths
+
+
+def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
+    """Where the pictures are, what they assume and what they do not cover."""
+    print_lines("", written)
+    drawn = {title for titles in document["assumptions"].values() for title in titles}
+    typer.echo("assuming:")
+    for text, titles in document["assumptions"].items():
+        typer.echo(f"  - {text}" + ("" if drawn == set(titles) else f" [{', '.join(titles)}]"))
+    if document["warning"]:
+        typer.echo(f"note: {document['warning']}")

@@ -1,0 +1,124 @@
+"""`dpmerge merge` and `dpmerge verify`: the release itself, and its recheck."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import dpmerge
+from dpmerge.cli.commands import JsonOption, argument, only, option, options
+from dpmerge.cli.options import (
+    DeltaOption,
+    MergeAccounting,
+    PortfolioArgument,
+    Releasing,
+    Tempered,
+    Utility,
+    parse_targets,
+)
+from dpmerge.cli.output import print_json, print_lines, print_released, print_warnings, released_json
+from dpmerge.records import Portfolio, Weights
+from dpmerge.release import Merge, choose, release, release_together
+from dpmerge.tensors import LoraForm
+
+_VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "warnings": "warning"}
+
+
+@options("Tensors")
+class Tensors:
+    """How tensors are merged, besides their weights."""
+
+    method: Annotated[str | None, option("With --rule joint: ties, slerp, or module:function.")] = None
+    base: Annotated[Path | None, option("Public base model, for methods on differences from it.")] = None
+    lora: Annotated[LoraForm, option("LoRA adapters: average the factors, or add the updates exactly (--rule joint).")] = (
+        "factors"
+    )
+    take_from: Annotated[str | None, option("Keep this model's integer tensors where models differ.")] = None
+    keep_metadata: Annotated[
+        list[str] | None, option("Publish this entry of the files' safetensors metadata; others are dropped. Repeatable.")
+    ] = None
+
+    def merge(self) -> Merge:
+        return Merge(self.method, self.base, self.lora, self.take_from, keep_metadata=tuple(self.keep_metadata or ()))
+
+
+def merge(
+    context: typer.Context,
+    portfolio: PortfolioArgument,
+    rule: Annotated[Literal["selection", "tempered", "combination", "joint"], option("How the released model is made.")],
+    delta: DeltaOption,
+    utility: Utility,
+    tempered: Tempered,
+    tensors: Tensors,
+    releasing: Releasing,
+    accounting: MergeAccounting,
+    weights: Annotated[str | None, option("name=value,…: exactly these weights, which sum to 1.")] = None,
+    epsilon: Annotated[float | None, option("Stay within this ε: finds the best weights, or checks yours.")] = None,
+    couple: Annotated[
+        str | None, option("Several targets, e.g. 1,2,4: selections that share one random number, in folders under --out.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Release a model with a certificate.
+
+    Drawn or merged, entered in the ledger, and open to anyone's recheck. Give --weights and --delta, or --epsilon and --delta
+    to find the best weights first. An existing folder is refused.
+    """
+    coupled = (Utility, Tempered, Releasing, MergeAccounting, "portfolio", "rule", "delta", "couple", "json")
+    if couple is not None:
+        only(context, "with --couple, which names the targets and draws models as they are", *coupled)
+    loaded = Portfolio(portfolio)
+    find = partial(
+        choose,
+        loaded,
+        rule,
+        delta=delta,
+        weights=None if weights is None else Weights.parse(loaded, weights),
+        utility=None if utility.utility is None else utility.of(loaded),
+        provenance=utility.provenance,
+        accounting=accounting.accounting(),
+        **vars(tempered),
+    )
+    arguments = releasing.arguments()
+    targets = {} if couple is None else {f"epsilon-{target:g}": target for target in parse_targets(couple)}
+    choices = {name: find(epsilon=target) for name, target in targets.items()} if targets else {"": find(epsilon=epsilon)}
+    # Before anything is written.
+    print_warnings((text for choice in choices.values() for text in choice.guarantee.warnings), err=True)
+    if couple is not None:
+        released = release_together(loaded, choices, releasing.out, **arguments)
+    else:
+        released = [release(loaded, choices[""], releasing.out, merge=tensors.merge(), **arguments)]
+    if json:
+        shown = [released_json(one) for one in released]
+        print_json(shown if couple is not None else shown[0])
+        return
+    for one in released:
+        print_released(one)
+
+
+def verify(
+    folder: Annotated[Path, argument("Folder of a released model.")],
+    portfolio: Annotated[Path | None, option("The private portfolio: also check records, inputs and every tensor.")] = None,
+    ledger: Annotated[str | None, option("Also check that this ledger holds the certified entry.")] = None,
+    trust: Annotated[Path | None, option("Public key that must have signed the certificate.")] = None,
+    base: Annotated[Path | None, option("Public base model of the merge.")] = None,
+    method: Annotated[str | None, option("module:function of the merge, if you trust it: it is run again.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Recheck a release from its files.
+
+    Recomputes everything its certificate says. Exit code 0: it holds, 1: it does not, 2: it could not be checked.
+    """
+    loaded = None if portfolio is None else Portfolio(portfolio)
+    verdict = dpmerge.verify(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method)
+    if json:
+        print_json({"code": verdict.code, **asdict(verdict)})
+    else:
+        for kind, word in _VERDICTS.items():
+            print_lines(f"{word}: ", getattr(verdict, kind))
+        typer.echo(verdict.sentence)
+    raise typer.Exit(verdict.code)

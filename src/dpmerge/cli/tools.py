@@ -1,0 +1,57 @@
+"""`dpmerge tools`: the record format, the cache, and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpmerge.cache import cache_entries, cache_folder
+from dpmerge.cli.commands import JsonOption, argument, group, option
+from dpmerge.cli.output import print_json
+from dpmerge.records import Record
+from dpmerge.release import new_keys
+
+
+def schema(json: JsonOption = False) -> None:
+    """The JSON Schema of record.json (JSON with or without --json)."""
+    print_json(Record.model_json_schema(by_alias=True))
+
+
+def cache(clear: Annotated[bool, option("Delete every cached answer.")] = False, json: JsonOption = False) -> None:
+    """Where answers are cached, and how many.
+
+    Set the environment variable DPMERGE_CACHE to another folder, or to off.
+    """
+    folder = cache_folder()
+    entries = [] if folder is None else cache_entries(folder)
+    size = sum(path.stat().st_size for path in entries)
+    if clear:
+        for path in entries:
+            path.unlink(missing_ok=True)
+    if json:
+        where = None if folder is None else str(folder)
+        print_json({"folder": where, "entries": len(entries), "bytes": size, "cleared": clear})
+    elif folder is None:
+        typer.echo("no answers are cached (DPMERGE_CACHE is off)")
+    else:
+        typer.echo(f"{folder}: {len(entries)} answers, {size / 1e6:.1f} MB{', deleted' if clear else ''}")
+
+
+def keys(
+    path: Annotated[Path, argument("Where the private key goes; the public one gets the suffix .pub.")],
+    json: JsonOption = False,
+) -> None:
+    """Make a pair of Ed25519 keys to sign certificates.
+
+    Sign with the private one (merge --sign), hand out the public one (verify --trust).
+    """
+    public = new_keys(path)
+    if json:
+        print_json({"private": str(path), "public": str(public)})
+    else:
+        typer.echo(f"{path}: private, keep it; {public}: public, hand it out")
+
+
+tools = group("tools", "The record format, the cache, and keys.", schema, cache, keys)

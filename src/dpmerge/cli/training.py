@@ -1,0 +1,124 @@
+"""`dpmerge train` and `dpmerge record`: private models, and records of models trained elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dpmerge import training
+from dpmerge.cli.commands import JsonOption, argument, group, option, options
+from dpmerge.cli.options import ClusterOption
+from dpmerge.cli.output import print_json, table
+from dpmerge.training import Pending, PortfolioFile, Stated, train_portfolio
+
+
+def train(
+    portfolio: Annotated[Path, argument("A YAML file: data and runs (docs/training.md).")],
+    out: Annotated[Path, option("The portfolio's folder: each run becomes a model.")],
+    data: Annotated[Path | None, option("The folder of the data set's file.")] = None,
+    device: Annotated[str, option("cpu or cuda, for networks.")] = "cpu",
+    jobs: Annotated[int | None, option("Processes on this machine; without it, one for each core, or one GPU.")] = None,
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train several private models on one data set.
+
+    Each gets its record, and is measured on the public test part. Every run has fresh noise. Finished work is kept: the same
+    command continues what was stopped.
+    """
+    file = PortfolioFile.load(portfolio)
+    try:
+        done = train_portfolio(file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; finished work is kept in {out}, and the same command continues", err=True)
+        raise typer.Exit(130) from None
+    if json:
+        print_json(done)
+        return
+    rows = [[name, str(facts["steps"]), f"{facts['accuracy']:.4f}"] for name, facts in done["models"].items()]
+    typer.echo(f"{done['folder']}: private models of {done['dataset']}")
+    table("", ["model", "steps", "test accuracy"], rows)
+    typer.echo(f"utilities, measured on the private models: {done['utilities']}")
+
+
+@contextmanager
+def _bars(pending: Sequence[Pending]) -> Iterator[None]:
+    """A bar for each run on stderr, if it is a terminal."""
+    if not pending or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    name, bar = TextColumn("{task.description}", markup=False), BarColumn()
+    columns = (name, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # Stdout belongs to the results: Rich would otherwise send what is printed there to the bars' console, stderr.
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+        tasks = [(progress.add_task(run.name, total=run.steps), run) for run in pending]
+        over = threading.Event()
+
+        def follow() -> None:
+            while not over.wait(0.3):
+                for task, run in tasks:
+                    progress.update(task, completed=run.folder.told())
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+@options("What the checkpoint does not say")
+class Statement:
+    """What the user states about a run that nobody recorded."""
+
+    dataset: Annotated[str | None, option("Identity of the private dataset.")] = None
+    sampling: Annotated[
+        Literal["poisson", "shuffle", "full-batch"] | None, option("How batches were drawn; Opacus' own loader: poisson.")
+    ] = None
+    clip: Annotated[str | None, option("max_grad_norm; if it changed: value*steps,value*steps,…")] = None
+    clipping: Annotated[Literal["flat", "per-layer", "adaptive"] | None, option("How gradients were clipped.")] = None
+    learning_rate: Annotated[str | None, option("Of every step; if it changed: value*steps,value*steps,…")] = None
+    optimizer: Annotated[str | None, option("sgd means plain SGD: no momentum, weight decay or projection.")] = None
+    expected_batch: Annotated[float | None, option("The divisor of the updates: Opacus' expected_batch_size.")] = None
+    examples: Annotated[int | None, option("Instead of --expected-batch: the number of examples.")] = None
+    run: Annotated[str | None, option("Id of the run, shared by its checkpoints; without it, a fresh one.")] = None
+    smoothness: Annotated[float | None, option("β of the loss, if known.")] = None
+    convex: Annotated[Literal["glm", "unclipped"] | None, option("Why clipped gradients are those of convex functions.")] = None
+    unclipped_num_std: Annotated[
+        float | None, option("Adaptive clipping: Opacus' setting; in ghost mode half the noise multiplier.")
+    ] = None
+    leave_out: Annotated[
+        list[str] | None, option("A tensor that changed without noise, and that no loss used. Repeatable.")
+    ] = None
+    others_unchanged: Annotated[bool, option("Tensors that the private optimizer did not train are as before it.")] = False
+
+
+def from_opacus(
+    checkpoint: Annotated[Path, argument("A file that PrivacyEngine.save_checkpoint wrote.")],
+    out: Annotated[Path, option("A new folder for model.safetensors and record.json.")],
+    statement: Statement,
+    json: JsonOption = False,
+) -> None:
+    """Model and record from an Opacus checkpoint.
+
+    What the file does not say, you state; the record marks it as stated.
+    """
+    stated = vars(statement)
+    written = training.from_opacus(checkpoint, out, Stated(**{**stated, "leave_out": tuple(stated["leave_out"] or ())}))
+    if json:
+        print_json({"folder": str(out), "record": written.as_dict()})
+    else:
+        typer.echo(f"{out}: model.safetensors, and record.json as stated by its user")
+
+
+record = group("record", "Records of models that were trained elsewhere.", from_opacus)
