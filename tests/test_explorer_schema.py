@@ -24,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from tests import ledger_builders
 from tests.browser import Server, serving
 from tests.release_builders import WEIGHTS, runs
+from tools.page import api_types
 
 CHECKS: list[Any] = [
     not_a_server_error,
@@ -147,3 +148,7 @@ def test_a_server_error_would_be_found(server: Server, monkeypatch: pytest.Monke
     monkeypatch.setattr("dpmerge.explorer.releases.Releases.budget", fail)
     with pytest.raises(FailureGroup, match="Server error"):
         fuzz(server, operations(server)["GET /v1/budget"], GenerationMode.POSITIVE, token=True)
+
+
+def test_the_page_is_checked_against_the_types_of_this_api() -> None:
+    assert api_types.PLACE.read_text() == api_types.declarations(), "run python -m tools.page.api_types"

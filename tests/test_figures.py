@@ -233,7 +233,7 @@ def test_refusals(tmp_path: Path) -> None:
         (tmp_path / "a", frontier(), "suffix ''"),
         (tmp_path / "a.png", {}, "kind None"),
         (tmp_path / "a.html", {"kind": ["frontier"]}, "kind"),
-        (tmp_path / "a.png", {"kind": "frontier"}, "this frontier cannot be drawn: field delta: Field required"),
+        (tmp_path / "a.png", {"kind": "frontier"}, "this picture (frontier) cannot be drawn: it has no field 'utility_label'"),
         (tmp_path / "a.png", heatmap(["a", "b"]), "field models"),
         (tmp_path / "missing" / "a.png", frontier(), "cannot be written: No such file"),
     ):

@@ -158,7 +158,7 @@ def test_axes_hold_everything(scale: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"title": None}, "this chart cannot be drawn: field title"),
+        ({"title": None}, "this picture (lines) cannot be drawn: field title"),
         ({"x_scale": "cubic"}, "field panels.0.x_scale"),
         ({"lines": [line("a", 1.0) | {"y": [1.0]}]}, "line 'a' has 1 values of y for 12 of x"),
         ({"lines": [line("a", 1.0) | {"x": [math.nan] * 12}]}, "field panels.0.lines.0.x.0"),

@@ -10,8 +10,8 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_m
 from hypothesis import given, settings, strategies as st
 
 from dpmerge.profiles import ApproxDpLaw, GaussianLaw, Law, MixtureLaw, Profile, RevealedShiftLaw, gaussian_delta
+from dpmerge.profiles.law import LossPmf
 from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
-from dpmerge.profiles.pmf import LossPmf
 from tests import oracles
 from tests.effort import EFFORT
 
@@ -72,7 +72,8 @@ def test_grid_masses_are_dp_accountings_connect_the_dots(sigma: float) -> None:
 
 def test_handed_to_dp_accounting_it_composes_to_the_same_epsilon() -> None:
     law = MixtureLaw.poisson(RATE, 2.0)
-    pair = [law.pmf(direction, 1e-4, 1e-22).to_dp_accounting() for direction in ("remove", "add")]
+    pmfs = [law.pmf(direction, 1e-4, 1e-22) for direction in ("remove", "add")]
+    pair = [pld_pmf.DensePLDPmf(pmf.interval, pmf.lower, pmf.probs.copy(), pmf.infinity, True) for pmf in pmfs]
     theirs = privacy_loss_distribution.PrivacyLossDistribution(*pair).self_compose(705).get_epsilon_for_delta(1e-5)
     assert Profile.of([(law, 705)]).epsilon(1e-5, interval=1e-4) == pytest.approx(theirs, abs=1e-6)
 

@@ -24,7 +24,8 @@ from dpmerge.rules import (
     round_up,
     significant,
 )
-from dpmerge.rules.baselines import advanced_composition, papers_no_free_lunch_threshold
+from dpmerge.rules.compare import papers_no_free_lunch_threshold
+from dpmerge.rules.joint import advanced_composition
 from tests import builders
 from tests.effort import EFFORT
 

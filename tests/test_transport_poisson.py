@@ -24,8 +24,7 @@ from dpmerge.profiles import FloatArray, MixtureLaw, Profile, RevealedShiftLaw, 
 from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from dpmerge.records import Adjacency, Model
 from dpmerge.rules import Combination, Joint
-from dpmerge.rules.trajectory import trajectories
-from dpmerge.rules.transport import Candidate, candidate_sets, drifts
+from dpmerge.rules.transport import Candidate, candidate_sets, drifts, trajectories
 from tests.builders import dp_sgd, weighted
 from tests.effort import EFFORT
 

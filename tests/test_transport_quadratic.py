@@ -20,9 +20,8 @@ from scipy.stats import norm
 from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency, Model
 from dpmerge.rules import Combination, Target
-from dpmerge.rules.combination import _squared_ratio
-from dpmerge.rules.trajectory import Run, trajectories
-from dpmerge.rules.transport import Candidate, candidate_sets, windows
+from dpmerge.rules.merged_steps import squared_ratio
+from dpmerge.rules.transport import Candidate, Run, candidate_sets, trajectories, windows
 from tests.builders import dp_sgd, weighted
 from tests.effort import EFFORT
 
@@ -142,7 +141,7 @@ def proved_mu(instance: Instance) -> float:
     candidates = [
         Candidate(k, coupled, by_noise) for k in windows(runs.steps) for coupled in sets for by_noise in (False, True)
     ]
-    squares = Combination._squared_mu(runs, _squared_ratio(runs.effect, runs.noise), candidates)
+    squares = Combination._squared_mu(runs, squared_ratio(runs.effect, runs.noise), candidates)
     return math.sqrt(float(squares.min()))
 
 
@@ -302,7 +301,7 @@ def test_proved_mu_grows_with_smoothness_and_without_convexity() -> None:
             sets = candidate_sets(np.zeros(len(runs.runs)), len(runs.runs))
             ramps = (False, True)
             candidates = [Candidate(k, coupled, ramp) for k in windows(runs.steps) for coupled in sets for ramp in ramps]
-            return math.sqrt(float(Combination._squared_mu(runs, _squared_ratio(runs.effect, runs.noise), candidates).min()))
+            return math.sqrt(float(Combination._squared_mu(runs, squared_ratio(runs.effect, runs.noise), candidates).min()))
 
         ladder = [proved(0.0, False), proved(1.0, True), proved(1.0, False), proved(3.0, False), proved(math.inf, False)]
         for better, worse in pairwise([*ladder, joint_mu(instance)]):

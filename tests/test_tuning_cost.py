@@ -33,8 +33,8 @@ from dpmerge.rules import (
     trials,
     tuning_cost,
 )
+from dpmerge.rules.tuning import calibrated_mu, own_score_epsilon, worst_score_epsilon
 from dpmerge.rules.tuning_bounds import GaussianPair, ProfilePair, _Cells, profile_epsilon, tuned_renyi
-from dpmerge.rules.tuning_gaussian import calibrated_mu, own_score_epsilon, worst_score_epsilon
 from dpmerge.rules.tuning_trials import TruncatedNegativeBinomial
 from dpmerge_lab.experiments.results import Options, write
 from dpmerge_lab.experiments.tuning_cost import FIGURE_1, tuning_cost_figure

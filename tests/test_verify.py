@@ -17,7 +17,7 @@ import pytest
 from attacks.poisoned_cache import ask_like_a_recheck, poison
 from attacks.victim import forge
 from dpmerge.errors import DpmergeError
-from dpmerge.profiles import accuracy, curves, epsilon_from_renyi, gaussian_delta, profile
+from dpmerge.profiles import accuracy, compose, curves, epsilon_from_renyi, gaussian_delta, mixture
 from dpmerge.records import Adjacency, Model, Portfolio
 from dpmerge.release import Ledger, Merge, Released, Verdict, canonical, release, sha256, verify
 from dpmerge.rules import Accounting, RuleName, round_up
@@ -505,7 +505,7 @@ def test_the_second_path_notices_a_wrong_closed_form(rule: RuleName, tmp_path: P
 
 def test_the_second_path_notices_wrong_renyi_divergences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     portfolio = runs(tmp_path)
-    monkeypatch.setattr(profile, "epsilon_from_renyi", halved(epsilon_from_renyi))
+    monkeypatch.setattr(mixture, "epsilon_from_renyi", halved(epsilon_from_renyi))
     released = release(portfolio, chosen(portfolio, "joint", accounting=Accounting(by="rdp")), tmp_path / "out")
     broken = verify(released.folder).broken
     assert len(broken) == 1 and broken[0].startswith("a second path gives")
@@ -514,8 +514,8 @@ def test_the_second_path_notices_wrong_renyi_divergences(tmp_path: Path, monkeyp
 def test_the_second_path_notices_a_grid_that_is_too_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that shrinks with the grid: δ too small by what a coarse grid gets wrong."""
     portfolio = on_disk(tmp_path / "runs", builders.dp_sgd("a", sigma=1.0, steps=30, sampling=0.1, batch=100))
-    right = curves.LossCurve.delta
-    monkeypatch.setattr(curves.LossCurve, "delta", lambda self, epsilon: right(self, epsilon) * (1 - 1e4 * accuracy()))
+    right = compose.ComposedLoss.delta
+    monkeypatch.setattr(compose.ComposedLoss, "delta", lambda self, epsilon: right(self, epsilon) * (1 - 1e4 * accuracy()))
     released = release(portfolio, chosen(portfolio, "joint", weights=portfolio.weights({"a": 1.0})), tmp_path / "out")
     broken = verify(released.folder).broken
     assert len(broken) == 1 and broken[0].startswith("a second path gives")

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from dpmerge.audit import Audit, Game, audit, find_game
-from dpmerge.profiles import profile, runs
-from dpmerge.records import Adjacency, Model, Portfolio, Weights, portfolio
-from dpmerge.rules import combination, joint, selection, trajectory
-from dpmerge.rules.trajectory import Trajectories
+from dpmerge.profiles import mixture, profile, runs
+from dpmerge.records import Adjacency, Model, Portfolio, Weights
+from dpmerge.rules import combination, joint, selection, transport
+from dpmerge.rules.transport import Trajectories
 from dpmerge_lab.audit.scenarios.shuffled import Shuffled
 from tests.test_watchdog import CONFIDENCE, SEED
 from tests.violations import Alarm, Report, check_checkpoints, check_ledger, check_transport
@@ -39,13 +39,13 @@ def drop_the_factor_two(monkeypatch: pytest.MonkeyPatch) -> None:
     def one(adjacency: Adjacency) -> float:
         return 1.0
 
-    for module in (runs, trajectory):
+    for module in (runs, transport):
         monkeypatch.setattr(module, "record_effect", one)
 
 
 def look_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """H_ε(Q, P) alone, where the record is added: under sampling the other direction is the larger."""
-    for module in (profile, selection):
+    for module in (mixture, profile, selection):
         monkeypatch.setattr(module, "DIRECTIONS", ("add", "add"))
 
 
@@ -59,7 +59,7 @@ def forget_the_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hidden copies of a run stay as far apart as the record drove them: the common records do not react."""
 
     def still(*arguments: Any) -> Trajectories:
-        known = trajectory.trajectories(*arguments)
+        known = transport.trajectories(*arguments)
         return replace(known, pull=np.zeros_like(known.pull))
 
     monkeypatch.setattr(combination, "trajectories", still)
@@ -77,7 +77,7 @@ def renormalise_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ignore_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that share their randomness are taken for independent ones."""
-    for module in (portfolio, joint, combination):
+    for module in (joint, combination):
         monkeypatch.setattr(module, "require_independent", lambda models: ())
 
 

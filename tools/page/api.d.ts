@@ -1,14 +1,14 @@
 // Written by tools/page/api_types.py from dpmerge.explorer.models; a test compares the two.
 
 interface AccountRequest {
+  any_delta?: boolean;
   rule: "selection" | "combination" | "joint";
   weights: Record<string, number>;
+  assume_smoothness?: number | null;
+  provenance?: "a-priori" | "after-looking" | null;
   delta?: number | null;
   epsilon?: number | null;
   by?: "best" | "pld" | "rdp" | "gdp";
-  assume_smoothness?: number | null;
-  provenance?: "a-priori" | "after-looking" | null;
-  any_delta?: boolean;
 }
 
 interface BudgetAnswer {
@@ -48,10 +48,10 @@ interface Fits {
 }
 
 interface FrontierRequest {
+  any_delta?: boolean;
   delta?: number;
   epsilons: Array<number>;
   points?: number;
-  any_delta?: boolean;
 }
 
 interface GridAnswer {
@@ -64,18 +64,18 @@ interface GuaranteeAnswer {
   sentence: string;
   epsilon: number | null;
   delta: number;
-  adjacency: string;
   standing: "proved" | "conditional" | "refused" | "none";
   rule: string;
-  theorem: string;
-  theorem_title: string;
-  theorem_source: string;
   by: string;
-  conversion: string | null;
   weights: Record<string, number>;
+  theorem: string;
+  theorem_title: string | null;
+  theorem_source: string | null;
   assumptions: Array<string>;
   warnings: Array<string>;
   details: Record<string, any>;
+  adjacency: string;
+  conversion: string | null;
 }
 
 interface Health {
@@ -108,23 +108,24 @@ interface ModelCard {
 }
 
 interface OptionAnswer {
-  rule: string;
-  by: string;
-  weights: Record<string, number>;
+  claim: string;
+  sentence: string;
   epsilon: number | null;
   delta: number;
   standing: "proved" | "conditional" | "refused" | "none";
+  rule: string;
+  by: string;
+  weights: Record<string, number>;
   theorem: string;
   theorem_title: string | null;
-  claim: string;
-  sentence: string;
+  theorem_source: string | null;
+  assumptions: Array<string>;
+  warnings: Array<string>;
+  details: Record<string, any>;
   expected_utility: number | null;
   utility_kind: string;
   feasible: boolean;
   why: string;
-  assumptions: Array<string>;
-  warnings: Array<string>;
-  details: Record<string, any>;
 }
 
 interface PlanAnswer {
@@ -137,10 +138,10 @@ interface PlanAnswer {
 }
 
 interface PlanRequest {
+  any_delta?: boolean;
   epsilon: number;
   delta?: number;
   effort?: "quick" | "full";
-  any_delta?: boolean;
 }
 
 interface PortfolioAnswer {
@@ -181,15 +182,15 @@ interface ReleasePreview {
 }
 
 interface ReleaseRequest {
-  name: string;
+  any_delta?: boolean;
   rule: "selection" | "combination" | "joint";
   weights: Record<string, number>;
+  assume_smoothness?: number | null;
+  provenance?: "a-priori" | "after-looking" | null;
+  name: string;
   delta: number;
   epsilon?: number | null;
-  provenance?: "a-priori" | "after-looking" | null;
   depends_on_releases?: boolean;
-  assume_smoothness?: number | null;
-  any_delta?: boolean;
 }
 
 interface ReleasedAnswer {

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
@@ -50,8 +49,16 @@ def aggregate(
     weights = dict(zip((model.name for model in used), average.weights(), strict=True))
     choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, accounting=accounting)
     merge = Merge(take_from=used[-1].name, average=average)
-    how: dict[str, Any] = {"ledger": ledger, "dependent": dependent, "signer": signer, "progress": progress}
-    released = release(loaded.portfolio, choice, Path(out), merge=merge, **how)
+    released = release(
+        loaded.portfolio,
+        choice,
+        Path(out),
+        merge=merge,
+        ledger=ledger,
+        dependent=dependent,
+        signer=signer,
+        progress=progress,
+    )
     lost = sum(weight == 0 for weight in weights.values())
     left_out = [f"the {lost} earliest checkpoints have weights below the range of floats, and take no part"] if lost else []
     return replace(released, notes=(*released.notes, *left_out, *loaded.notes(used, provenance)))

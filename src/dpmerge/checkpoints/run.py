@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import multimode
-from typing import Any
 
 from dpmerge.errors import PortfolioError
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
@@ -73,8 +72,15 @@ class Run:
         After looking it is the run up to its last checkpoint here: which ones to use, up to where and how is then a function
         of all of them.
         """
-        target: dict[str, Any] = {"delta": delta, "epsilon": epsilon, "accounting": accounting}
-        return choose(self.portfolio, "joint", weights=self.portfolio.weights(weights), provenance=provenance, **target)
+        return choose(
+            self.portfolio,
+            "joint",
+            delta=delta,
+            epsilon=epsilon,
+            weights=self.portfolio.weights(weights),
+            provenance=provenance,
+            accounting=accounting or Accounting(),
+        )
 
     def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:
         """What a user should know of what is guaranteed."""

@@ -200,9 +200,16 @@ class Trials:
         predictor, rule = find_predictor(self.predictor), self.grid.rule
         # That gaps are allowed, if there are any, was found out before.
         if value is None or rule in ("opa", "omv"):
-            how: dict[str, Any] = {"until": self.until, "allow_gaps": True, "probabilities": self.probabilities}
-            vote, last = "omv" if rule == "omv" else "opa", 1 if value is None else int(value)
-            return predictions(run, vote, predictor, inputs.values, last=last, **how).labels
+            return predictions(
+                run,
+                "omv" if rule == "omv" else "opa",
+                predictor,
+                inputs.values,
+                last=1 if value is None else int(value),
+                until=self.until,
+                allow_gaps=True,
+                probabilities=self.probabilities,
+            ).labels
         used = run.last(int(value) if rule == "uta" else None, until=self.until, allow_gaps=True)
         weights = dict(zip((model.name for model in used), self.grid.average(value, len(used)).weights(), strict=True))
         folders = {model.name: self.folder / model.name for model in used}

@@ -109,24 +109,23 @@ def chosen_steps(
     final, first = kept[-1], 0 if burn_in is None else burn_in
     if first > final:
         raise CheckpointError(f"the burn-in of {first} steps is longer than the run, which ends at step {final}")
-    wanted = [step for step in kept if step >= first]
-    if separation is not None:
-        earliest = max(first, kept[0])
-        wanted = list(range(final, earliest - 1, -separation))[::-1]
-        if last is not None:
-            wanted = wanted[-last:]
-        missing = [step for step in wanted if step not in set(kept)]
-        if missing:
-            raise CheckpointError(
-                f"a separation of {separation} steps needs the checkpoint of step {missing[-1]}, which was not kept; "
-                f"choose a multiple of the distance at which checkpoints were kept"
-            )
+    if separation is None:
+        wanted = [step for step in kept if step >= first]
+    else:
+        wanted = list(range(final, max(first, kept[0]) - 1, -separation))[::-1]
+    wanted = wanted if last is None else wanted[-last:]
+    missing = [step for step in wanted if step not in kept]
+    if missing:
+        raise CheckpointError(
+            f"a separation of {separation} steps needs the checkpoint of step {missing[-1]}, which was not kept; "
+            f"choose a multiple of the distance at which checkpoints were kept"
+        )
     where = f"from step {first} to {final}" + (f", {separation} steps apart" if separation is not None else "")
     if last is not None and len(wanted) < last:
         raise CheckpointError(f"{last} checkpoints asked for, but {where} there are only {len(wanted)}")
     if len(wanted) < 2:
         raise CheckpointError(f"a spread needs at least two checkpoints; {where} there is only one")
-    return wanted if last is None else wanted[-last:]
+    return wanted
 
 
 def _checked(given: npt.ArrayLike, number: int) -> Floats:

@@ -37,7 +37,7 @@ _PROBLEM = {
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "Events", "content": {"text/event-stream": {}}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 421, 422, 429), _PROBLEM)
 DeltaQuery = Annotated[float, Query(ge=models.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
-AnyDeltaQuery = Annotated[bool, Query(description="take also a δ above 0.01")]
+AnyDeltaQuery = Annotated[bool, Query(description="accept a δ above 0.01")]
 ModelsQuery = Annotated[Sequence[str], Query(max_length=3, description="two or three models; by default chosen by the server")]
 JobId = Annotated[str, InPath(max_length=64)]
 
@@ -58,7 +58,30 @@ class Explorer:
 
     def app(self) -> Guard:
         """The application behind its door, once portfolio, utilities and ledger were read without fault."""
-        return Guard(_application(self, _Server(self)), self.door)
+        server = _Server(self)
+
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+            server.state.ladder(self.delta)
+            yield
+            server.jobs.cancel_all()
+            server.state.close()
+            await unattended(server.jobs.finish_lasting)
+
+        app = FastAPI(
+            title="dpmerge explorer",
+            version="1",
+            description="Guarantees of merged models. An ε that is null is not finite.",
+            lifespan=lifespan,
+            responses=_PROBLEMS,
+            docs_url=None,
+            redoc_url=None,
+        )
+        handle_errors(app)
+        for routes in (_reading, _jobs, _releasing):
+            app.include_router(routes(server))
+        add_pages(app)
+        return Guard(app, self.door)
 
 
 class _Server:
@@ -66,10 +89,9 @@ class _Server:
 
     def __init__(self, explorer: Explorer) -> None:
         portfolio = dpmerge.Portfolio(explorer.portfolio)
+        utility = Utilities.asked(portfolio, explorer.utility, None)
         self.explorer = explorer
-        self.state = PortfolioState(
-            portfolio, Utilities.asked(portfolio, explorer.utility, None), explorer.shuffle, explorer.rungs
-        )
+        self.state = PortfolioState(portfolio, utility, explorer.shuffle, explorer.rungs)
         folder = explorer.releases or explorer.portfolio / ".releases"
         check_folder(folder, explorer.allow_release)
         self.releases = Releases(self.state, folder, explorer.ledger)
@@ -103,37 +125,10 @@ class _Server:
         return events()
 
     def job(self, name: str) -> Job:
-        """A job by its id."""
         found = self.jobs.get(name)
         if found is None:
             raise HTTPException(404, "no job of that id; finished jobs are forgotten after a while")
         return found
-
-
-def _application(explorer: Explorer, server: _Server) -> FastAPI:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server.state.ladder(explorer.delta)
-        yield
-        server.jobs.cancel_all()
-        server.state.close()
-        await unattended(server.jobs.finish_lasting)
-
-    app = FastAPI(
-        title="dpmerge explorer",
-        version="1",
-        description="Guarantees of merged models. An ε that is null is not finite.",
-        lifespan=lifespan,
-        responses=_PROBLEMS,
-        docs_url=None,
-        redoc_url=None,
-    )
-    handle_errors(app)
-    app.include_router(_reading(server))
-    app.include_router(_jobs(server))
-    app.include_router(_releasing(server))
-    add_pages(app)
-    return app
 
 
 # --- accounting -------------------------------------------------------------------------------------------------------------
@@ -144,7 +139,7 @@ def _reading(server: _Server) -> APIRouter:
 
     @router.get("/healthz", response_model=models.Health)
     async def healthz() -> Any:
-        """The server answers."""
+        """Whether the server answers."""
         return {"status": "ok", "version": dpmerge.__version__}
 
     @router.get("/v1/portfolio", response_model=models.PortfolioAnswer)
@@ -186,7 +181,7 @@ def _reading(server: _Server) -> APIRouter:
         ladder = state.ladder(asked.delta)
         if not ladder.ready:
             await server.compute(lambda: ladder.known)
-        return JSONResponse(_plan(ladder.plan(asked.epsilon), {"done": ladder.done, "total": ladder.total}))
+        return JSONResponse(_plan(ladder.plan(asked.epsilon), ladder.done, ladder.total))
 
     return router
 
@@ -202,19 +197,18 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         progress=job.report,
     )
     state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
-    return _plan(found, {"done": 1, "total": 1})
+    return _plan(found, 1, 1)
 
 
-def _plan(found: Plan, warming: dict[str, int]) -> dict[str, Any]:
-    fitting = [index for index, option in enumerate(found.options) if option.feasible]
+def _plan(found: Plan, done: int, total: int) -> dict[str, Any]:
     plain: dict[str, Any] = finite_or_null(
         {
             "target": {"epsilon": found.epsilon, "delta": found.delta},
             "provenance": found.provenance,
             "utilities_source": found.source,
-            "best": fitting[0] if fitting else None,
+            "best": next((index for index, option in enumerate(found.options) if option.feasible), None),
             "options": [models.told_option(option) for option in found.options],
-            "warming": warming,
+            "warming": {"done": done, "total": total},
         }
     )
     return plain
@@ -263,7 +257,7 @@ def _jobs(server: _Server) -> APIRouter:
 
 
 def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) -> Any:
-    document = frontier(
+    found = frontier(
         state.portfolio,
         delta=asked.delta,
         epsilons=asked.epsilons,
@@ -273,7 +267,7 @@ def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) ->
         run=job.map,
         progress=job.report,
     )
-    return finite_or_null(document.as_dict())
+    return finite_or_null(found.as_dict())
 
 
 # --- releases ---------------------------------------------------------------------------------------------------------------
@@ -284,7 +278,7 @@ def _releasing(server: _Server) -> APIRouter:
 
     @router.get("/v1/releases", response_model=models.ReleasesAnswer)
     async def history() -> Any:
-        """What the ledger says, and which releases can be verified here."""
+        """The ledger's entries, and the releases that can be verified here."""
         return finite_or_null(await server.consult(releases.listing)) | {"may_release": server.explorer.allow_release}
 
     @router.get("/v1/budget", response_model=models.BudgetAnswer)

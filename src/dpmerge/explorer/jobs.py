@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 
 from dpmerge.errors import DpmergeError, JobError, one_line
 
-State = Literal["running", "done", "failed", "cancelled"]
 T = TypeVar("T")
 R = TypeVar("R")
 _LOG = logging.getLogger("dpmerge.explorer")
@@ -32,21 +31,21 @@ class Job:
     """One piece of long work and how far it is. Whoever works calls `report`, which also is where a job stops."""
 
     kind: str
+    question: object = None
+    lasting: bool = False  # runs to its end even if the server leaves
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    state: State = "running"
+    state: Literal["running", "done", "failed", "cancelled"] = "running"
     label: str = ""
     done: int = 0
     total: int | None = None
     result: Any = None
     problem: str | None = None
-    question: object = None
-    lasting: bool = False  # brought to its end even if the server leaves
     _version: int = 0
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def report(self, label: str | None = None, *, done: int | None = None, total: int | None = None) -> None:
-        """Say how far the work is; raises `Cancelled` where it shall go no further."""
+        """Say how far the work is; raises `Cancelled` once the job was asked to stop."""
         if self._stop.is_set():
             raise Cancelled
         known = {"label": label, "done": done, "total": total}
@@ -63,16 +62,16 @@ class Job:
         return results
 
     def cancel(self) -> None:
-        """Ask the job to stop at its next report; one that lasts goes on."""
+        """Ask the job to stop at its next report; a lasting one goes on."""
         if not self.lasting:
             self._stop.set()
 
-    def answers(self, keeps: bool) -> bool:
-        """Whether who asks the same now is answered by this job."""
+    def can_be_reused(self, keeps: bool) -> bool:
+        """Whether the same question now is answered by this job: it runs, or it is done and its result `keeps`."""
         return (self.state == "running" and not self._stop.is_set()) or (keeps and self.state == "done")
 
     def run(self, work: Callable[[Job], Any]) -> None:
-        """Do the work; what goes wrong is kept as the one line the command line would print."""
+        """Do the work; an error of the library is kept as the one line the command line would print."""
         try:
             result = work(self)
         except Cancelled:
@@ -87,10 +86,8 @@ class Job:
             self._set(label="", **({"state": "cancelled"} if stopped else {"state": "done", "result": result}))
 
     def status(self, *, with_result: bool = True) -> dict[str, Any]:
-        """Plain data about the job."""
-        names = ("id", "kind", "state", "label", "done", "total", "problem")
-        shown = {name: getattr(self, name) for name in names}
-        return {**shown, "result": self.result} if with_result else shown
+        names = ("id", "kind", "state", "label", "done", "total", "problem", *(("result",) if with_result else ()))
+        return {name: getattr(self, name) for name in names}
 
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events: `progress` whenever something changes, and one `end` with the last state. Results are fetched."""
@@ -127,28 +124,19 @@ class Jobs:
         self._lock = threading.Lock()
 
     def start(
-        self,
-        kind: str,
-        work: Callable[[Job], Any],
-        question: object = None,
-        *,
-        keeps: bool = False,
-        lasting: bool = False,
+        self, kind: str, work: Callable[[Job], Any], question: object = None, *, keeps: bool = False, lasting: bool = False
     ) -> Job:
-        """Begin a job, or refuse it while too many run.
-
-        The same question again is the job that works on it, or, where its result `keeps`, the one that is done.
-        """
-        job = Job(kind, question=question, lasting=lasting)
+        """Begin a job, or give the one that answers the same question; refused while too many run."""
+        job = Job(kind, question, lasting)
         with self._lock:
             for one in self._jobs.values():
-                if question is not None and (one.kind, one.question) == (kind, question) and one.answers(keeps):
+                if question is not None and (one.kind, one.question) == (kind, question) and one.can_be_reused(keeps):
                     return one
-            running = [one for one in self._jobs.values() if one.state == "running"]
-            if len(running) >= self._at_once:
-                raise JobError(f"{len(running)} jobs are running already; wait for one to end, or cancel it")
-            self._jobs[job.id] = job
             finished = [one.id for one in self._jobs.values() if one.state != "running"]
+            running = len(self._jobs) - len(finished)
+            if running >= self._at_once:
+                raise JobError(f"{running} jobs are running already; wait for one to end, or cancel it")
+            self._jobs[job.id] = job
             for old in finished[: max(0, len(finished) - _KEPT)]:
                 del self._jobs[old]
             thread = threading.Thread(target=job.run, args=(work,), name=f"explorer-{kind}", daemon=not lasting)
@@ -157,18 +145,15 @@ class Jobs:
         return job
 
     def finish_lasting(self) -> None:
-        """Wait for the jobs that are brought to their end."""
         for thread in [one for one in self._lasting if one.is_alive()]:
             _LOG.warning("a release is under way: leaving when it is finished")
             thread.join()
 
     def get(self, name: str) -> Job | None:
-        """The job of that id, if it is known."""
         with self._lock:
             return self._jobs.get(name)
 
     def cancel_all(self) -> None:
-        """Ask every job to stop: the server is leaving."""
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()

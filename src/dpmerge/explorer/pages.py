@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,11 +33,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(DpmergeError)
     async def on_purpose(request: Request, error: DpmergeError) -> JSONResponse:
-        return refuse(429 if isinstance(error, JobError) else 422, str(error))
-
-    @app.exception_handler(UnknownRelease)
-    async def unknown(request: Request, error: UnknownRelease) -> JSONResponse:
-        return refuse(404, str(error))
+        return refuse(429 if isinstance(error, JobError) else 404 if isinstance(error, UnknownRelease) else 422, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -61,15 +58,12 @@ def add_pages(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        """The API in words, without any script."""
         return HTMLResponse(_description(app.openapi()))
 
     @app.get("/plotly.min.js", include_in_schema=False)
     async def plotly() -> Response:
         """plotly.js as the installed plotly package ships it: works offline."""
-        from importlib.util import find_spec
-
-        found = find_spec("plotly")
+        found = importlib.util.find_spec("plotly")
         if found is None or found.origin is None:
             raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[explorer]'")
         if "plotly" not in kept:  # once: it is large, and whoever asks shares it

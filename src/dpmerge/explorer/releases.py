@@ -32,7 +32,7 @@ from dpmerge.rules import Accounting
 _CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 
 
-class UnknownRelease(Exception):
+class UnknownRelease(ExplorerError):
     """No release of that name."""
 
 
@@ -123,8 +123,7 @@ class Releases:
         }
 
     def release(self, asked: ReleaseRequest, progress: Callable[[int, int], None] | None = None) -> Released:
-        """Release, one at a time."""
-        with self._alone:
+        with self._alone:  # one at a time
             choice, folder = self._choose(asked), self._place(asked.name)
             try:
                 self._folder.mkdir(exist_ok=True)

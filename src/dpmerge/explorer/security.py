@@ -72,24 +72,21 @@ class Door:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.host == "localhost":
-            return True
+        return self.host == "localhost" or (self._address is not None and self._address.is_loopback)
+
+    @property
+    def _address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return ipaddress.ip_address(self.host)
         except ValueError:
-            return False
+            return None
 
     @property
     def hosts(self) -> frozenset[str] | None:
         """What the Host header may say; nothing is known where the server listens on all addresses."""
-        names = {"localhost", "127.0.0.1", "[::1]"}
-        if not self.is_loopback:
-            try:
-                if ipaddress.ip_address(self.host).is_unspecified:
-                    return None  # every call needs the token then, which a rebound name does not give
-            except ValueError:
-                pass
-        names.add(f"[{self.host}]" if ":" in self.host else self.host.lower())
+        if self._address is not None and self._address.is_unspecified:
+            return None  # every call needs the token then, which a rebound name does not give
+        names = {"localhost", "127.0.0.1", "[::1]", f"[{self.host}]" if ":" in self.host else self.host.lower()}
         return frozenset({f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set()))
 
     def check(self, method: str, path: str, headers: dict[bytes, list[bytes]]) -> bool:
@@ -137,13 +134,10 @@ class Guard:
     """ASGI middleware: the door, limits on size, time and number, and the headers of every answer."""
 
     def __init__(self, app: App, door: Door, in_flight: int = IN_FLIGHT) -> None:
-        self._app = app
-        self._door = door
-        self._limit = in_flight
-        self._inside = 0
+        self._app, self._door = app, door
+        self._limit, self._inside = in_flight, 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it with a problem."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

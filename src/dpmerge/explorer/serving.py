@@ -31,7 +31,6 @@ class Serving:
 
     @property
     def port(self) -> int:
-        """The port, which the machine chose where 0 was asked for."""
         port: int = self.place.getsockname()[1]
         return port
 
@@ -75,7 +74,7 @@ class Serving:
 
 @contextmanager
 def taking(host: str, port: int) -> Iterator[Serving]:
-    """The address, taken."""
+    """An address of this machine that nobody else can take meanwhile."""
     with _told(host, port):
         # The name must mean this machine, whatever a resolver says: the door trusts it.
         name = "127.0.0.1" if host == "localhost" else host
@@ -113,7 +112,6 @@ class _Impatient(H11Protocol):
     """HTTP/1.1 that closes connections which are too many, or on which no request arrives in time: uvicorn would wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > _CONNECTIONS:
             transport.abort()

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from dpmerge.errors import FigureError
 from dpmerge.figures import frontier, heatmap, page, web
-from dpmerge.figures.picture import Chart, Picture, read
+from dpmerge.figures.picture import Chart, Picture, plain
 from dpmerge.figures.png import png
 from dpmerge.figures.writing import write_whole
 
@@ -18,7 +20,7 @@ _LIBRARIES = {".png": "matplotlib", ".html": "plotly"}
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Picture]] = {
     "frontier": frontier.picture,
     "heatmap": heatmap.picture,
-    "lines": lambda document: read(Chart, document),
+    "lines": Chart.model_validate,
 }
 
 
@@ -27,7 +29,15 @@ def describe(document: Mapping[str, Any]) -> Picture:
     kind = document.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
-    return _KINDS[kind](document)
+    try:
+        return _KINDS[kind](plain(document))
+    except KeyError as error:
+        raise FigureError(f"this picture ({kind}) cannot be drawn: it has no field {error}") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        what = f"{f'field {where}: ' if where else ''}{fault['msg'].removeprefix('Value error, ')}"
+        raise FigureError(f"this picture ({kind}) cannot be drawn: {what}") from None
 
 
 def render(document: Mapping[str, Any], suffix: str) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, model_validator
+from typing import Any
 
 from dpmerge.figures import style
-from dpmerge.figures.picture import Epsilon, Finite, Form, Picture, Standing, Table, Text, Triangle, read
+from dpmerge.figures.picture import Picture, Table, Triangle
 from dpmerge.rules import RECORD
+
+Data = Mapping[str, Any]
 
 HOW_TO_READ = (
     "Every point of a triangle is a choice of weights: a corner is that model alone, and the side opposite leaves it out. "
@@ -19,83 +19,50 @@ HOW_TO_READ = (
 )
 
 
-class Surface(Form):
-    """One rule by one accountant: an ε for every weight vector of the heatmap."""
-
-    rule: str
-    by: str
-    standing: Standing
-    title: Text
-    epsilons: list[Epsilon]
-
-
-class Heatmap(Form):
-    """ε over the weights of three models at a fixed δ."""
-
-    kind: Literal["heatmap"]
-    delta: Finite
-    adjacency: Text
-    step: Annotated[float, Field(gt=0, le=1)]
-    warning: Text | None = None
-    models: Annotated[list[Text], Field(min_length=3, max_length=3)]
-    points: Annotated[list[tuple[Finite, Finite, Finite]], Field(min_length=3)]
-    panels: Annotated[list[Surface], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _one_epsilon_for_every_point(self) -> Heatmap:
-        for panel in self.panels:
-            if len(panel.epsilons) != len(self.points):
-                raise ValueError(f"panel {panel.title!r} has {len(panel.epsilons)} values for {len(self.points)} points")
-        return self
-
-
-def picture(document: Mapping[str, Any]) -> Picture:
+def picture(heatmap: Data) -> Picture:
     """The description of a heatmap's document.
 
     Random selection is above linear combination, what is proved before what is conditional, RDP left of PLD.
     """
-    heatmap = read(Heatmap, document)
-    ordered = sorted(heatmap.panels, key=lambda one: (one.rule != "selection", one.standing != "proved", one.by != "rdp"))
+    ranks = {"selection": 0, "proved": 0, "rdp": 0}
+    ordered = sorted(heatmap["panels"], key=lambda one: [ranks.get(one[key], 1) for key in ("rule", "standing", "by")])
     triangles = [_triangle(heatmap, surface) for surface in ordered]
-    at = f"δ = {style.epsilon_text(heatmap.delta)}"
+    at = f"δ = {style.epsilon_text(heatmap['delta'])}"
     columns = ["triangle", "standing", "smallest ε", "at", "largest finite ε", "at", "points without finite ε"]
-    rows = [_extremes(triangle, surface.standing) for triangle, surface in zip(triangles, ordered, strict=True)]
+    rows = [_extremes(triangle, surface["standing"]) for triangle, surface in zip(triangles, ordered, strict=True)]
     return Picture(
         title=f"ε of every merge of three models at {at}",
-        subtitle=f"{heatmap.adjacency} neighbours · weights in steps of {heatmap.step:g}",
-        warning=heatmap.warning,
+        subtitle=f"{heatmap['adjacency']} neighbours · weights in steps of {heatmap['step']:g}",
+        warning=heatmap.get("warning"),
         triangles=triangles,
         colour_label=f"ε at {at}",
-        step=heatmap.step,
+        step=heatmap["step"],
         how_to_read=HOW_TO_READ,
         tables=[Table(heading="The extremes", caption="of each triangle", columns=columns, rows=rows)],
     )
 
 
-def _triangle(heatmap: Heatmap, surface: Surface) -> Triangle:
-    conditional = surface.standing == "conditional" and "conditional" not in surface.title
-    values = [value for value in surface.epsilons if value is not None]
+def _triangle(heatmap: Data, surface: Data) -> Triangle:
+    """One rule by one accountant."""
+    conditional = surface["standing"] == "conditional" and "conditional" not in surface["title"]
+    values = [value for value in surface["epsilons"] if value is not None]
     told = "no finite ε"
     if values:
         low, high = (style.epsilon_text(value) for value in (min(values), max(values)))
         told = f"ε = {low}" if low == high else f"ε from {low} to {high}"
-        told += "" if len(values) == len(surface.epsilons) else ", white where it is not finite"
+        told += "" if len(values) == len(surface["epsilons"]) else ", white where it is not finite"
     return Triangle(
-        title=surface.title + (" (conditional)" if conditional else ""),
+        title=surface["title"] + (" (conditional)" if conditional else ""),
         subtitle=told,
-        corners=heatmap.models,
-        points=heatmap.points,
-        values=surface.epsilons,
+        models=heatmap["models"],
+        points=heatmap["points"],
+        values=surface["epsilons"],
     )
 
 
 def _extremes(triangle: Triangle, standing: str) -> list[str]:
     """Where a triangle is most and least private, for who cannot see it."""
-    known = [
-        (value, weights, k)
-        for k, (value, weights) in enumerate(zip(triangle.values, triangle.points, strict=True))
-        if value is not None
-    ]
+    known = [(value, triangle.points[k], k) for k, value in enumerate(triangle.values) if value is not None]
     cells = [triangle.title, standing]
     for found in (min(known, default=None), max(known, default=None)):
         cells += ["—", "—"] if found is None else [style.epsilon_text(found[0]), style.in_a_cell(triangle.weights(found[2]))]

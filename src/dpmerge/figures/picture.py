@@ -1,41 +1,7 @@
-"""The description of a picture: made once from a result, then drawn by png.py and by web.py, and told in tables by page.py.
+"""The description of a picture: made once from a result's document, then drawn by png.py and web.py, told in tables by page.py.
 
-A result's document is what its JSON file says, and is checked here once, so that the renderers need not. Infinite numbers are
-null in JSON; in memory they may also be infinities, and both become None here. A model's name is a folder's name and may
-contain anything, so text is made printable here.
-
-Documents of kind "lines" are descriptions already:
-
-    {
-      "kind": "lines",
-      "title": "ε of N models together",
-      "subtitle": "Gaussian mechanisms, δ = 1e-5",           optional
-      "caption": "How to read it, in a few sentences.",       optional
-      "warning": "weights were chosen by test accuracy",      optional; shown in bold, in the colour of alarm
-      "panels": [
-        {
-          "title": "ε = 1 each",                              optional
-          "x_label": "number of models N", "y_label": "ε",
-          "x_scale": "log", "y_scale": "linear",              optional: "linear" unless given
-          "categories": ["EMA", "UTA"],                       optional: names on the x axis; x are then positions 0, 1, …
-          "lines": [
-            {
-              "label": "joint release, PLD",                  lines with one label look alike in all panels
-              "x": [1, 2, 4], "y": [1.0, 1.4, null],          null (or infinite): a gap
-              "low": […], "high": […],                        optional: a band around y, as mean ± deviation
-              "standing": "proved",                           proved (default), conditional, measured or reference
-              "rule": "joint", "by": "pld",                   optional: the colour and dashes that all pictures give these
-              "markers": true,                                optional: a marker on every point
-              "joined": false                                 optional: points without a line; a band becomes bars
-            }
-          ],
-          "points": [{"name": "σ = 0.1", "x": 1.0, "y": 0.2, "mark": "model"}]    optional: model or joint
-        }
-      ]
-    }
-
-A document with one panel may have the fields of the panel beside its own, instead of "panels". What is conditional is dotted
-and hollow and its label says so; references are thin and grey.
+It is checked once, here, so that the renderers need not. Documents of kind "lines" are descriptions already; docs/frontier.md
+says how they are written. What is conditional is dotted and hollow and its label says so; references are thin and grey.
 """
 
 from __future__ import annotations
@@ -46,53 +12,34 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dpmerge.errors import FigureError
 from dpmerge.figures import style
 
 
-def printable(value: Any) -> Any:
-    """Plain data with control characters, line breaks and broken code points as escapes: no picture format can hold them."""
+def plain(value: Any) -> Any:
+    """Plain data that every picture format can hold.
+
+    Infinite numbers become None, as they are null in JSON. A model's name is a folder's name and may contain anything: control
+    characters, line breaks and broken code points become their escapes.
+    """
     if isinstance(value, Mapping):
-        return {printable(key): printable(item) for key, item in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [printable(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
-
-
-def _finite_or_none(value: Any) -> Any:
+        return [plain(item) for item in value]
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Text = Annotated[str, BeforeValidator(printable)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
-Epsilon = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_finite_or_none)]
-Standing = Literal["proved", "conditional"]
+Standing = Literal["proved", "conditional", "measured", "reference"]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Form(BaseModel):
     """Immutable data; fields that no picture needs are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-AnyForm = TypeVar("AnyForm", bound=Form)
-
-
-def read(form: type[AnyForm], document: Mapping[str, Any]) -> AnyForm:
-    """The checked document; the first fault is told in one line."""
-    try:
-        return form.model_validate(dict(document))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        what = f"{f'field {where}: ' if where else ''}{fault['msg'].removeprefix('Value error, ')}"
-        raise FigureError(f"this {form.__name__.lower()} cannot be drawn: {what}") from None
 
 
 @dataclass(frozen=True)
@@ -145,19 +92,19 @@ class Line(Form):
     What is proved or conditional is a guarantee; what is measured is not; a reference is there to compare with.
     """
 
-    label: Text
-    x: Annotated[list[Finite], Field(min_length=1)]
-    y: list[Number]
-    low: list[Number] | None = None
-    high: list[Number] | None = None
-    standing: Standing | Literal["measured", "reference"] = "proved"
+    label: str
+    x: Annotated[list[float], Field(min_length=1)]
+    y: list[float | None]
+    low: list[float | None] | None = None
+    high: list[float | None] | None = None
+    standing: Standing = "proved"
     rule: str | None = None
     by: str | None = None
     markers: bool = False
     joined: bool = True
     steps: bool = False  # a y holds up to the next x, and the last one to the right edge
     faint: bool = False  # small, pale, and not in the legend
-    hover: list[list[Text]] | None = None
+    hover: list[list[str]] | None = None
 
     @model_validator(mode="after")
     def _one_y_for_every_x(self) -> Self:
@@ -191,11 +138,11 @@ class Line(Form):
 class NamedPoint(Form):
     """A single mark, and perhaps its name beside it."""
 
-    name: Text = ""
-    x: Finite
-    y: Finite
+    name: str = ""
+    x: float
+    y: float
     mark: Literal["model", "joint"] = "model"
-    hover: list[Text] | None = None
+    hover: list[str] | None = None
 
 
 Scale = Literal["linear", "log"]
@@ -204,16 +151,16 @@ Scale = Literal["linear", "log"]
 class Panel(Form):
     """One pair of axes."""
 
-    title: Text = ""
-    x_label: Text
-    y_label: Text
+    title: str = ""
+    x_label: str
+    y_label: str
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
-    categories: list[Text] = []
+    categories: list[str] = []
     lines: list[Line]
     points: list[NamedPoint] = []
     targets: list[Positive] = []  # vertical lines
-    nothing: Text = ""  # said in the middle if no line can be drawn
+    nothing: str = ""  # said in the middle if no line can be drawn
 
     @model_validator(mode="after")
     def _drawable(self) -> Self:
@@ -294,15 +241,21 @@ def thinned(values: Sequence[Thing], most: int) -> list[Thing]:
 class Triangle(Form):
     """An ε for weights of three models; None where it is not finite."""
 
-    title: Text
-    subtitle: Text
-    corners: Annotated[list[Text], Field(min_length=3, max_length=3)]
-    points: list[tuple[Finite, Finite, Finite]]
-    values: list[Epsilon]
+    title: str
+    subtitle: str
+    models: Annotated[list[str], Field(min_length=3, max_length=3)]
+    points: Annotated[list[tuple[float, float, float]], Field(min_length=3)]
+    values: list[Annotated[float, Field(ge=0)] | None]
+
+    @model_validator(mode="after")
+    def _one_value_for_every_point(self) -> Self:
+        if len(self.values) != len(self.points):
+            raise ValueError(f"triangle {self.title!r} has {len(self.values)} values for {len(self.points)} points")
+        return self
 
     def weights(self, index: int) -> list[str]:
         """The weights of a point, in words."""
-        return style.weights_text(dict(zip(self.corners, self.points[index], strict=True)))
+        return style.weights_text(dict(zip(self.models, self.points[index], strict=True)))
 
 
 class Table(Form):
@@ -317,20 +270,20 @@ class Table(Form):
 class Picture(Form):
     """Headings, panels or triangles, and what the page says besides."""
 
-    title: Text
-    subtitle: Text = ""
-    caption: Text = ""
-    warning: Text | None = None
+    title: str
+    subtitle: str = ""
+    caption: str = ""
+    warning: str | None = None
     panels: list[Panel] = []
     triangles: list[Triangle] = []
-    colour_label: Text = ""
-    step: Finite = 0.05  # between neighbouring points of a triangle
-    how_to_read: Text = (
+    colour_label: str = ""
+    step: Positive = 0.05  # between neighbouring points of a triangle
+    how_to_read: str = (
         "Lines with one name belong to one method, in every panel. What is dotted and hollow is conditional: it holds only "
         "under an assumption that fails in general. Thin grey lines are references to compare with; pale bands are mean ± "
         "standard deviation."
     )
-    more: dict[Text, list[Text]] = {}  # headings and paragraphs
+    more: dict[str, list[str]] = {}  # headings and paragraphs
     tables: list[Table] = []
 
     @property

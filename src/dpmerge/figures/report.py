@@ -13,7 +13,7 @@ from typing import Any
 from dpmerge.errors import FigureError
 from dpmerge.figures import page as pages, style
 from dpmerge.figures.drawing import describe
-from dpmerge.figures.picture import Picture, Table, printable
+from dpmerge.figures.picture import Picture, Table, plain
 from dpmerge.rules import THEOREMS, round_up, significant
 
 Data = Mapping[str, Any]
@@ -58,7 +58,7 @@ td:last-child { min-width: 14rem; }
 def page(document: Data) -> str:
     """The report; the same document (docs/report.md describes it) gives the same bytes."""
     try:
-        return _page(printable(document))
+        return _page(plain(document))
     except KeyError as error:
         raise FigureError(f"this report cannot be drawn: it lacks {error}") from None
 

@@ -49,7 +49,7 @@ def _frame(axes: Axes, triangle: Triangle) -> None:
     axes.set_ylim(-0.13, PEAK + 0.27)
     axes.set_axis_off()
     axes.plot([0, 1, 0.5, 0], [0, 0, PEAK, 0], color=style.INK, linewidth=1, zorder=4)
-    top, left, right = (style.short(name, 22) for name in triangle.corners)
+    top, left, right = (style.short(name, 22) for name in triangle.models)
     for name, x, y, side in ((top, 0.5, PEAK + 0.02, "center"), (left, -0.08, -0.07, "left"), (right, 1.08, -0.07, "right")):
         axes.text(x, y, name, ha=side, fontsize=9, color=style.INK)
     title = style.short(triangle.title, 44)

@@ -243,7 +243,7 @@ def _triangle_layout(picture: Picture) -> dict[str, Any]:
 
 def _sides(triangle: Triangle) -> dict[str, Any]:
     same = {"showticklabels": False, "ticks": "", "showgrid": False, "linecolor": style.INK}
-    names = [style.plotly_text(style.short(name, 22)) for name in triangle.corners]
+    names = [style.plotly_text(style.short(name, 22)) for name in triangle.models]
     return {
         f"{side}axis": {"title": {"text": name, "font": {"size": 13}}, **same} for side, name in zip("abc", names, strict=True)
     }

@@ -23,6 +23,7 @@ R = TypeVar("R")
 _PATIENCE = 5  # seconds for a scheduler to answer, and as many for its first worker to appear
 # All cores are busy with pieces: a second BLAS thread in one only gets in the way of the others.
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")}
+_ONE_THREAD["VECLIB_MAXIMUM_THREADS"] = "1"
 
 
 def run_all(
@@ -48,11 +49,7 @@ def run_all(
     """
     if jobs == 0:
         raise JobError("0 processes do no work; give a number of processes, or -1 for one on each core")
-    results: dict[int, R] = {}
-    if finished is not None:
-        if keys is None or len(keys) != len(items) or len(set(keys)) != len(keys):
-            raise JobError("finished work is found again by its key; give every item a key of its own")
-        results = {index: finished.get(key) for index, key in enumerate(keys) if key in finished}
+    results: dict[int, R] = {} if finished is None else _kept(finished, keys, items)
     pieces = {index: item for index, item in enumerate(items) if index not in results}
     progress = progress or Silent()
     progress.start(len(pieces), f"({len(results)} finished before)" if results else "")
@@ -70,6 +67,12 @@ def run_all(
     finally:
         progress.finish()
     return [results[index] for index in range(len(items))]
+
+
+def _kept(finished: Finished, keys: Sequence[str] | None, items: Sequence[T]) -> dict[int, Any]:
+    if keys is None or len(keys) != len(items) or len(set(keys)) != len(keys):
+        raise JobError("finished work is found again by its key; give every item a key of its own")
+    return {index: finished.get(key) for index, key in enumerate(keys) if key in finished}
 
 
 class _Lost(Exception):

@@ -1,8 +1,24 @@
 """How private one run is: Rényi divergences, privacy loss distributions, GDP."""
 
-from dpmerge.profiles.arrays import DIRECTIONS as DIRECTIONS, Direction as Direction, FloatArray as FloatArray
 from dpmerge.profiles.cells import monotone_pmfs as monotone_pmfs
-from dpmerge.profiles.gaussian import gaussian_delta as gaussian_delta, gaussian_epsilon as gaussian_epsilon
+from dpmerge.profiles.formulas import (
+    ORDERS as ORDERS,
+    Conversion as Conversion,
+    best_order as best_order,
+    epsilon_from_renyi as epsilon_from_renyi,
+    gaussian_delta as gaussian_delta,
+    gaussian_epsilon as gaussian_epsilon,
+    log_delta_from_renyi as log_delta_from_renyi,
+    smallest_epsilon as smallest_epsilon,
+)
+from dpmerge.profiles.grids import (
+    DIRECTIONS as DIRECTIONS,
+    Direction as Direction,
+    FloatArray as FloatArray,
+    accuracy as accuracy,
+    grids_of_accuracy as grids_of_accuracy,
+    without_closed_forms as without_closed_forms,
+)
 from dpmerge.profiles.law import Law as Law
 from dpmerge.profiles.laws import (
     ApproxDpLaw as ApproxDpLaw,
@@ -10,20 +26,13 @@ from dpmerge.profiles.laws import (
     NonPrivateLaw as NonPrivateLaw,
     RevealedShiftLaw as RevealedShiftLaw,
 )
+from dpmerge.profiles.mixture import (
+    mixture_delta_by_renyi as mixture_delta_by_renyi,
+    mixture_epsilon as mixture_epsilon,
+    mixture_epsilon_by_renyi as mixture_epsilon_by_renyi,
+)
 from dpmerge.profiles.pairs import MixtureLaw as MixtureLaw
-from dpmerge.profiles.precision import (
-    accuracy as accuracy,
-    grids_of_accuracy as grids_of_accuracy,
-    without_closed_forms as without_closed_forms,
-)
-from dpmerge.profiles.profile import Profile as Profile, _discretised as _discretised, mixture_epsilon as mixture_epsilon
-from dpmerge.profiles.renyi import (
-    ORDERS as ORDERS,
-    Conversion as Conversion,
-    best_order as best_order,
-    epsilon_from_renyi as epsilon_from_renyi,
-    log_delta_from_renyi as log_delta_from_renyi,
-)
+from dpmerge.profiles.profile import Profile as Profile, _discretised as _discretised
 from dpmerge.profiles.runs import (
     RunProfile as RunProfile,
     ShuffleAsPoisson as ShuffleAsPoisson,
@@ -34,4 +43,3 @@ from dpmerge.profiles.runs import (
     sampling_rate as sampling_rate,
 )
 from dpmerge.profiles.shifts import ShiftLaw as ShiftLaw, binomial_quantile as binomial_quantile, sum_of_coins as sum_of_coins
-from dpmerge.profiles.solve import smallest_epsilon as smallest_epsilon

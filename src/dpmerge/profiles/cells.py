@@ -13,9 +13,8 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from dpmerge.errors import GridTooLarge
-from dpmerge.profiles.arrays import FloatArray, grid
-from dpmerge.profiles.memory import SizedCache
-from dpmerge.profiles.pmf import LossPmf, connect_dots
+from dpmerge.profiles.grids import FloatArray, SizedCache, grid
+from dpmerge.profiles.law import LossPmf, connect_dots
 
 if TYPE_CHECKING:
     from dpmerge.profiles.pairs import GaussianPair

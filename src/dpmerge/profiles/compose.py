@@ -22,8 +22,9 @@ from scipy import fft
 from scipy.special import logsumexp
 
 from dpmerge.errors import GridTooLarge
-from dpmerge.profiles.arrays import FloatArray, grid
-from dpmerge.profiles.pmf import LossPmf
+from dpmerge.profiles.curves import Curve
+from dpmerge.profiles.grids import FloatArray, grid
+from dpmerge.profiles.law import LossPmf
 
 _UNIT = 2.0**-53
 _MAX_WINDOW = 2**25
@@ -31,11 +32,11 @@ _WRAPPED = 1e-13
 
 
 @dataclass(frozen=True)
-class ComposedLoss:
+class ComposedLoss(Curve):
     """The loss of a whole composition in one direction: an upper bound on δ(ε) for every ε ≥ `lowest`.
 
     `masses` are what the transform gave, taken back by `untilt`; each tilted mass may be off by `largest_error`, and all
-    together by `error_norm` in the Euclidean norm.
+    together by `error_norm` in the Euclidean norm. With probability `failure` anything may happen.
     """
 
     losses: FloatArray
@@ -46,6 +47,7 @@ class ComposedLoss:
     untilt: FloatArray | None = None
     largest_error: float = 0.0
     error_norm: float = 0.0
+    failure: float = 0.0
 
     @property
     def lowest(self) -> float:
@@ -58,7 +60,7 @@ class ComposedLoss:
             return 1.0
         tail, share = self._above(epsilon)
         value = self.infinity + float(self.masses[tail] @ share) + self._noise(tail, share)
-        return min(1.0, value * self.safety)
+        return min(1.0, value * self.safety + self.failure)
 
     def deltas(self, epsilons: FloatArray) -> FloatArray:
         """The same for many ε at once: δ(ε) = ∫_ε^∞ e^{ε−t} P(L > t) dt, of which all grid points are one cumulative sum."""
@@ -70,7 +72,7 @@ class ComposedLoss:
             # The shares 1 − e^{ε−l} are at most 1, so their squares are at most themselves.
             in_norm = self.error_norm * np.sqrt(self._sums(self._square_table, at))
             value += np.minimum(self.largest_error * self._sums(self._untilt_table, at), in_norm)
-        return np.where(at < self.losses[0], 1.0, np.minimum(1.0, value * self.safety * (1 + 1e-12)))
+        return np.where(at < self.losses[0], 1.0, np.minimum(1.0, value * self.safety * (1 + 1e-12) + self.failure))
 
     @cached_property
     def _mass_table(self) -> tuple[FloatArray, FloatArray]:
@@ -126,43 +128,52 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     `tail` is how much mass may be cut off at the top of the window; it is added to δ. `top_theta` is where the Chernoff
     bound on that tail is good; any positive value is valid.
     """
-    interval = factors[0][0].interval
-    finite = [(pmf, count) for pmf, count in factors if pmf.probs.sum() > 0]
-    if len(finite) < len(factors):
+    if any(pmf.probs.sum() <= 0 for pmf, _ in factors):
         return ComposedLoss(np.zeros(1), np.zeros(1), 1.0)
-    repetitions = sum(count for _, count in finite)
-    if repetitions == 1:
-        (only, _) = finite[0]
-        losses = grid(only.lower, only.lower + only.probs.size - 1, interval)
+    steps = _Steps(factors)
+    if steps.repetitions == 1:
+        (only, _) = factors[0]
+        losses = grid(only.lower, only.lower + only.probs.size - 1, only.interval)
         return ComposedLoss(losses, only.probs, only.infinity, only.loss_slack, 1 + 1e-10)
-    low_index = min(pmf.lower for pmf, _ in finite)
-    high_index = max(pmf.lower + pmf.probs.size - 1 for pmf, _ in finite)
-    points = grid(low_index, high_index, interval)
+    theta, first, last, cut = _window(steps, theta, tail, lowest, top_theta)
+    composed, largest_error, error_norm = _convolved(steps, theta, first, last)
+    losses = grid(first, last, steps.interval)
+    with np.errstate(over="ignore"):
+        untilt = np.minimum(np.exp(steps.log_moment(theta) - theta * losses), 1e150)
+    masses = np.minimum(np.maximum(composed, 0.0) * untilt, 1.0)
+    survive = sum(count * math.log1p(-min(pmf.infinity, 1.0)) if pmf.infinity < 1 else -math.inf for pmf, count in factors)
+    slack = sum(pmf.loss_slack * count for pmf, count in factors)
+    # Above the relative rounding errors of masses, moments and sums.
+    safety = 1 + 1e-10 + 1e-13 * steps.repetitions
+    infinity = -math.expm1(survive) + cut
+    return ComposedLoss(losses, masses, infinity, slack, safety, untilt, largest_error, error_norm)
 
-    steps = _Steps(finite, points, low_index)
+
+def _window(steps: _Steps, theta: float, tail: float, lowest: float, top_theta: float) -> tuple[float, int, int, float]:
+    """The tilt, the window's first and last grid points, and how much mass may lie above it."""
     top = (steps.log_moment(top_theta) - math.log(tail)) / top_theta
     theta, tilted_top = _bearable_tilt(steps, theta, 1.5 * top + 1)
     mean, deviation = steps.mean_and_deviation(theta)
-    top, cut = max(top, min(tilted_top, 1.5 * top + 1)), tail
+    top = max(top, min(tilted_top, 1.5 * top + 1))
     bottom = min(max(_window_bottom(steps, theta, deviation), mean - 40 * deviation), lowest)
-    least = sum(pmf.lower * count for pmf, count in finite)
-    most = sum((pmf.lower + pmf.probs.size - 1) * count for pmf, count in finite)
-    first = max(least, math.floor(bottom / interval) - 1)
-    last = min(most, math.ceil(top / interval) + 1)
-    if last >= most:
-        last, cut = most, 0.0
-    first = min(first, last)  # a question beyond every loss: one point still says so
+    first = max(steps.least, math.floor(bottom / steps.interval) - 1)
+    last = min(steps.most, math.ceil(top / steps.interval) + 1)
+    # A question beyond every loss: one point still says so.
+    return theta, min(first, last), last, tail if last < steps.most else 0.0
+
+
+def _convolved(steps: _Steps, theta: float, first: int, last: int) -> tuple[FloatArray, float, float]:
+    """The tilted composition's masses from `first` to `last`, and how far off each and all in norm may be."""
     size = fft.next_fast_len(max(last - first + 1, 2), real=True)
     if size > _MAX_WINDOW:
         raise GridTooLarge(
             f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or the accountant rdp"
         )
-
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)
     transform_error = 8 * _UNIT * max(1.0, math.log2(size))
     norms = 0.0
-    for pmf, count in finite:
+    for pmf, count in steps.factors:
         tilted = _folded(steps.tilted(pmf, theta), size)
         norms += count * math.sqrt(float(tilted @ tilted))
         spectrum = fft.rfft(tilted, size)
@@ -171,7 +182,7 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
         # |f̂| is known to ± transform_error (‖f‖₁ = 1), and log and power lose at most a few units of their argument.
         log_inflated += count * (np.log(np.abs(spectrum) + transform_error) + 8 * _UNIT)
     magnitude = np.exp(log_spectrum.real)
-    phase_error = 4 * _UNIT * math.pi * repetitions + transform_error
+    phase_error = 4 * _UNIT * math.pi * steps.repetitions + transform_error
     # Half the spectrum is stored; the other half is its mirror image. The inverse transform divides by `size`.
     error = np.maximum(np.exp(log_inflated) - magnitude, 0.0) + phase_error * magnitude
     largest_error = 2 * float(error.sum()) / size
@@ -182,32 +193,25 @@ def compose(factors: Sequence[tuple[LossPmf, int]], theta: float, tail: float, l
     with np.errstate(invalid="ignore"):
         spectrum = np.where(magnitude > 0, np.exp(log_spectrum), 0.0)
     circular = fft.irfft(spectrum, size)
-    start = (first - least) % size
-    composed = np.concatenate((circular[start:], circular[:start]))[: last - first + 1]
-
-    losses = grid(first, last, interval)
-    with np.errstate(over="ignore"):
-        untilt = np.minimum(np.exp(steps.log_moment(theta) - theta * losses), 1e150)
-    masses = np.minimum(np.maximum(composed, 0.0) * untilt, 1.0)
-    survive = sum(count * math.log1p(-min(pmf.infinity, 1.0)) if pmf.infinity < 1 else -math.inf for pmf, count in finite)
-    slack = sum(pmf.loss_slack * count for pmf, count in finite)
-    # Above the relative rounding errors of masses, moments and sums.
-    safety = 1 + 1e-10 + 1e-13 * repetitions
-    infinity = -math.expm1(survive) + cut
-    return ComposedLoss(losses, masses, infinity, slack, safety, untilt, largest_error, error_norm)
+    start = (first - steps.least) % size
+    return np.concatenate((circular[start:], circular[:start]))[: last - first + 1], largest_error, error_norm
 
 
 class _Steps:
     """The laws to compose, on their common grid, and their moments log Σ p(l)·e^{θl}."""
 
-    def __init__(self, factors: list[tuple[LossPmf, int]], points: FloatArray, low_index: int) -> None:
+    def __init__(self, factors: Sequence[tuple[LossPmf, int]]) -> None:
         self.factors = factors
-        self.points = points
-        self.low_index = low_index
+        self.interval = factors[0][0].interval
+        self.repetitions = sum(count for _, count in factors)
+        self.least = sum(pmf.lower * count for pmf, count in factors)
+        self.most = sum((pmf.lower + pmf.probs.size - 1) * count for pmf, count in factors)
+        self._low = min(pmf.lower for pmf, _ in factors)
+        self.points = grid(self._low, max(pmf.lower + pmf.probs.size - 1 for pmf, _ in factors), self.interval)
         self._weights: dict[float, FloatArray] = {}
 
     def _span(self, pmf: LossPmf) -> slice:
-        start = pmf.lower - self.low_index
+        start = pmf.lower - self._low
         return slice(start, start + pmf.probs.size)
 
     def _tilt(self, pmf: LossPmf, theta: float) -> tuple[FloatArray, float]:
@@ -222,7 +226,6 @@ class _Steps:
         return self._weights[theta][span], common
 
     def log_moment(self, theta: float) -> float:
-        """The composition's: the sum over its laws."""
         total = 0.0
         for pmf, count in self.factors:
             weights, anchor = self._tilt(pmf, theta)
@@ -235,12 +238,10 @@ class _Steps:
         return total
 
     def tilted(self, pmf: LossPmf, theta: float) -> FloatArray:
-        """One law, tilted and normalised."""
         product = pmf.probs * self._tilt(pmf, theta)[0]
         return np.asarray(product / product.sum())
 
     def mean_and_deviation(self, theta: float) -> tuple[float, float]:
-        """The tilted composition's mean and standard deviation."""
         mean = variance = 0.0
         for pmf, count in self.factors:
             tilted, losses = self.tilted(pmf, theta), self.points[self._span(pmf)]

@@ -13,11 +13,9 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from dpmerge.errors import UnsupportedMechanism
-from dpmerge.profiles.arrays import Direction, FloatArray
-from dpmerge.profiles.law import Law
-from dpmerge.profiles.pairs import MixtureLaw, keep_bounded
-from dpmerge.profiles.pmf import LossPmf, connect_dots
-from dpmerge.profiles.shifts import ShiftLaw
+from dpmerge.profiles.grids import Direction, FloatArray
+from dpmerge.profiles.law import Law, LossPmf, connect_dots
+from dpmerge.profiles.pairs import MixtureLaw, ShiftMixture
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,6 @@ class GaussianLaw(Law):
         return (self, 0.0) if self.mu < 1e100 else (None, 1.0)
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
-        """D_α = αμ²/2."""
         return orders * (orders - 1) * self.mu**2 / 2
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
@@ -39,26 +36,11 @@ class GaussianLaw(Law):
         return MixtureLaw((self.mu,), (1.0,)).pmf(direction, interval, tail)
 
     def loss_variance(self) -> float:
-        """μ²."""
         return self.mu**2
 
 
-@dataclass(frozen=True)
-class RevealedShiftLaw(Law):
+class RevealedShiftLaw(ShiftMixture):
     """The pair (J, N(D_J, 1)) against (J, N(0, 1)): the coins are given away (theory "replace-one-window")."""
-
-    shifts: tuple[float, ...]
-    probs: tuple[float, ...]
-
-    @classmethod
-    def of(cls, law: ShiftLaw) -> RevealedShiftLaw:
-        """The revealed mixture of a random shift."""
-        return cls(tuple(law.values.tolist()), tuple((law.probs / law.probs.sum()).tolist()))
-
-    def bounded(self) -> tuple[Law | None, float]:
-        """Without the atoms beyond MAX_SHIFT."""
-        kept, lost = keep_bounded(self.shifts, self.probs)
-        return (self if lost == 0 else None if kept is None else RevealedShiftLaw(*kept)), lost
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
         """log Σ ρ_J e^{α(α−1)D_J²/2}, kept precise where it is small."""
@@ -92,7 +74,6 @@ class ApproxDpLaw(Law):
         return self.finite_log_moment(orders, direction)
 
     def finite_log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
-        """Of the losses ±ε."""
         keep, flip = -np.logaddexp(0, -self.epsilon), -np.logaddexp(0, self.epsilon)
         return np.asarray(np.logaddexp(keep + (orders - 1) * self.epsilon, flip - (orders - 1) * self.epsilon))
 
@@ -109,7 +90,6 @@ class ApproxDpLaw(Law):
         return connect_dots(interval, -reach, upper_mass, lower_mass, np.full(2 * reach, 1e-15), 0.0, self.delta, slack)
 
     def loss_variance(self) -> float:
-        """About ε²."""
         return self.epsilon**2
 
 
@@ -127,7 +107,6 @@ class RenyiLaw(Law):
         return np.where(orders > known[-1], math.inf, np.interp(orders, known, moments))
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
-        """There is none."""
         raise UnsupportedMechanism(
             "only a Rényi curve is known, so there is no privacy loss distribution; use the accountant rdp"
         )
@@ -142,11 +121,9 @@ class NonPrivateLaw(Law):
     """No privacy: H_ε ≡ 1."""
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
-        """Infinite."""
         return np.full(orders.shape, math.inf)
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
-        """All mass at +∞."""
         return LossPmf(interval, 0, np.zeros(1), 1.0)
 
     def loss_variance(self) -> float:

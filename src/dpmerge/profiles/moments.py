@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpmerge.profiles.arrays import FloatArray, grid
+from dpmerge.profiles.grids import FloatArray, grid
 
 if TYPE_CHECKING:
     from dpmerge.profiles.pairs import GaussianPair
 
 
 def log_density(x: FloatArray, shifts: FloatArray, probs: FloatArray) -> FloatArray:
-    """The log density of a mixture of unit Gaussians."""
     exponents = [math.log(prob) - (x - shift) ** 2 / 2 for shift, prob in zip(shifts, probs, strict=True) if prob > 0]
     return np.asarray(np.logaddexp.reduce(exponents) - math.log(2 * math.pi) / 2)
 

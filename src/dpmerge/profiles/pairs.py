@@ -6,14 +6,14 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
-from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.cells import monotone_pmfs
-from dpmerge.profiles.law import MAX_SHIFT, Law
+from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray
+from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
 from dpmerge.profiles.moments import log_density, log_power_moments
-from dpmerge.profiles.pmf import LossPmf
 from dpmerge.profiles.shifts import ShiftLaw
 
 
@@ -47,7 +47,6 @@ class GaussianPair(Law):
         return log_power_moments(self, powers)
 
     def pmf(self, direction: Direction, interval: float, tail: float) -> LossPmf:
-        """By inverting ℓ on the whole grid at once."""
         return monotone_pmfs(self, interval, tail)[DIRECTIONS.index(direction)]
 
     def loss_variance(self) -> float:
@@ -63,48 +62,45 @@ class GaussianPair(Law):
         return float(weights @ (losses - centre) ** 2)
 
 
-def keep_bounded(
-    shifts: tuple[float, ...], probs: tuple[float, ...]
-) -> tuple[tuple[tuple[float, ...], tuple[float, ...]] | None, float]:
-    """The atoms up to MAX_SHIFT, renormalised to the event that one of them occurs, and the probability of the others."""
-    kept = [(shift, prob) for shift, prob in zip(shifts, probs, strict=True) if shift <= MAX_SHIFT]
-    lost = math.fsum(prob for shift, prob in zip(shifts, probs, strict=True) if shift > MAX_SHIFT)
-    if not kept:
-        return None, 1.0
-    total = math.fsum(prob for _, prob in kept)
-    return (tuple(shift for shift, _ in kept), tuple(prob / total for _, prob in kept)), lost
-
-
 @dataclass(frozen=True)
-class MixtureLaw(GaussianPair):
-    """Σ_j ρ_j N(Δ_j, 1) against N(0, 1): one Poisson-sampled step (shifts 0 and 1/σ), or a merged one."""
+class ShiftMixture(Law):
+    """Unit Gaussians with these shifts, ascending, and their probabilities."""
 
     shifts: tuple[float, ...]
     probs: tuple[float, ...]
 
     @classmethod
-    def of(cls, law: ShiftLaw) -> MixtureLaw:
-        """The mixture that a random shift drives. Probability given up by the shift law is the caller's to add to δ."""
+    def of(cls, law: ShiftLaw) -> Self:
+        """What a random shift drives. Probability given up by the shift law is the caller's to add to δ."""
         return cls(tuple(law.values.tolist()), tuple((law.probs / law.probs.sum()).tolist()))
+
+    def bounded(self) -> tuple[Law | None, float]:
+        """The atoms up to MAX_SHIFT, renormalised to the event that one of them occurs."""
+        atoms = list(zip(self.shifts, self.probs, strict=True))
+        kept = [(shift, prob) for shift, prob in atoms if shift <= MAX_SHIFT]
+        lost = math.fsum(prob for shift, prob in atoms if shift > MAX_SHIFT)
+        if not kept:
+            return None, 1.0
+        if lost == 0:
+            return self, 0.0
+        total = math.fsum(prob for _, prob in kept)
+        return type(self)(tuple(shift for shift, _ in kept), tuple(prob / total for _, prob in kept)), lost
+
+
+class MixtureLaw(ShiftMixture, GaussianPair):
+    """Σ_j ρ_j N(Δ_j, 1) against N(0, 1): one Poisson-sampled step (shifts 0 and 1/σ), or a merged one."""
 
     @classmethod
     def poisson(cls, rate: float, shift: float) -> MixtureLaw:
         """One step with Poisson sampling: the record's shift with probability `rate`."""
         return cls((shift,), (1.0,)) if rate >= 1 else cls((0.0, shift), (1 - rate, rate))
 
-    def bounded(self) -> tuple[Law | None, float]:
-        """Without the atoms beyond MAX_SHIFT."""
-        kept, lost = keep_bounded(self.shifts, self.probs)
-        return (self if lost == 0 else None if kept is None else MixtureLaw(*kept)), lost
-
     @cached_property
     def upper(self) -> tuple[FloatArray, FloatArray]:  # type: ignore[override]
-        """P."""
         return np.array(self.shifts), np.array(self.probs)
 
     @property
     def lower(self) -> tuple[FloatArray, FloatArray]:  # type: ignore[override]
-        """Q = N(0, 1)."""
         return np.zeros(1), np.ones(1)
 
     @property
@@ -114,11 +110,9 @@ class MixtureLaw(GaussianPair):
 
     @property
     def spread(self) -> float:
-        """The largest shift."""
         return self.shifts[-1]
 
     def excess_ratio(self, x: FloatArray) -> FloatArray:
-        """Σ ρ_j (e^{Δ_j x − Δ_j²/2} − 1)."""
         shifts, probs = self.upper
         total = np.zeros_like(x)
         with np.errstate(over="ignore"):
@@ -127,7 +121,6 @@ class MixtureLaw(GaussianPair):
         return total
 
     def loss(self, x: FloatArray) -> FloatArray:
-        """log Σ ρ_j e^{Δ_j x − Δ_j²/2}."""
         return self._loss_and_slope(x)[0]
 
     def _loss_and_slope(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -215,29 +208,24 @@ class ReplaceOnePoissonLaw(GaussianPair):
 
     @property
     def upper(self) -> tuple[FloatArray, FloatArray]:  # type: ignore[override]
-        """P."""
         return np.array([0.0, self.shift]), np.array([1 - self.rate, self.rate])
 
     @property
     def lower(self) -> tuple[FloatArray, FloatArray]:  # type: ignore[override]
-        """Q, the mirror image."""
         return np.array([-self.shift, 0.0]), np.array([self.rate, 1 - self.rate])
 
     @property
     def least_loss(self) -> float:  # type: ignore[override]
-        """ℓ is odd and unbounded."""
         return -math.inf
 
     @property
     def spread(self) -> float:
-        """From −s to s."""
         return 2 * self.shift
 
     def _side(self, x: FloatArray) -> FloatArray:
         return np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + self.shift * x - self.shift**2 / 2)
 
     def loss(self, x: FloatArray) -> FloatArray:
-        """The difference of the two sides."""
         return np.asarray(self._side(x) - self._side(-x))
 
     def excess_ratio(self, x: FloatArray) -> FloatArray:

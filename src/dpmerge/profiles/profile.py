@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
-from scipy.special import logsumexp
 
 from dpmerge.errors import GridTooLarge, UnsupportedMechanism
-from dpmerge.profiles.arrays import DIRECTIONS, Direction, FloatArray
 from dpmerge.profiles.compose import ComposedLoss, compose
-from dpmerge.profiles.curves import ConstantCurve, Curve, GaussianCurve, LeastCurve, LossCurve, RenyiCurve
-from dpmerge.profiles.law import MAX_SHIFT, Law
+from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve
+from dpmerge.profiles.formulas import TILTS, Conversion, epsilon_from_renyi
+from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms
+from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
-from dpmerge.profiles.memory import SizedCache
+from dpmerge.profiles.mixture import mixture_delta_by_renyi, mixture_epsilon, mixture_epsilon_by_renyi
 from dpmerge.profiles.pairs import MixtureLaw
-from dpmerge.profiles.pmf import LossPmf
-from dpmerge.profiles.precision import accuracy, closed_forms
-from dpmerge.profiles.renyi import Conversion, best_order, epsilon_from_renyi, log_delta_from_renyi
-from dpmerge.profiles.solve import smallest_epsilon
 
-_TILTS: FloatArray = np.geomspace(0.02, 3000, 28)
 _SAMPLED_FACTORS = 32
 _FAR = 3000.0  # an ε beyond which nobody asks
 
@@ -67,14 +62,12 @@ class Profile:
 
     @classmethod
     def composed(cls, profiles: Iterable[Profile]) -> Profile:
-        """The joint release of independent mechanisms."""
         parts = list(profiles)
         failure = max(0.0, -math.expm1(sum(math.log1p(-p.failure) if p.failure < 1 else -math.inf for p in parts)))
         return cls.of((factor for part in parts for factor in part.factors), failure)
 
     @property
     def is_private(self) -> bool:
-        """Whether anything is protected at all."""
         return self.failure < 1 and not any(isinstance(law, NonPrivateLaw) for law, _ in self.factors)
 
     @property
@@ -116,23 +109,10 @@ class Profile:
         return np.asarray(moments / (orders - 1))
 
     def epsilon_by_renyi(self, delta: float, conversion: Conversion = "tight") -> float:
-        """ε at δ through the best Rényi order."""
-        delta -= self.failure
-        if delta <= 0 or not self.is_private:
-            return math.inf
-        _, value = best_order(
-            lambda orders: epsilon_from_renyi(orders, self.renyi(orders), delta, conversion), self.stated_orders
-        )
-        return max(0.0, value)
+        return mixture_epsilon_by_renyi([(1.0, self)], delta, conversion)
 
     def delta_by_renyi(self, epsilon: float, conversion: Conversion = "tight") -> float:
-        """δ at ε through the best Rényi order."""
-        if not self.is_private:
-            return 1.0
-        _, value = best_order(
-            lambda orders: log_delta_from_renyi(orders, self.renyi(orders), epsilon, conversion), self.stated_orders
-        )
-        return min(1.0, math.exp(min(value, 0.0)) + self.failure)
+        return mixture_delta_by_renyi([(1.0, self)], epsilon, conversion)
 
     # --- privacy loss distribution -------------------------------------------------------------------------------------
 
@@ -180,7 +160,7 @@ class Profile:
             tail = math.exp(max(log_bound, -600.0)) * 1e-12
         lowest = max(0.0, question / 2 - 0.01)
         if interval is not None:
-            return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+            return self._compose(direction, interval, theta, tail, lowest)
         return self._on_some_grid(direction, self.grid_interval(question, theta), theta, tail, lowest)
 
     def wide_curve(self, direction: Direction, low: float, high: float, delta: float) -> Curve:
@@ -188,7 +168,7 @@ class Profile:
         known = self._closed_form()
         if known is not None:
             return known
-        guesses = epsilon_from_renyi(_TILTS + 1, self.cumulants(direction) / _TILTS, delta, "tight")
+        guesses = epsilon_from_renyi(TILTS + 1, self.cumulants(direction) / TILTS, delta, "tight")
         guess = min(max(float(np.min(np.nan_to_num(guesses, nan=high, posinf=high))), low), high)
         questions = np.geomspace(max(low, 1e-3), max(high, 1e-3), 7).tolist()
         interval = min(self.grid_interval(question, self._tilt(question, direction)[0]) for question in questions)
@@ -198,11 +178,10 @@ class Profile:
         return LeastCurve(tuple(self._on_some_grid(direction, interval, theta, tail, lowest) for theta in sorted(tilts)))
 
     def _closed_form(self) -> Curve | None:
-        """The curve of what needs no grid."""
         if not self.is_private:
-            return ConstantCurve(1.0)
+            return GaussianCurve(0.0, 1.0)
         if not self.factors:
-            return ConstantCurve(self.failure)
+            return GaussianCurve(0.0, self.failure)
         if closed_forms() and len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
         if not self.has_loss_distribution:
@@ -213,13 +192,12 @@ class Profile:
         """Composed on a grid of this interval, or of a wider one if that would be too long: still valid, less tight."""
         for _ in range(4):
             with contextlib.suppress(GridTooLarge):
-                return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+                return self._compose(direction, interval, theta, tail, lowest)
             interval *= 4
-        return LossCurve(self._compose(direction, interval, theta, tail, lowest), self.failure)
+        return self._compose(direction, interval, theta, tail, lowest)
 
     @property
     def steps(self) -> int:
-        """How many laws are composed."""
         return sum(count for _, count in self.factors)
 
     def grid_interval(self, epsilon: float, theta: float) -> float:
@@ -247,9 +225,9 @@ class Profile:
         """
         sample = self.factors[:: max(1, len(self.factors) // _SAMPLED_FACTORS)]
         scale = self.steps / sum(count for _, count in sample)
-        result = np.full(_TILTS.shape, math.inf)
-        for start in range(0, _TILTS.size, 4):
-            tilts = _TILTS[start : start + 4]
+        result = np.full(TILTS.shape, math.inf)
+        for start in range(0, TILTS.size, 4):
+            tilts = TILTS[start : start + 4]
             total = np.zeros(tilts.shape)
             for law, count in sample:
                 total = total + count * law.finite_log_moment(tilts + 1, direction)
@@ -260,9 +238,9 @@ class Profile:
 
     def _tilt(self, epsilon: float, direction: Direction) -> tuple[float, float]:
         """The θ of the best Chernoff bound on the probability that the loss exceeds ε, and that bound's logarithm."""
-        chernoff = self.cumulants(direction) - _TILTS * epsilon
+        chernoff = self.cumulants(direction) - TILTS * epsilon
         best = int(np.argmin(np.nan_to_num(chernoff, nan=math.inf)))
-        return (float(_TILTS[best]), float(chernoff[best])) if chernoff[best] < 0 else (0.0, 0.0)
+        return (float(TILTS[best]), float(chernoff[best])) if chernoff[best] < 0 else (0.0, 0.0)
 
     def _compose(self, direction: Direction, interval: float, theta: float, tail: float, lowest: float) -> ComposedLoss:
         tail = max(tail, 5e-324)  # a share of an absurdly small δ is 0; what is cut off is added to δ, so more is safe
@@ -270,54 +248,11 @@ class Profile:
         # Powers of two, so that nearby questions share their discretised laws.
         per_step = 2.0 ** math.floor(math.log2(per_step))
         factors = [(_discretised(law, direction, interval, per_step), count) for law, count in self.factors]
-        reach = (self.cumulants(direction) - math.log(tail)) / _TILTS
-        top_theta = float(_TILTS[int(np.argmin(np.nan_to_num(reach, nan=math.inf)))])
-        return compose(factors, theta, tail, lowest, top_theta)
+        reach = (self.cumulants(direction) - math.log(tail)) / TILTS
+        top_theta = float(TILTS[int(np.argmin(np.nan_to_num(reach, nan=math.inf)))])
+        return replace(compose(factors, theta, tail, lowest, top_theta), failure=self.failure)
 
 
 @partial(SizedCache, size_of=lambda pmf: pmf.probs.nbytes)
 def _discretised(law: Law, direction: Direction, interval: float, tail: float) -> LossPmf:
     return law.pmf(direction, interval, tail)
-
-
-def mixture_epsilon(parts: Sequence[tuple[float, Profile]], delta: float, interval: float | None = None) -> float:
-    """The smallest ε ≥ 0 with Σ π_i H_ε(i) ≤ δ in both directions: one profile, or a random selection of several."""
-    remove, add = DIRECTIONS
-    epsilon = _mixture_epsilon(parts, delta, remove, interval)
-    if math.isfinite(epsilon) and sum(weight * part.chernoff(epsilon, add) for weight, part in parts) <= delta:
-        return epsilon  # the other direction needs no more
-    return max(epsilon, _mixture_epsilon(parts, delta, add, interval))
-
-
-def _mixture_epsilon(
-    parts: Sequence[tuple[float, Profile]], delta: float, direction: Direction, interval: float | None
-) -> float:
-    if sum(weight * (1.0 if not part.is_private else part.failure) for weight, part in parts) >= delta:
-        return math.inf
-    private = [(weight, part) for weight, part in parts if part.is_private and part.factors]
-    if not private:
-        return 0.0
-    # Σ π_i e^{K_i(θ)} bounds the mixture's moments as well, so the Rényi conversion gives a first guess.
-    cumulants = logsumexp([math.log(weight) + part.cumulants(direction) for weight, part in private], axis=0)
-    guesses = epsilon_from_renyi(_TILTS + 1, cumulants / _TILTS, delta, "tight")
-    guess = max(0.0, float(np.min(np.nan_to_num(guesses, nan=1e3, posinf=1e3))))
-    best, question = math.inf, 0.85 * guess
-    for _ in range(5):
-        curves = [(weight, part.curve(direction, question, 1e-8 * delta, interval)) for weight, part in parts]
-
-        def total(epsilon: float, curves: list[tuple[float, Curve]] = curves) -> float:
-            return sum(weight * curve.delta(epsilon) for weight, curve in curves)
-
-        start = max(0.0, *(curve.lowest for _, curve in curves))
-        if start > 0 and total(start) <= delta:
-            question = start / 4  # the answer lies below what these curves know: ask there
-            continue
-        found = smallest_epsilon(total, delta, max(guess, start), start)
-        improved = best - found
-        best = min(best, found)
-        noise = sum(weight * curve.noise(found) for weight, curve in curves)
-        centred = found >= 0.5 * question and noise <= 1e-6 * delta
-        if math.isinf(found) or found == 0 or centred or improved < 1e-6 * found:
-            return best
-        question = found  # far from what was asked, or rounding noise shows: centre tilt and grid on the answer
-    return best

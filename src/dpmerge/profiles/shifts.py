@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc, gammaln
 
-from dpmerge.profiles.arrays import FloatArray, grid
+from dpmerge.profiles.grids import FloatArray, grid
 
 MAX_ATOMS = 512
 EXACT_SUBSETS = 12
@@ -30,7 +30,6 @@ class ShiftLaw:
 
     @classmethod
     def zero(cls) -> ShiftLaw:
-        """No shift at all."""
         return cls(np.zeros(1), np.ones(1))
 
     @classmethod
@@ -60,13 +59,11 @@ class ShiftLaw:
         return cls(grid(0, high, value), np.asarray(probs, dtype=np.float64), _survival(count, rate, high))
 
     def plus(self, other: ShiftLaw) -> ShiftLaw:
-        """The law of the sum of two independent shifts."""
         values = (self.values[:, None] + other.values[None, :]).ravel()
         probs = (self.probs[:, None] * other.probs[None, :]).ravel()
         return ShiftLaw(*_merge(values, probs), self.excess + other.excess)
 
     def shifted(self, drift: float) -> ShiftLaw:
-        """Every shift longer by `drift`."""
         return ShiftLaw(self.values + drift, self.probs, self.excess)
 
     def trimmed(self, tail: float) -> ShiftLaw:

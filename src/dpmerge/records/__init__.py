@@ -2,12 +2,8 @@
 
 from dpmerge.records.portfolio import (
     WEIGHT_SUM_TOLERANCE as WEIGHT_SUM_TOLERANCE,
-    Model as Model,
     Portfolio as Portfolio,
     Weights as Weights,
-    joined as joined,
-    latest_checkpoints as latest_checkpoints,
-    require_independent as require_independent,
 )
 from dpmerge.records.record import (
     CRYPTOGRAPHIC as CRYPTOGRAPHIC,
@@ -27,6 +23,12 @@ from dpmerge.records.record import (
     Record as Record,
     Sampling as Sampling,
     Source as Source,
+)
+from dpmerge.records.runs import (
+    Model as Model,
+    joined as joined,
+    latest_checkpoints as latest_checkpoints,
+    require_independent as require_independent,
 )
 from dpmerge.records.strict import (
     Extended as Extended,

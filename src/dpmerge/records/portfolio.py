@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from dpmerge.errors import DependentRuns, DpmergeError, PortfolioError, WeightsError
+from dpmerge.errors import DpmergeError, PortfolioError, WeightsError
 from dpmerge.notebook import frame, html_table
-from dpmerge.records.folders import model_folders, require_outside
-from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, FullPhase, Gaussian, Mechanism, Phase, Record
+from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Gaussian, Mechanism, Record
+from dpmerge.records.runs import Model, check_checkpoints
 from dpmerge.records.strict import named_numbers
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 WEIGHT_SUM_TOLERANCE = 1e-9
-AnyPhase = TypeVar("AnyPhase", Phase, FullPhase)
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model of a portfolio: its name (the folder's) and its record; where its files are does not make it another one."""
-
-    name: str
-    record: Record
-    folder: Path | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """What trained it."""
-        return self.record.mechanism
-
-    @property
-    def run(self) -> str:
-        """The run it is a checkpoint of; a record without a run id is a run of its own."""
-        return self.mechanism.run or f"model:{self.name}"
-
-    @property
-    def covers_iterates(self) -> bool:
-        """Whether its record covers every iterate of its run up to it; other records state the cost of one model."""
-        return isinstance(self.mechanism, DpSgd | DpFtrl)
+_LOG = logging.getLogger("dpmerge.records")  # the command line shows it, one line each
+# What models are stored in, whether the library reads it or not (tensors/opening.py).
+_TENSORS = re.compile(
+    r".*\.(safetensors|bin|pth?|ckpt|np[zy]|h5|msgpack|gguf|onnx)|.*\.(safetensors|bin)\.index\.json|adapter_config\.json"
+)
+_CERTIFICATE = "certificate.json"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -60,12 +42,12 @@ class Portfolio:
     def __init__(self, models: str | Path | Iterable[Model]) -> None:
         passed_over: tuple[str, ...] = ()
         if isinstance(models, str | Path):
-            folders, passed_over = model_folders(Path(models))
+            folders, passed_over = _model_folders(Path(models))
             models = (Model(folder.name, Record.load(folder / "record.json"), folder) for folder in folders)
         object.__setattr__(self, "models", tuple(models))
         object.__setattr__(self, "passed_over", passed_over)
         _check_one_dataset(self.models)
-        _check_checkpoints(self.models)
+        check_checkpoints(self.models)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self.models)
@@ -104,27 +86,26 @@ class Portfolio:
 
     @property
     def adjacency(self) -> Adjacency:
-        """The neighbouring relation all records share."""
         return self.models[0].record.adjacency
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models' names, in order."""
         return tuple(model.name for model in self.models)
 
     def require_names(self, names: Iterable[str], error: type[DpmergeError]) -> None:
-        """Refuse names that no model here has."""
         for name in names:
             if name not in self.names:
                 raise error(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, self.names))}")
 
     def require_outside(self, out: Path) -> None:
-        """Refuse an output that would lie in the folder of these models, before anything is written."""
+        """Refuse an output that would lie among these models, or in one: the next command would take it for one of them."""
+        place = out.resolve()
         for folder in {model.folder.parent for model in self.models if model.folder is not None}:
-            require_outside(out, folder)
+            home = folder.resolve()
+            if place.is_relative_to(home) and not any(part.startswith(".") for part in place.relative_to(home).parts[:1]):
+                raise PortfolioError(f"{out}: lies inside the portfolio {folder}, where folders are models; write it elsewhere")
 
     def weights_in_order(self, values: Iterable[float]) -> Weights:
-        """Weights given as numbers, one for each model in order."""
         return self.weights(dict(zip(self.names, values, strict=True)))
 
     def weights(self, given: Mapping[str, float]) -> Weights:
@@ -170,7 +151,6 @@ class Weights:
 
     @property
     def used(self) -> tuple[tuple[Model, float], ...]:
-        """The models that have weight, with it."""
         return tuple((m, w) for m, w in zip(self.portfolio.models, self.values, strict=True) if w > 0)
 
     def or_looked_at(self, names: Iterable[str]) -> tuple[Model, ...]:
@@ -187,88 +167,6 @@ def _least_noise(mechanism: Mechanism) -> float | None:
     if isinstance(mechanism, Gaussian):
         return mechanism.noise_std / mechanism.sensitivity
     return mechanism.noise_multiplier if isinstance(mechanism, DpFtrl) else None
-
-
-def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
-    """What is to be composed: of each run its latest checkpoint, whose record covers the earlier ones; or all its models.
-
-    A record that states (ε, δ), a Rényi curve or one Gaussian release is silent about other models of its run: each counts.
-    """
-    latest: dict[tuple[str, str | None], Model] = {}
-    for model in models:
-        key = (model.run, None if model.covers_iterates else model.name)
-        held = latest.get(key)
-        if held is None or _steps(model) > _steps(held):
-            latest[key] = model
-    return tuple(latest.values())
-
-
-def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
-    """Refuse runs that share their noise or their sampling coins; return what is taken on the user's word.
-
-    Equal noise cancels in a linear combination, and equal batches alone already double ε (theory.md §0). Models of one run
-    share everything; if each of them counts, their records must say what each costs beside the others (§3.1).
-    """
-    if len(models) < 2:
-        return ()
-    for stated, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
-        seen: dict[str, Model] = {}
-        for model in models:
-            for fingerprint in _generators(getattr(model.mechanism, stated)):
-                if fingerprint in seen and seen[fingerprint].run != model.run:
-                    raise DependentRuns(
-                        f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
-                        f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
-                        "retrain one with fresh randomness, or use random selection, which needs no independence"
-                    )
-            seen |= dict.fromkeys(_generators(getattr(model.mechanism, stated)), model)
-    by_run: dict[str, list[Model]] = {}
-    for model in models:
-        by_run.setdefault(model.run, []).append(model)
-    together = tuple(
-        f"the records of {', '.join(repr(m.name) for m in several)}, models of one run, each state what their model costs "
-        "given the other models of that run, so that their costs add"
-        for several in by_run.values()
-        if len(several) > 1
-    )
-    unstated = [m.name for m in models if _unstated(m.mechanism)]
-    if not unstated or len(by_run) < 2:
-        return together
-    return (
-        "the runs are independent in their noise and sampling coins: on the user's word, since no fingerprint was "
-        f"recorded for {', '.join(unstated)}",
-        *together,
-    )
-
-
-_CONTINUED = re.compile(r"\+([^+@]+)@(\d+)")  # the generator with which a run went on, and after how many steps
-
-
-def _generators(fingerprint: str | None) -> list[str]:
-    """One for each generator that a run has had: a run that was continued has a fingerprint first+next@steps."""
-    if fingerprint is None:
-        return []
-    first = _CONTINUED.sub("", fingerprint)
-    return [first, *(part for part, _ in _CONTINUED.findall(fingerprint))] if first else [fingerprint]
-
-
-def _goes_on(earlier: str | None, later: str | None, steps: int) -> bool:
-    """Whether a run with the first fingerprint after `steps` may have the second one later."""
-    if earlier is None or later is None or earlier == later:
-        return earlier == later
-    following = _CONTINUED.match(later, len(earlier))
-    return later.startswith(earlier) and following is not None and steps <= int(following[2])
-
-
-def _unstated(mechanism: Mechanism) -> bool:
-    if mechanism.noise_fingerprint is None:
-        return True
-    samples = isinstance(mechanism, DpSgd) and any(phase.sampling.scheme != "full-batch" for phase in mechanism.settings())
-    return samples and mechanism.sampler_fingerprint is None
-
-
-def _steps(model: Model) -> int:
-    return getattr(model.mechanism, "steps", 1)
 
 
 def _check_one_dataset(models: tuple[Model, ...]) -> None:
@@ -293,69 +191,46 @@ def _check_one_dataset(models: tuple[Model, ...]) -> None:
             )
 
 
-def _check_checkpoints(models: tuple[Model, ...]) -> None:
-    """Checkpoints of one run tell one story: the shorter record is the beginning of the longer one."""
-    by_run: dict[str, list[Model]] = {}
-    for model in models:
-        by_run.setdefault(model.run, []).append(model)
-    for run, group in by_run.items():
-        group.sort(key=_steps)
-        lengths = [m.mechanism.tree_lengths for m in group if isinstance(m.mechanism, DpFtrl)]
-        if lengths and max(least for least, _ in lengths) > min(most for _, most in lengths):
+def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
+    """The folders of models, in order, and the names of those that hold neither a record nor tensors."""
+    if not portfolio.is_dir():
+        raise PortfolioError(f"{portfolio}: no such folder; a portfolio is a folder with one sub-folder for each model")
+    shown = sorted(path for path in portfolio.iterdir() if not path.name.startswith("."))
+    for path in shown:
+        if path.is_symlink() and not path.exists():
             raise PortfolioError(
-                f"the records of run {run!r} ({', '.join(repr(m.name) for m in group)}) do not fit together: trees of no one "
-                "length have been restarted so often at each of these steps; give different runs different ids"
+                f"{path}: is a link that points nowhere, so whether it is a model is not known; mend the link, or remove it"
             )
-        for earlier, later in pairwise(group):
-            if not _begins(earlier.mechanism, later.mechanism):
-                raise PortfolioError(
-                    f"models {earlier.name!r} and {later.name!r} both claim run {run!r}, but the record of the first is "
-                    "not the beginning of the second; give different runs different ids"
-                )
+    folders = [path for path in shown if path.is_dir()]
+    models = [path for path in folders if _may_be_model(path)]
+    passed_over = tuple(path.name for path in folders if path not in models)
+    if not models:
+        also = f" ({', '.join(map(repr, passed_over))}: neither a record.json nor tensors)" if passed_over else ""
+        raise PortfolioError(f"{portfolio}: no models here; each sub-folder with a record.json is one{also}")
+    if passed_over:
+        _LOG.info("%s: passed over %s: neither a record.json nor tensors", portfolio, ", ".join(map(repr, passed_over)))
+    return models, passed_over
 
 
-def _begins(earlier: Mechanism, later: Mechanism) -> bool:
-    if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
-        same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
-        # What changes later is left out later; a run may go on on another machine.
-        same |= {"left_out", "others_unchanged", "noise_generator"}
-        for stated in ("noise_fingerprint", "sampler_fingerprint"):
-            if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
-                return False
-        if earlier.model_dump(exclude=same) != later.model_dump(exclude=same):
-            return False
-        return _is_prefix(joined(earlier.settings()), joined(later.settings()))
-    if type(earlier) is not type(later):
-        return False
-    if isinstance(earlier, DpFtrl) and isinstance(later, DpFtrl) and not _restarts_agree(earlier, later):
-        return False
-    story = {"steps", "restarts", "tree_steps"}
-    return earlier.model_dump(exclude=story) == later.model_dump(exclude=story)
+def _may_be_model(folder: Path) -> bool:
+    """Whether it has a record, or cannot be looked into; tensors without a record are refused."""
+    if not os.access(folder, os.R_OK | os.X_OK) or os.path.lexists(folder / "record.json"):
+        return True
+    names = set(_files(folder))
+    if _CERTIFICATE in names:
+        raise PortfolioError(
+            f"{folder}: is a release ({_CERTIFICATE}), not a model of this portfolio; move it out of the portfolio's folder"
+        )
+    tensors = sorted(name for name in names if _TENSORS.fullmatch(name.lower()))
+    if tensors:
+        raise PortfolioError(
+            f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
+            "write its record (docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the "
+            "folder elsewhere"
+        )
+    return False
 
 
-def _restarts_agree(earlier: DpFtrl, later: DpFtrl) -> bool:
-    """Restarts only ever add up; at the same step there is one number of them."""
-    return earlier.restarts <= later.restarts and (earlier.steps < later.steps or earlier.restarts == later.restarts)
-
-
-def joined(phases: Iterable[AnyPhase]) -> list[AnyPhase]:
-    """Adjacent phases with equal settings become one."""
-    merged: list[AnyPhase] = []
-    for phase in phases:
-        if merged and merged[-1].model_copy(update={"steps": phase.steps}) == phase:
-            merged[-1] = phase.model_copy(update={"steps": merged[-1].steps + phase.steps})
-        else:
-            merged.append(phase)
-    return merged
-
-
-def _is_prefix(short: list[FullPhase], long: list[FullPhase]) -> bool:
-    if len(short) > len(long):
-        return False
-    *head, last = short
-    last_long = long[len(head)]
-    return (
-        head == long[: len(head)]
-        and last.steps <= last_long.steps
-        and last.model_copy(update={"steps": 1}) == last_long.model_copy(update={"steps": 1})
-    )
+def _files(folder: Path) -> Iterator[str]:
+    """The names in a folder and in the folders in it: several releases, or several checkpoints, may lie in one."""
+    yield from (path.name for path in (*folder.glob("*"), *folder.glob("*/*")))

@@ -91,17 +91,8 @@ class DpSgd(Extended):
 
     def settings(self) -> list[FullPhase]:
         """The phases with nothing left to inherit."""
-        return [
-            FullPhase(
-                steps=phase.steps,
-                learning_rate=phase.learning_rate,
-                noise_multiplier=self.noise_multiplier if phase.noise_multiplier is None else phase.noise_multiplier,
-                clip=self.clip if phase.clip is None else phase.clip,
-                sampling=self.sampling if phase.sampling is None else phase.sampling,
-                expected_batch=self.expected_batch if phase.expected_batch is None else phase.expected_batch,
-            )
-            for phase in self.phases
-        ]
+        own = {name: getattr(self, name) for name in ("noise_multiplier", "clip", "sampling", "expected_batch")}
+        return [FullPhase(**own | {name: value for name, value in phase if value is not None}) for phase in self.phases]
 
     @property
     def steps(self) -> int:
@@ -205,7 +196,6 @@ class Record(Extended):
     mechanism: Mechanism
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as its file has it."""
         return self.model_dump(mode="json", by_alias=True)
 
     @classmethod

@@ -36,7 +36,6 @@ Form = TypeVar("Form", bound=Strict)
 
 
 def load_strict(form: type[Form], path: Path, error: type[DpmergeError], if_missing: str) -> Form:
-    """Read and validate one JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

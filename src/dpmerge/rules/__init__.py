@@ -1,7 +1,6 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
 from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, why_joint as why_joint
-from dpmerge.rules.baselines import PairComposition as PairComposition, no_free_lunch_threshold as no_free_lunch_threshold
 from dpmerge.rules.building import (
     Accounting as Accounting,
     Looked as Looked,
@@ -12,8 +11,11 @@ from dpmerge.rules.building import (
     require_smoothness_is_used as require_smoothness_is_used,
 )
 from dpmerge.rules.combination import Combination as Combination
-from dpmerge.rules.compare import Comparison as Comparison, compare as compare
-from dpmerge.rules.deltas import about_delta as about_delta, require_wanted as require_wanted
+from dpmerge.rules.compare import (
+    Comparison as Comparison,
+    compare as compare,
+    no_free_lunch_threshold as no_free_lunch_threshold,
+)
 from dpmerge.rules.filter import Charge as Charge, Filter as Filter, Sum as Sum
 from dpmerge.rules.guarantee import (
     Accountant as Accountant,
@@ -23,27 +25,31 @@ from dpmerge.rules.guarantee import (
     Rule as Rule,
     Standing as Standing,
     Target as Target,
-    about_records as about_records,
     answer as answer,
     ask as ask,
+)
+from dpmerge.rules.joint import Joint as Joint, PairComposition as PairComposition
+from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
+from dpmerge.rules.selection import Selection as Selection, selection_epsilons as selection_epsilons
+from dpmerge.rules.statements import (
+    about_delta as about_delta,
+    about_records as about_records,
+    require_wanted as require_wanted,
     round_down as round_down,
     round_up as round_up,
     significant as significant,
 )
-from dpmerge.rules.joint import Joint as Joint
-from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
-from dpmerge.rules.selection import Selection as Selection, selection_epsilons as selection_epsilons
 from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
 from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem
 from dpmerge.rules.tuning import (
     PROFILE as PROFILE,
     RENYI as RENYI,
     Base as Base,
+    Calibration as Calibration,
     TuningCost as TuningCost,
     tuning_cost as tuning_cost,
 )
 from dpmerge.rules.tuning_bounds import pairs_of as pairs_of, renyi_epsilon as renyi_epsilon
-from dpmerge.rules.tuning_gaussian import Calibration as Calibration
 from dpmerge.rules.tuning_trials import (
     DistributionName as DistributionName,
     Poisson as Poisson,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from dpmerge.records import DpSgd, Gaussian
-from dpmerge.rules.trajectory import Run
+from dpmerge.rules.transport import Run
 
 # What is averaged: real numbers if nothing is said, stored ones that the noise covers, or ones too coarse for that.
 Arithmetic = Literal["stored", "joint"]

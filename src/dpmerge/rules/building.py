@@ -11,10 +11,10 @@ from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
 from dpmerge.records import Weights
 from dpmerge.rules.arithmetic import Arithmetic
 from dpmerge.rules.combination import Combination
-from dpmerge.rules.deltas import require_wanted
 from dpmerge.rules.guarantee import By, Guarantee, Rule
 from dpmerge.rules.joint import Joint
 from dpmerge.rules.selection import Selection
+from dpmerge.rules.statements import require_wanted
 from dpmerge.rules.tempered import Tempered
 
 RuleName = Literal["selection", "tempered", "combination", "joint"]

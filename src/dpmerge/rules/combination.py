@@ -18,25 +18,19 @@ from dpmerge.profiles import (
     FloatArray,
     GaussianLaw,
     Law,
-    MixtureLaw,
     NonPrivateLaw,
     Profile,
-    RevealedShiftLaw,
-    ShiftLaw,
     ShuffleAsPoisson,
     dp_sgd_steps,
     gathered,
     run_profile,
-    sum_of_coins,
 )
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.theorems import THEOREMS, WEIGHTS
-from dpmerge.rules.trajectory import Run, Trajectories, trajectories
-from dpmerge.rules.transport import Candidate, candidate_sets, drifts, windows
-
-_DRIFT_LEVELS = 160
+from dpmerge.rules.transport import Candidate, Run, Trajectories, candidate_sets, drifts, trajectories, windows
 
 
 @dataclass(frozen=True)
@@ -138,11 +132,11 @@ class Combination(Rule):
         if runs.steps == 1:
             means = all(isinstance(run.model.mechanism, Gaussian) for run in self._covered)
             theorem = "mean-estimation-combination" if means else self._theorem(runs, coupled=False)
-            yield _Route(theorem, self._window(runs, np.zeros(1)), details={"window": 1, "coupled": []})
+            yield _Route(theorem, window_profile(runs, np.zeros(1)), details={"window": 1, "coupled": []})
         elif self._assumed == 0:
             yield _Route(
                 "papers-formula",
-                self._window(runs, np.zeros(runs.steps)),
+                window_profile(runs, np.zeros(runs.steps)),
                 ("the gradients of the common records do not depend on the state (smoothness 0)",),
                 conditional=True,
                 details={"window": runs.steps, "coupled": []},
@@ -156,7 +150,7 @@ class Combination(Rule):
 
     def _full_batch(self, runs: Trajectories) -> Iterable[_Route]:
         """Everything is Gaussian: minimise μ² = Σ_{before, i∉B}(s/ν)² + Σ_window (R*/s_λ)² over (k, B)."""
-        reveal = _squared_ratio(runs.effect, runs.noise)
+        reveal = squared_ratio(runs.effect, runs.noise)
         costs = reveal.sum(axis=1) / np.maximum(runs.weights * runs.effect.sum(axis=1), 1e-300)
         sets = candidate_sets(np.nan_to_num(costs, posinf=1e300), len(runs.runs))
         ramps = (False, True) if np.ptp(runs.merged_noise) > 0 else (False,)
@@ -180,7 +174,7 @@ class Combination(Rule):
     def _squared_mu(runs: Trajectories, reveal: FloatArray, candidates: Sequence[Candidate]) -> FloatArray:
         drift = drifts(runs, list(candidates))
         longest = drift.shape[1]
-        steps = _squared_ratio(runs.weights @ runs.effect[:, -longest:] + drift, runs.merged_noise[-longest:])
+        steps = squared_ratio(runs.weights @ runs.effect[:, -longest:] + drift, runs.merged_noise[-longest:])
         # Summed from the front: a difference of totals would lose the early steps beside a nearly noiseless last one.
         before = np.concatenate((np.zeros((len(runs.runs), 1)), np.cumsum(reveal, axis=1)), axis=1)
         result = np.empty(len(candidates))
@@ -193,28 +187,9 @@ class Combination(Rule):
 
     def _poisson(self, runs: Trajectories) -> Iterable[_Route]:
         """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best few."""
-        reveal = np.array([_order_two(*_own_step(runs, i, runs.steps - 1)) * runs.runs[i].steps for i in range(len(runs.runs))])
-        shifts = np.maximum(np.sum(runs.weights[:, None] * runs.rate * runs.effect, axis=1), 1e-300)
-        sets = candidate_sets(np.nan_to_num(reveal / shifts, posinf=1e300), len(runs.runs))
-        ranked: list[tuple[float, Candidate, FloatArray | None]] = []
-        for coupled in sets:
-            score = float(sum(reveal[i] for i in range(len(runs.runs)) if i not in coupled))
-            last = self._last_step_shift(runs, coupled)
-            score += _order_two(last.values, last.probs)
-            ranked.append((score, Candidate(1, coupled), None))
-        longer = [Candidate(k, ()) for k in windows(runs.steps, few=True) if k > 1]
-        looks = 8 if len(runs.runs) <= 6 else 3  # each look at a step enumerates or convolves its coins
-        rows = drifts(runs, longer) if longer else ()
-        for candidate, drift in zip(longer, rows, strict=True):
-            before = [(cost, r.steps, r.steps - candidate.window) for cost, r in zip(reveal.tolist(), runs.runs, strict=True)]
-            score = sum(cost * left / steps for cost, steps, left in before if left > 0)
-            sample = np.unique(np.linspace(-candidate.window, -1, looks).astype(int))
-            inside = [_order_two(*_coins(runs, t, float(drift[t]))) for t in sample.tolist()]
-            score += float(np.mean(inside)) * candidate.window
-            ranked.append((score, candidate, drift))
-        ranked.sort(key=lambda entry: (math.isnan(entry[0]), entry[0]))
+        ranked, joint = ranked_candidates(runs)
+        best, kinds = ranked[0][0], set()
         # The best of each kind: the coins' own law, and a window with its drift.
-        best, joint, kinds = ranked[0][0], float(reveal.sum()), set()
         for score, candidate, drift in ranked:
             if score <= min(1.3 * best, 1.2 * joint) and (drift is None) not in kinds:
                 kinds.add(drift is None)
@@ -234,65 +209,12 @@ class Combination(Rule):
             for law, count in self._own_steps(runs.runs[i], runs.runs[i].steps - candidate.window)
         ]
         if drift is None:
-            shift = self._last_step_shift(runs, candidate.coupled)
-            profile = Profile.of([*before, (self._shift_law(shift), 1)], failure + shift.excess)
+            shift = last_step_shift(runs, candidate.coupled)
+            profile = Profile.of([*before, (shift_law(shift, self._adjacency), 1)], failure + shift.excess)
         else:
-            window = self._window(runs, drift[-candidate.window :], runs.steps - candidate.window)
+            window = window_profile(runs, drift[-candidate.window :], runs.steps - candidate.window)
             profile = Profile.composed([Profile.of(before, failure), window])
         return _Route(self._theorem(runs, bool(candidate.coupled)), profile, notes, conditional, details)
-
-    def _last_step_shift(self, runs: Trajectories, coupled: tuple[int, ...]) -> ShiftLaw:
-        """W / s_λ: fresh coins of the last step, and for coupled runs every coin they ever tossed, grown by Γ."""
-        noise = float(runs.merged_noise[-1])
-        if noise == 0:
-            return ShiftLaw(np.array([math.inf]), np.ones(1))
-        parts: list[ShiftLaw] = []
-        for i, run in enumerate(runs.runs):
-            if i not in coupled:
-                parts.append(ShiftLaw.coin(run.weight * runs.effect[i, -1] / noise, float(runs.rate[i, -1])))
-                continue
-            growth = np.where(runs.tame[i], 1.0, 1 + runs.pull[i])
-            with np.errstate(over="ignore", invalid="ignore"):
-                later = np.append(np.cumprod(growth[:0:-1])[::-1], 1.0)  # Γ_t = Π_{τ>t}
-                values = np.where(runs.effect[i] > 0, run.weight * runs.effect[i] * later / noise, 0.0)
-            if not np.all(np.isfinite(values)):
-                return ShiftLaw(np.array([math.inf]), np.ones(1))
-            parts.extend(_grouped_coins(values, runs.rate[i], runs.shift_tail))
-        return sum_of_coins(parts, runs.shift_tail)
-
-    def _window(self, runs: Trajectories, drift: FloatArray, start: int = 0) -> Profile:
-        """The laws of the steps from `start` on, equal ones gathered; drifts are rounded up to a few levels."""
-        merged, lam = runs.merged_noise, runs.weights
-        rounded = _round_up(drift)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            nobody = np.where(runs.effect > 0, math.inf, 0.0)  # without noise: nothing is hidden, or nothing happens
-            scaled = np.where(merged > 0, lam[:, None] * runs.effect / merged, nobody)[:, start:]
-            pushed = np.where(rounded > 0, rounded / merged[start:], 0.0)
-        key = np.vstack([scaled, runs.rate[:, start:], pushed[None, :]])
-        # Steps that agree to 1e-9 are the same step; the largest of them stands for all.
-        digits = np.where(np.isfinite(key) & (key > 0), np.round(np.log(np.maximum(key, 1e-300)), 9), key)
-        _, first, inverse = np.unique(digits, axis=1, return_index=True, return_inverse=True)
-        counts = np.bincount(inverse.ravel())
-        factors: list[tuple[Law, int]] = []
-        excess = 0.0
-        for group, count in enumerate(counts.tolist()):
-            column = key[:, first[group]] * (1 + 2e-9)
-            if not np.all(np.isfinite(column)):
-                return Profile.of([(NonPrivateLaw(), 1)])
-            coins = [ShiftLaw.coin(v, min(r, 1.0)) for v, r in zip(column[: len(lam)], column[len(lam) : -1], strict=True)]
-            law = sum_of_coins(coins, runs.shift_tail).shifted(float(column[-1]))
-            excess += count * law.excess
-            factors.append((self._shift_law(law), count))
-        return Profile.of(factors, excess)
-
-    def _shift_law(self, law: ShiftLaw) -> Law:
-        if not math.isfinite(law.values[-1]):
-            return NonPrivateLaw()
-        if law.values.size == 1:
-            return GaussianLaw(float(law.values[0]))
-        if self._adjacency == "replace-one":
-            return RevealedShiftLaw.of(law)
-        return MixtureLaw.of(law)
 
     def _own_steps(self, run: Run, before_window: int) -> Iterable[tuple[Law, int]]:
         """A run alone, for its first `before_window` steps."""
@@ -383,53 +305,3 @@ def _not_covered(model: Model, members: list[Model]) -> str | None:
         if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
     return None
-
-
-def _squared_ratio(effect: FloatArray, noise: FloatArray) -> FloatArray:
-    """(s/ν)², 0 where there is no effect, infinite where there is one and no noise."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.asarray(np.where(effect > 0, np.square(effect / noise), 0.0))
-
-
-def _own_step(runs: Trajectories, i: int, t: int) -> tuple[FloatArray, FloatArray]:
-    ratio = float(np.sqrt(_squared_ratio(runs.effect[i, t : t + 1], runs.noise[i, t : t + 1]))[0])
-    law = ShiftLaw.coin(ratio, float(runs.rate[i, t]))
-    return law.values, law.probs
-
-
-def _coins(runs: Trajectories, t: int, drift: float) -> tuple[FloatArray, FloatArray]:
-    noise = float(runs.merged_noise[t])
-    if noise == 0 or not math.isfinite(drift):
-        return np.array([math.inf]), np.ones(1)
-    parts = [ShiftLaw.coin(run.weight * runs.effect[i, t] / noise, float(runs.rate[i, t])) for i, run in enumerate(runs.runs)]
-    law = sum_of_coins(parts, runs.shift_tail).shifted(drift / noise)
-    return law.values, law.probs
-
-
-def _order_two(values: FloatArray, probs: FloatArray) -> float:
-    """log E[e^{SS′}]: the Rényi divergence of order 2 of the mixture with shifts S from N(0, 1). Only for ranking."""
-    if not np.all(np.isfinite(values)):
-        return math.inf
-    with np.errstate(over="ignore"):
-        return math.log1p(min(float(probs @ np.expm1(np.multiply.outer(values, values)) @ probs), 1e300))
-
-
-def _grouped_coins(values: FloatArray, rates: FloatArray, tail: float) -> Iterable[ShiftLaw]:
-    """Equal coins as binomials, in few groups: a coin's value is rounded up by at most a part in a thousand."""
-    positive = values > 0
-    pairs = np.stack([_round_up(values[positive], 1e-3, levels=4000), rates[positive]])
-    groups, counts = np.unique(pairs, axis=1, return_counts=True)
-    for (value, rate), count in zip(groups.T.tolist(), counts.tolist(), strict=True):
-        yield ShiftLaw.binomial(value, rate, count, tail / max(1, counts.size))
-
-
-def _round_up(values: FloatArray, ratio: float | None = None, levels: int = _DRIFT_LEVELS) -> FloatArray:
-    """Round positive values up to a geometric grid below their maximum; few distinct values are left as they are."""
-    distinct = np.unique(values[values > 0])
-    if (distinct.size <= levels and (ratio is None or distinct.size <= 64)) or not np.all(np.isfinite(distinct)):
-        return values
-    top = float(distinct[-1])
-    step = math.log1p(ratio) if ratio is not None else math.log(100) / levels
-    level = np.floor((math.log(top) - np.log(np.maximum(values, 1e-300))) / step)
-    rounded = top * np.exp(-np.clip(level, 0, levels) * step) * (1 + 1e-12)
-    return np.asarray(np.where(values > 0, np.minimum(np.maximum(rounded, values), top), 0.0))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import AccountingError, UtilityError
+from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.notebook import frame, html_table
 from dpmerge.profiles import ShuffleAsPoisson, run_profile
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules.baselines import PairComposition, no_free_lunch_threshold, papers_no_free_lunch_threshold
 from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, Looked, build, counted_besides
-from dpmerge.rules.deltas import require_wanted
-from dpmerge.rules.guarantee import Guarantee, ProfileBound, Rule, Target, ask, round_up, significant
+from dpmerge.rules.guarantee import Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.joint import PairComposition
+from dpmerge.rules.statements import require_wanted, round_up, significant
 from dpmerge.rules.theorems import THEOREMS
 
 if TYPE_CHECKING:
@@ -83,7 +84,6 @@ class Comparison:
         return frame({**row.cells, **numbers} for row, numbers in zip(self.rows, exact, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         return {
             "weights": self.weights.as_dict(),
             "epsilon": self.epsilon,
@@ -95,6 +95,43 @@ class Comparison:
             ],
             "no_free_lunch": None if self.no_free_lunch is None else asdict(self.no_free_lunch),
         }
+
+
+def no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> float:
+    """How much a merger may react to the least private model if nothing but that model's (ε₂, δ) is known.
+
+    A merger with sup TV(h(x, a), h(x, b)) above t(ε′, δ′)/t(ε₂, δ), t(ε, δ) = (e^ε − 1 + 2δ)/(e^ε + 1), is not
+    (ε′, δ′)-DP for every pair of mechanisms (docs/theory.md §6). *Differentially Private Model
+    Merging*, Prop. 3.1, states another number, by a proof that uses a mechanism which is private in one direction only:
+    `papers_no_free_lunch_threshold`.
+
+    >>> round(no_free_lunch_threshold(1.0, 1e-5, 8.0, 1e-5), 4)
+    0.4624
+    """
+    _check_pairs(epsilon, delta, epsilon_least, delta_each)
+    reach = _largest_distance(epsilon_least, delta_each)
+    return math.inf if reach == 0 else _largest_distance(epsilon, delta) / reach
+
+
+def papers_no_free_lunch_threshold(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> float:
+    """The paper's Prop. 3.1 as printed: (1 − e^{−ε′}(1−δ′)) / (1 − e^{−ε₂}(1−δ)). Not a theorem (docs/theory.md §6)."""
+    _check_pairs(epsilon, delta, epsilon_least, delta_each)
+    denominator = 1 - math.exp(-epsilon_least) * (1 - delta_each)
+    return math.inf if denominator == 0 else (1 - math.exp(-epsilon) * (1 - delta)) / denominator
+
+
+def _largest_distance(epsilon: float, delta: float) -> float:
+    """The largest total variation distance of an (ε, δ)-DP pair: randomised response's."""
+    return math.tanh(epsilon / 2) + delta * (1 - math.tanh(epsilon / 2))
+
+
+def _check_pairs(epsilon: float, delta: float, epsilon_least: float, delta_each: float) -> None:
+    for name, value in (("epsilon", epsilon), ("epsilon_least", epsilon_least)):
+        if not value >= 0:
+            raise TargetError(f"{name} is {value}; it must not be negative")
+    for name, value in (("delta", delta), ("delta_each", delta_each)):
+        if not 0 <= value <= 1:
+            raise TargetError(f"{name} is {value}; it must lie in [0, 1]")
 
 
 def no_free_lunch(

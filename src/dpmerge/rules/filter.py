@@ -56,7 +56,6 @@ class Sum:
 
     @property
     def divergence(self) -> float:
-        """The larger of both directions."""
         return max(self.divergences)
 
 
@@ -95,7 +94,6 @@ class Filter:
         return max(math.exp(min((self.order - 1) * (used.divergence - self.room), 700.0)), used.pairs / self.pairs)
 
     def allows(self, used: Sum) -> bool:
-        """Whether the releases may be made."""
         return used.divergence <= self.room and used.pairs <= self.pairs
 
     def total(self, models: Mapping[str, Model], releases: Sequence[Charge], shuffle: ShuffleAsPoisson | None = None) -> Sum:

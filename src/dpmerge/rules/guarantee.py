@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, Literal, Self
 
@@ -13,8 +13,8 @@ from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.notebook import html_table
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
-from dpmerge.records import CRYPTOGRAPHIC, Adjacency, Model, Weights
-from dpmerge.rules.deltas import about_delta
+from dpmerge.records import Adjacency, Model, Weights
+from dpmerge.rules.statements import about_delta, about_records, round_up, significant
 from dpmerge.rules.theorems import THEOREMS, Theorem
 
 Accountant = Literal["pld", "rdp", "gdp"]
@@ -50,7 +50,6 @@ class Guarantee:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         return {**asdict(self), "weights": dict(self.weights), "details": dict(self.details)}
 
     @classmethod
@@ -88,47 +87,6 @@ class Guarantee:
         return html_table((), [row for row in rows if row[1]])
 
 
-def round_up(value: float, digits: int = 4) -> str:
-    """A privacy parameter for people: rounded up, never in the user's favour.
-
-    >>> round_up(2.00001)
-    '2.0001'
-    """
-    if not math.isfinite(value * 10**digits):
-        return "∞"
-    scaled = math.ceil(value * 10**digits)
-    if scaled / 10**digits < value:  # the product was rounded down
-        scaled += 1
-    return f"{scaled / 10**digits:.{digits}f}"
-
-
-def round_down(value: float, digits: int = 4) -> float:
-    """To so many significant digits: a lower bound for people.
-
-    >>> round_down(2.74999)
-    2.749
-    """
-    if value <= 0 or not math.isfinite(value):
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return min(round(math.floor(value / unit) * unit, 12), value)
-
-
-def significant(value: float, digits: int = 6) -> str:
-    """A δ for people: rounded up to so many significant digits; what was given with fewer stays as it is.
-
-    >>> significant(0.0221617204), significant(1e-5)
-    ('0.0221618', '1e-05')
-    """
-    if value <= 0 or not math.isfinite(value):
-        return f"{value:g}"
-    text = f"{value:.{digits}g}"
-    if float(text) < value:
-        unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-        text = f"{value + unit:.{digits}g}"
-    return text
-
-
 @dataclass(frozen=True)
 class Target:
     """The question: ε at a given δ, or δ at a given ε."""
@@ -151,22 +109,22 @@ class Bound(ABC):
     """A proved upper bound on the privacy of one release, by one or more accountants."""
 
     @abstractmethod
-    def accountants(self) -> tuple[Accountant, ...]:
-        """Those that can answer."""
+    def accountants(self) -> tuple[Accountant, ...]: ...
 
     @abstractmethod
-    def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
-        """ε at δ."""
+    def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float: ...
 
     @abstractmethod
-    def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
-        """δ at ε."""
+    def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float: ...
+
+    def answer(self, target: Target, by: Accountant, conversion: Conversion) -> Answer:
+        return answer(
+            target, by, lambda given: self.epsilon(given, by, conversion), lambda given: self.delta(given, by, conversion)
+        )
 
 
 @dataclass(frozen=True)
 class ProfileBound(Bound):
-    """The bound that a profile is."""
-
     profile: Profile
 
     def accountants(self) -> tuple[Accountant, ...]:
@@ -186,7 +144,6 @@ class ProfileBound(Bound):
         return self.profile.epsilon(delta)
 
     def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
-        """δ at ε."""
         if by == "rdp":
             return self.profile.delta_by_renyi(epsilon, conversion)
         return max(self.profile.delta(epsilon))
@@ -194,8 +151,6 @@ class ProfileBound(Bound):
 
 @dataclass(frozen=True)
 class Answer:
-    """One accountant's answer to a target."""
-
     epsilon: float
     delta: float
     by: Accountant
@@ -218,20 +173,13 @@ def ask(bound: Bound, target: Target, by: By = "best", conversion: Conversion = 
             "no accountant composes an (ε, δ) pair with a record of which only Rényi divergences are known (rdp, fixed-size "
             "batches); restate the latter as an approx-dp record"
         )
-    if by == "best":
-        for name in available[:-1]:
-            with contextlib.suppress(UnsupportedMechanism):
-                return _ask_one(bound, target, name, conversion)
-        return _ask_one(bound, target, available[-1], conversion)
-    if by not in available:
+    if by != "best" and by not in available:
         raise UnsupportedMechanism(_why_not(by, available))
-    return _ask_one(bound, target, by, conversion)
-
-
-def _ask_one(bound: Bound, target: Target, by: Accountant, conversion: Conversion) -> Answer:
-    return answer(
-        target, by, lambda delta: bound.epsilon(delta, by, conversion), lambda epsilon: bound.delta(epsilon, by, conversion)
-    )
+    *first, last = available if by == "best" else (by,)
+    for name in first:
+        with contextlib.suppress(UnsupportedMechanism):
+            return bound.answer(target, name, conversion)
+    return bound.answer(target, last, conversion)
 
 
 def answer(target: Target, by: Accountant, epsilon_at: Callable[[float], float], delta_at: Callable[[float], float]) -> Answer:
@@ -326,30 +274,3 @@ class Rule(ABC):
     def covered(self) -> tuple[Model, ...]:
         """The models that the guarantee is about."""
         return self.weights.or_looked_at(self.looked_at)
-
-
-def about_records(models: Iterable[Model]) -> tuple[str, ...]:
-    """What RECORD (theory.md §0) rests on in these models' records: someone's word, generators that are not cryptographic."""
-    found, known = [], tuple(models)
-    for model in known:
-        if model.record.source == "stated-by-user":
-            found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
-        left_out = getattr(model.mechanism, "left_out", None)
-        if left_out:
-            names = ", ".join(map(repr, left_out))
-            found.append(
-                f"model {model.name!r}: no loss was computed with {names}, which changed without noise and were left out"
-            )
-        if getattr(model.mechanism, "others_unchanged", None):
-            found.append(
-                f"model {model.name!r}: its user says that tensors which the private optimizer did not train are as before it"
-            )
-    by_generator: dict[str, list[str]] = {}
-    for model in known:
-        generator = model.mechanism.noise_generator
-        if model.mechanism.kind in ("dp-sgd", "gaussian", "dp-ftrl") and generator not in CRYPTOGRAPHIC:
-            by_generator.setdefault(generator or "not recorded", []).append(repr(model.name))
-    if by_generator:
-        which = "; ".join(f"{generator} for {', '.join(names)}" for generator, names in by_generator.items())
-        found.append(f"training noise of a generator that is not known to be cryptographic is as good as true noise ({which})")
-    return tuple(found)

@@ -49,7 +49,6 @@ class Exposure:
 
     @property
     def models(self) -> frozenset[str]:
-        """Every model that may be exposed."""
         return frozenset[str]().union(*(models for _, models in self.outcomes))
 
 

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
 
 from dpmerge.profiles import (
     DIRECTIONS,
@@ -18,11 +17,11 @@ from dpmerge.profiles import (
     FloatArray,
     Profile,
     ShuffleAsPoisson,
-    best_order,
     epsilon_from_renyi,
     gathered,
-    log_delta_from_renyi,
+    mixture_delta_by_renyi,
     mixture_epsilon,
+    mixture_epsilon_by_renyi,
     run_profile,
 )
 from dpmerge.records import Weights
@@ -41,39 +40,17 @@ class SelectionBound(Bound):
             return ("gdp", "pld", "rdp")
         return ("pld", "rdp")
 
-    def renyi(self, orders: FloatArray) -> FloatArray:
-        """log Σ π_i e^{(α−1)ε_α,i} / (α−1), per direction, then the larger."""
-        directions = []
-        for direction in DIRECTIONS:
-            moments = np.stack([part.log_moment(orders, direction) for _, part in self.parts])
-            directions.append(logsumexp(moments, axis=0, b=np.array([[weight] for weight, _ in self.parts])))
-        return np.asarray(np.maximum(*directions) / (orders - 1))
-
-    @property
-    def _stated(self) -> FloatArray | None:
-        stated = [part.stated_orders for _, part in self.parts]
-        known = [orders for orders in stated if orders is not None]
-        return np.unique(np.concatenate(known)) if known else None
-
     def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
-        """ε at δ."""
-        if by != "rdp":
-            return mixture_epsilon(self.parts, delta)
-        delta -= sum(weight * part.failure for weight, part in self.parts)
-        if delta <= 0 or not all(part.is_private for _, part in self.parts):
-            return math.inf
-        return max(0.0, best_order(lambda a: epsilon_from_renyi(a, self.renyi(a), delta, conversion), self._stated)[1])
+        if by == "rdp":
+            return mixture_epsilon_by_renyi(self.parts, delta, conversion)
+        return mixture_epsilon(self.parts, delta)
 
     def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
         """δ at ε: sums per direction, then the larger."""
-        if by != "rdp":
-            values = [(weight, part.delta(epsilon)) for weight, part in self.parts]
-            return min(1.0, max(sum(weight * pair[k] for weight, pair in values) for k in (0, 1)))
-        if not all(part.is_private for _, part in self.parts):
-            return 1.0
-        failure = sum(weight * part.failure for weight, part in self.parts)
-        log_delta = best_order(lambda a: log_delta_from_renyi(a, self.renyi(a), epsilon, conversion), self._stated)[1]
-        return min(1.0, math.exp(min(log_delta, 0.0)) + failure)
+        if by == "rdp":
+            return mixture_delta_by_renyi(self.parts, epsilon, conversion)
+        values = [(weight, part.delta(epsilon)) for weight, part in self.parts]
+        return min(1.0, max(sum(weight * pair[k] for weight, pair in values) for k in (0, 1)))
 
 
 def selection_epsilons(

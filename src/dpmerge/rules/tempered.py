@@ -45,7 +45,6 @@ class Tempered(Rule):
         return min(1.0, max(sums))
 
     def epsilon(self, delta: float) -> float:
-        """The smallest ε at δ."""
         return smallest_epsilon(self.delta, delta, self.kappa + 1.0)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:

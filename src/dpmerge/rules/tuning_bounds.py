@@ -191,12 +191,10 @@ class _Bound:
     log_thresholds: FloatArray
 
     def delta(self, epsilon: float) -> float:
-        """The bound."""
         sticks = self.pair.hockey_stick(epsilon + self.log_thresholds)
         return min(1.0, self.mean * (self.charged + float(self.increments @ sticks)) * (1 + _ROUNDING))
 
     def epsilon(self, delta: float, guess: float) -> float:
-        """The smallest ε at which it is at most δ."""
         return smallest_epsilon(self.delta, delta, guess)
 
 

@@ -41,8 +41,7 @@ class Trials(ABC):
         """log (f(1−x) − f(1−x−p)): that the best run is in a set of probability p which only a share x of runs beats."""
 
     @abstractmethod
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+    def as_dict(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -60,11 +59,9 @@ class Poisson(Trials):
 
     @property
     def nothing(self) -> float:
-        """e^{−m}."""
         return math.exp(-self.mean)
 
     def log_decay(self, share: FloatArray) -> FloatArray:
-        """−mx."""
         return -self.mean * share
 
     def log_mass(self, better: FloatArray, share: FloatArray) -> FloatArray:
@@ -72,7 +69,6 @@ class Poisson(Trials):
         return np.asarray(-self.mean * better + np.log(-np.expm1(-self.mean * share)))
 
     def as_dict(self) -> dict[str, Any]:
-        """The mean says everything."""
         return {"distribution": "poisson", "mean": self.mean, "nothing": self.nothing}
 
     def __str__(self) -> str:
@@ -159,7 +155,6 @@ class TruncatedNegativeBinomial(Trials):
 
 
 def trials(distribution: DistributionName, mean: float, shape: float | None = None) -> Trials:
-    """The law by its name on the command line."""
     if distribution not in get_args(DistributionName):
         raise TargetError(f"distribution is {distribution!r}; there are {', '.join(get_args(DistributionName))}")
     if distribution == "tnb":

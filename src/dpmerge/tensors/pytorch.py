@@ -107,4 +107,4 @@ def state_of(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
 
 def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     flat = value.detach().contiguous().reshape(-1)
-    return flat.view(_torch().uint8).numpy() if flat.numel() else np.empty(0, np.uint8)  # type: ignore[no-any-return]
+    return flat.view(_torch().uint8).numpy() if flat.numel() else np.empty(0, np.uint8)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpmerge.tensors.checkpoint import Checkpoint, Source, TensorFile
+from dpmerge.tensors.checkpoint import Checkpoint, TensorFile
 from dpmerge.tensors.digests import PassingDigest, file_digest, passing_digest, source_digest
 from dpmerge.tensors.dtypes import Dtype
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
@@ -33,10 +33,7 @@ class MergeReport:
 
 def write_plan(plan: MergePlan, checkpoints: Sequence[Checkpoint], folder: Path, stream: Stream, digests: bool) -> MergeReport:
     """Stream every tensor into the folder, and write index, configuration and tokenizer beside them."""
-    order = [output.name for output in plan.outputs]
-    files = [file for checkpoint in checkpoints for file in checkpoint.files]
-    passing = {file: passing_digest(file, order, stream.stop) for file in files} if digests else {}
-    sources: dict[Source, PassingDigest] = {file.source: digest for file, digest in passing.items() if file.source and digest}
+    passing = _passing(plan, checkpoints, stream) if digests else {}
     with ExitStack() as stack:
         writers = [stack.enter_context(_Writer(folder / file.name, file.outputs, plan.metadata, stream)) for file in plan.files]
         places = [(writer, place) for writer in writers for place in range(len(writer.offsets))]
@@ -45,16 +42,24 @@ def write_plan(plan: MergePlan, checkpoints: Sequence[Checkpoint], folder: Path,
             writer, index = places[place]
             writer.put(index, start, block, digests)
 
-        stream.run(put, sources)
+        stream.run(put, {file.source: digest for file, digest in passing.items() if file.source})
     _write_small_files(plan, folder)
     report = _undigested(plan, checkpoints)
     if not digests:
         return report
-    known = {file: digest.hexdigest() for file, digest in passing.items() if digest}
+    known = {file: digest.hexdigest() for file, digest in passing.items()}
     inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
     outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
     outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
     return replace(report, inputs=inputs, outputs=outputs)
+
+
+def _passing(plan: MergePlan, checkpoints: Sequence[Checkpoint], stream: Stream) -> dict[TensorFile, PassingDigest]:
+    """Digests for those files that will be read in their own order."""
+    order = [output.name for output in plan.outputs]
+    files = [file for checkpoint in checkpoints for file in checkpoint.files]
+    made = {file: passing_digest(file, order, stream.stop) for file in files}
+    return {file: digest for file, digest in made.items() if digest is not None}
 
 
 def _undigested(plan: MergePlan, checkpoints: Sequence[Checkpoint]) -> MergeReport:

@@ -1,0 +1,190 @@
+"""Models as checkpoints of runs: which of them count, which are independent, and which records tell one story."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+from dpmerge.errors import DependentRuns, PortfolioError
+from dpmerge.records.record import DpFtrl, DpSgd, FullPhase, Mechanism, Phase, Record
+
+AnyPhase = TypeVar("AnyPhase", Phase, FullPhase)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a portfolio: its name (the folder's) and its record; where its files are does not make it another one."""
+
+    name: str
+    record: Record
+    folder: Path | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.record.mechanism
+
+    @property
+    def run(self) -> str:
+        """The run it is a checkpoint of; a record without a run id is a run of its own."""
+        return self.mechanism.run or f"model:{self.name}"
+
+    @property
+    def covers_iterates(self) -> bool:
+        """Whether its record covers every iterate of its run up to it; other records state the cost of one model."""
+        return isinstance(self.mechanism, DpSgd | DpFtrl)
+
+
+def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
+    """What is to be composed: of each run its latest checkpoint, whose record covers the earlier ones; or all its models.
+
+    A record that states (ε, δ), a Rényi curve or one Gaussian release is silent about other models of its run: each counts.
+    """
+    latest: dict[tuple[str, str | None], Model] = {}
+    for model in models:
+        key = (model.run, None if model.covers_iterates else model.name)
+        held = latest.get(key)
+        if held is None or _steps(model) > _steps(held):
+            latest[key] = model
+    return tuple(latest.values())
+
+
+def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
+    """Refuse runs that share their noise or their sampling coins; return what is taken on the user's word.
+
+    Equal noise cancels in a linear combination, and equal batches alone already double ε (theory.md §0). Models of one run
+    share everything; if each of them counts, their records must say what each costs beside the others (§3.1).
+    """
+    if len(models) < 2:
+        return ()
+    _refuse_shared_randomness(models)
+    by_run = _by_run(models)
+    together = tuple(
+        f"the records of {', '.join(repr(m.name) for m in several)}, models of one run, each state what their model costs "
+        "given the other models of that run, so that their costs add"
+        for several in by_run.values()
+        if len(several) > 1
+    )
+    unstated = [m.name for m in models if _unstated(m.mechanism)]
+    if not unstated or len(by_run) < 2:
+        return together
+    return (
+        "the runs are independent in their noise and sampling coins: on the user's word, since no fingerprint was "
+        f"recorded for {', '.join(unstated)}",
+        *together,
+    )
+
+
+def _refuse_shared_randomness(models: tuple[Model, ...]) -> None:
+    for stated, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
+        seen: dict[str, Model] = {}
+        for model in models:
+            for fingerprint in _generators(getattr(model.mechanism, stated)):
+                if fingerprint in seen and seen[fingerprint].run != model.run:
+                    raise DependentRuns(
+                        f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
+                        f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
+                        "retrain one with fresh randomness, or use random selection, which needs no independence"
+                    )
+            seen |= dict.fromkeys(_generators(getattr(model.mechanism, stated)), model)
+
+
+_CONTINUED = re.compile(r"\+([^+@]+)@(\d+)")  # the generator with which a run went on, and after how many steps
+
+
+def _generators(fingerprint: str | None) -> list[str]:
+    """One for each generator that a run has had: a run that was continued has a fingerprint first+next@steps."""
+    if fingerprint is None:
+        return []
+    first = _CONTINUED.sub("", fingerprint)
+    return [first, *(part for part, _ in _CONTINUED.findall(fingerprint))] if first else [fingerprint]
+
+
+def _goes_on(earlier: str | None, later: str | None, steps: int) -> bool:
+    """Whether a run with the first fingerprint after `steps` may have the second one later."""
+    if earlier is None or later is None or earlier == later:
+        return earlier == later
+    following = _CONTINUED.match(later, len(earlier))
+    return later.startswith(earlier) and following is not None and steps <= int(following[2])
+
+
+def _unstated(mechanism: Mechanism) -> bool:
+    if mechanism.noise_fingerprint is None:
+        return True
+    samples = isinstance(mechanism, DpSgd) and any(phase.sampling.scheme != "full-batch" for phase in mechanism.settings())
+    return samples and mechanism.sampler_fingerprint is None
+
+
+def _steps(model: Model) -> int:
+    return getattr(model.mechanism, "steps", 1)
+
+
+def _by_run(models: Iterable[Model]) -> dict[str, list[Model]]:
+    groups: dict[str, list[Model]] = {}
+    for model in models:
+        groups.setdefault(model.run, []).append(model)
+    return groups
+
+
+def check_checkpoints(models: tuple[Model, ...]) -> None:
+    """Checkpoints of one run tell one story: the shorter record is the beginning of the longer one."""
+    for run, group in _by_run(models).items():
+        group.sort(key=_steps)
+        lengths = [m.mechanism.tree_lengths for m in group if isinstance(m.mechanism, DpFtrl)]
+        if lengths and max(least for least, _ in lengths) > min(most for _, most in lengths):
+            raise PortfolioError(
+                f"the records of run {run!r} ({', '.join(repr(m.name) for m in group)}) do not fit together: trees of no one "
+                "length have been restarted so often at each of these steps; give different runs different ids"
+            )
+        for earlier, later in pairwise(group):
+            if not _begins(earlier.mechanism, later.mechanism):
+                raise PortfolioError(
+                    f"models {earlier.name!r} and {later.name!r} both claim run {run!r}, but the record of the first is "
+                    "not the beginning of the second; give different runs different ids"
+                )
+
+
+def _begins(earlier: Mechanism, later: Mechanism) -> bool:
+    if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
+        same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
+        # What changes later is left out later; a run may go on on another machine.
+        same |= {"left_out", "others_unchanged", "noise_generator"}
+        for stated in ("noise_fingerprint", "sampler_fingerprint"):
+            if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
+                return False
+        if earlier.model_dump(exclude=same) != later.model_dump(exclude=same):
+            return False
+        return _is_prefix(joined(earlier.settings()), joined(later.settings()))
+    story = {"steps", "restarts", "tree_steps"}
+    if earlier.model_dump(exclude=story) != later.model_dump(exclude=story):  # their kinds among the rest
+        return False
+    if isinstance(earlier, DpFtrl) and isinstance(later, DpFtrl):
+        # Restarts only ever add up; at the same step there is one number of them.
+        return earlier.restarts <= later.restarts and (earlier.steps < later.steps or earlier.restarts == later.restarts)
+    return True
+
+
+def joined(phases: Iterable[AnyPhase]) -> list[AnyPhase]:
+    """Adjacent phases with equal settings become one."""
+    merged: list[AnyPhase] = []
+    for phase in phases:
+        if merged and merged[-1].model_copy(update={"steps": phase.steps}) == phase:
+            merged[-1] = phase.model_copy(update={"steps": merged[-1].steps + phase.steps})
+        else:
+            merged.append(phase)
+    return merged
+
+
+def _is_prefix(short: list[FullPhase], long: list[FullPhase]) -> bool:
+    if len(short) > len(long):
+        return False
+    *head, last = short
+    last_long = long[len(head)]
+    return (
+        head == long[: len(head)]
+        and last.steps <= last_long.steps
+        and last.model_copy(update={"steps": 1}) == last_long.model_copy(update={"steps": 1})
+    )

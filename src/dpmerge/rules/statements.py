@@ -1,0 +1,118 @@
+"""What is printed beside a guarantee: numbers rounded up, warnings about δ, and what records rest on (docs/theory.md §0)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from dpmerge.errors import TargetError
+from dpmerge.profiles import ShuffleAsPoisson
+from dpmerge.records import CRYPTOGRAPHIC, DpSgd, Model
+
+LARGEST = 0.01  # above it a δ must be asked for
+
+
+def round_up(value: float, digits: int = 4) -> str:
+    """A privacy parameter for people: rounded up, never in the user's favour.
+
+    >>> round_up(2.00001)
+    '2.0001'
+    """
+    if not math.isfinite(value * 10**digits):
+        return "∞"
+    scaled = math.ceil(value * 10**digits)
+    if scaled / 10**digits < value:  # the product was rounded down
+        scaled += 1
+    return f"{scaled / 10**digits:.{digits}f}"
+
+
+def round_down(value: float, digits: int = 4) -> float:
+    """To so many significant digits: a lower bound for people.
+
+    >>> round_down(2.74999)
+    2.749
+    """
+    if value <= 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return min(round(math.floor(value / unit) * unit, 12), value)
+
+
+def significant(value: float, digits: int = 6) -> str:
+    """A δ for people: rounded up to so many significant digits; what was given with fewer stays as it is.
+
+    >>> significant(0.0221617204), significant(1e-5)
+    ('0.0221618', '1e-05')
+    """
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    if float(text) < value:
+        unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+        text = f"{value + unit:.{digits}g}"
+    return text
+
+
+def require_wanted(delta: float | None, any_delta: bool = False) -> None:
+    """Refuse a δ at which a record may be lost altogether more than one time in a hundred, unless it is asked for."""
+    if delta is not None and LARGEST < delta < 1 and not any_delta:
+        raise TargetError(
+            f"δ = {delta:g} allows all of a record to be published with that probability, more than one time in a hundred; "
+            "choose δ well below 1 over the number of records. If you do want this one, say so with any_delta=True"
+        )
+
+
+def about_delta(delta: float, models: Iterable[Model], shuffle: ShuffleAsPoisson | None = None) -> tuple[str, ...]:
+    """A warning where a δ is at least 1/n, by the largest n that these models' records tell: in doubt it warns."""
+    known = [(*told, model.name) for model in models for told in _records(model, shuffle)]
+    if not known or delta * max(known)[0] < 1:
+        return ()
+    n, how, name = max(known)
+    record = f"and by the record of model {name!r} there are {how} {n:.0f} records: publishing"
+    divisor = f"and if there are {n:.0f} records, the divisor in the record of model {name!r}, publishing"
+    return (
+        f"δ = {delta:.6g} is at least 1/{n:.0f}, {record if how else divisor} one of them at random satisfies such a δ; "
+        "choose one well below",
+    )
+
+
+def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[float, str]]:
+    """How many records it was trained on, where batches tell; a full batch has at least their number (FULL, theory.md §0)."""
+    if not isinstance(model.mechanism, DpSgd):
+        return
+    for phase in model.mechanism.settings():
+        if phase.sampling.scheme == "full-batch":
+            yield phase.expected_batch, ""
+        elif phase.sampling.rate is not None:
+            yield phase.expected_batch / phase.sampling.rate, "about"
+        elif shuffle is not None and shuffle.rate < 1:
+            yield phase.expected_batch / shuffle.rate, "about"
+        else:  # shuffled: all that is known is that a batch is no larger
+            yield phase.expected_batch, "at least"
+
+
+def about_records(models: Iterable[Model]) -> tuple[str, ...]:
+    """What RECORD (theory.md §0) rests on in these models' records: someone's word, generators that are not cryptographic."""
+    found, known = [], tuple(models)
+    for model in known:
+        if model.record.source == "stated-by-user":
+            found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
+        left_out = getattr(model.mechanism, "left_out", None)
+        if left_out:
+            names = ", ".join(map(repr, left_out))
+            found.append(
+                f"model {model.name!r}: no loss was computed with {names}, which changed without noise and were left out"
+            )
+        if getattr(model.mechanism, "others_unchanged", None):
+            found.append(
+                f"model {model.name!r}: its user says that tensors which the private optimizer did not train are as before it"
+            )
+    by_generator: dict[str, list[str]] = {}
+    for model in known:
+        generator = model.mechanism.noise_generator
+        if model.mechanism.kind in ("dp-sgd", "gaussian", "dp-ftrl") and generator not in CRYPTOGRAPHIC:
+            by_generator.setdefault(generator or "not recorded", []).append(repr(model.name))
+    if by_generator:
+        which = "; ".join(f"{generator} for {', '.join(names)}" for generator, names in by_generator.items())
+        found.append(f"training noise of a generator that is not known to be cryptographic is as good as true noise ({which})")
+    return tuple(found)
