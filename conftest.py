@@ -25,7 +25,6 @@ MEASURED = {
     "test_ledger",
     "test_ledger_accounting",
     "test_loss_distributions",
-    "test_mean_estimation",
     "test_moments",
     "test_provenance",
     "test_reference_values",
