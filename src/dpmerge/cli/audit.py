@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge import audit as audits
+import dpmerge.audit as audits
 from dpmerge.audit import Audit, Guessing, about, as_dict, check, find_game, picture, scenario_names
 from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import dpmerge
-from dpmerge import planning
+import dpmerge.planning as planning
 from dpmerge.cli.commands import JsonOption, only, option
 from dpmerge.cli.options import (
     Execution,

@@ -71,13 +71,13 @@ def choose(
         **vars(checkpoints),
     )
     search.run.portfolio.require_outside(out)
-    guarantee = search.guarantee(delta, accounting.by, accounting.conversion, accounting.shuffle)
+    guarantee = search.guarantee(delta, accounting.accounting())
     with execution.workers(f"{rule}: values tried", out) as mapper:
         found = search.tuned(mapper)
     about = {
         **found.as_dict(),
         "inputs": search.inputs.source,
-        "examples_that_choose": search.trials.validation,
+        "examples_that_choose": search.validation,
         "cost": _COST,
         "release": _release(run, found, delta, checkpoints),
         "guarantee": guarantee.as_dict(),
@@ -151,7 +151,7 @@ def uncertainty(
 
     Width of a confidence interval for the score of every predicted label, and what abstaining where it is wide brings. From
     checkpoints of one run it costs what the run costs; from independent runs, what all of them cost together. An estimate,
-    not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/uncertainty.md).
+    not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/checkpoints.md).
     """
     accounting.require(delta)
     require_absent(out)
@@ -166,7 +166,7 @@ def uncertainty(
     else:
         raise TargetError("give either RUN, a folder of checkpoints of one run, or --runs, a folder of independent runs")
     spread.portfolio.require_outside(out)
-    guarantee = spread.guarantee(delta, accounting.by, accounting.conversion, accounting.shuffle)
+    guarantee = spread.guarantee(delta, accounting.accounting())
     inputs, ask, count = examples.inputs(), find_predictor(examples.predictor), len(spread.models)
     with asking(count, "models asked") as advance:
         said = spread.scores(ask, inputs, examples.probabilities, advance)
