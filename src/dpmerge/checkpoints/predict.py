@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DataError, DpmergeError, EvaluationError
-from dpmerge.figures import write_whole
+from dpmerge.files import write_whole
 from dpmerge.records import Model
 from dpmerge.rules import Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpmerge import rules
+import dpmerge.rules as rules
 from dpmerge.cli.commands import JsonOption, argument, only, option
 from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
 from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpmerge import checkpoints as library
+import dpmerge.checkpoints as library
 from dpmerge.cli.commands import JsonOption, option, options
 from dpmerge.cli.options import DeltaOption, Releasing, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, print_released, released_json, show_progress

@@ -26,7 +26,8 @@ from dpmerge.cli.commands import JsonOption, argument, group, only, option
 from dpmerge.cli.options import DeltaOption, Execution, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
 from dpmerge.errors import TargetError
-from dpmerge.figures import require_library, write_json
+from dpmerge.figures import require_library
+from dpmerge.files import write_json
 from dpmerge.tensors import require_absent
 
 Tunable = Literal["ema", "uta", "pda", "opa", "omv"]

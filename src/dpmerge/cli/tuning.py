@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge import rules
+import dpmerge.rules as rules
 from dpmerge.cli.commands import option, options
 from dpmerge.cli.options import Granted
 from dpmerge.cli.output import print_assumptions, print_json, print_warnings
