@@ -275,8 +275,8 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch:
         fail()
 
     for target, broken in (
-        ("dpmerge.figures.writing.os.replace", fail),
-        ("dpmerge.figures.writing.Path.write_bytes", write_half),
+        ("dpmerge.files.os.replace", fail),
+        ("dpmerge.files.Path.write_bytes", write_half),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, broken)

@@ -14,7 +14,8 @@ from typing import Any
 
 from dpmerge.audit import as_dict, audit, find_game
 from dpmerge.errors import DpmergeError, EvaluationError
-from dpmerge.figures import render, require_library, write_json, write_whole
+from dpmerge.figures import render, require_library
+from dpmerge.files import write_json, write_whole
 from dpmerge.jobs import ProgressBar
 from dpmerge_lab.audit import SCENARIOS
 from dpmerge_lab.audit.summary import Row, picture, table

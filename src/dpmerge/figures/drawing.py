@@ -14,7 +14,7 @@ from dpmerge.errors import FigureError
 from dpmerge.figures import frontier, heatmap, page, web
 from dpmerge.figures.picture import Chart, Picture, plain
 from dpmerge.figures.png import png
-from dpmerge.figures.writing import write_whole
+from dpmerge.files import write_whole
 
 _LIBRARIES = {".png": "matplotlib", ".html": "plotly"}
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Picture]] = {
