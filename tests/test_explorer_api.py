@@ -590,7 +590,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     while not ladder.complete:
         ladder.advance()
     for rule in ("selection", "combination"):
-        found = [option for option in ladder.known.known if option.rule == rule]
+        found = ladder.known.known[rule]
         assert 0 < len(found) < 231
         assert not any(one.beats(other) for one, other in itertools.permutations(found, 2))
 

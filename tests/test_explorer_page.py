@@ -57,7 +57,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("two")
     models = [builders.dp_sgd(name, sigma=sigma, steps=10, smoothness=0.2) for name, sigma in (("a", 4.0), ("b", 40.0))]
     on_disk(folder / "runs", *models)
-    with serving(folder) as found:
+    with serving(folder, rungs=2) as found:
         yield found
 
 
@@ -68,7 +68,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     noise = {"a": 4.0, "b": 40.0, "c": 10.0, "d": 20.0}
     on_disk(folder / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=10) for name, sigma in noise.items()))
     ledger_builders.new(folder / "ledger.db", epsilon=0.01)
-    with serving(folder, ledger=str(folder / "ledger.db"), allow_release=True) as found:
+    with serving(folder, rungs=2, ledger=str(folder / "ledger.db"), allow_release=True) as found:
         yield found
 
 

@@ -22,7 +22,8 @@ from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
-from dpmerge.figures import finite_or_null, web_figure
+from dpmerge.figures import web_figure
+from dpmerge.files import finite_or_null
 from dpmerge.planning import Plan, Utilities, frontier
 from dpmerge.rules import require_wanted
 

@@ -14,7 +14,7 @@ from dpmerge.errors import AccountingError
 from dpmerge.explorer.models import told_option
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
-from dpmerge.figures import finite_or_null
+from dpmerge.files import finite_or_null
 from dpmerge.planning import Mapper, OptionRule, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, Target, about_delta, round_down, significant
