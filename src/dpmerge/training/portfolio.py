@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.figures import write_json
+from dpmerge.files import write_json
 from dpmerge.jobs import run_all
 from dpmerge.training.data import Data, load
 from dpmerge.training.portfolio_file import PortfolioFile
