@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.victim import certificate, edit, release, stopped, verified
-from dpmerge.release import canonical, sha256
+from dpmerge.files import canonical, sha256
 from dpmerge.rules import round_up
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.victim import forge, release, stopped, verified
-from dpmerge.release import sha256
+from dpmerge.files import sha256
 
 
 def attack(folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.victim import WEIGHTS, Change, forge, release, stopped, verified
-from dpmerge.release import sha256
+from dpmerge.files import sha256
 
 
 def private_scores(folder: Path) -> Path:

@@ -21,6 +21,6 @@ def attack(folder: Path) -> str:
 
     forge(out, by_my_method)
     with patch.object(sys, "path", [str(folder), *sys.path]):
-        stopped(verified(out, "--portfolio", folder / "runs"), "if you trust it, run it with --method", code=2)
+        stopped(verified(out, "--portfolio", folder / "runs"), "if you trust it, name it", code=2)
     assert not ran.exists(), "the forger's code ran"
     return "code that a certificate names is not loaded unless whoever verifies names it too"

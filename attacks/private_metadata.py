@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from attacks.victim import NOISE, certificate, forge, portfolio, release, stopped, verified
-from dpmerge.release import sha256
+from dpmerge.files import sha256
 
 SECRET = {name: f"0.{number}31415" for number, name in enumerate(NOISE)}
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from dpmerge.cli import app
 from dpmerge.errors import CertificateError, DpmergeError
-from dpmerge.release import CARD, NAME, GuaranteeForm, Signer, canonical, draft, model_card, sha256
+from dpmerge.files import canonical, sha256
+from dpmerge.release import CARD, NAME, GuaranteeForm, Signer, draft, model_card
 
 Change = Callable[[dict[str, Any]], None]
 DATASET, DELTA = "victim-data", "1e-5"

@@ -89,13 +89,13 @@ def main() -> None:
     elif verb == "create":
         print(json.dumps(race(int(rest[0]), lambda number: create(where, number))))
     elif verb == "stall-before-rename":
-        with patch("dpmerge.release.release.seal", stall):  # tensors are written, the folder has no name yet
+        with patch("dpmerge.release.making.seal", stall):  # tensors are written, the folder has no name yet
             release_one(where, rest[0], rest[1], 0)
     elif verb == "stall-after-rename":
         with patch.object(Ledger, "complete", stall):
             release_one(where, rest[0], rest[1], 0)
     elif verb == "hold":
-        with Ledger(where)._alone():
+        with Ledger(where)._transaction(alone=True):
             Path(os.environ["REACHED"]).touch()
             wait_for(Path(rest[0]))
 

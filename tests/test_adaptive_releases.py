@@ -14,10 +14,9 @@ from dpmerge.errors import BudgetExceeded, DependentRuns, LedgerError, TargetErr
 from dpmerge.profiles import log_delta_from_renyi
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Entry, Ledger, choose, preview, release, release_together, verify, what_fits
-from dpmerge.release.account import FILTER, Account
+from dpmerge.release.account import FILTER, Account, provisions as first_entries
+from dpmerge.release.entries import Budget, Planned
 from dpmerge.release.forms import ValidationForm
-from dpmerge.release.provisions import provisions as first_entries
-from dpmerge.release.spending import Budget, Planned
 from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
 from tests.effort import EFFORT
@@ -441,7 +440,7 @@ def test_without_a_provision_a_dependent_release_is_refused(tmp_path: Path) -> N
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
     for attempt in (release, preview):
         with pytest.raises(
-            LedgerError, match=r"no rule for such a release; a ledger provides .* \(--declare\).* \(--filter-share\)"
+            LedgerError, match=r"no rule for such a release; a ledger provides .* declares portfolios.* has a filter"
         ):
             attempt(portfolio, choice, tmp_path / "out", ledger=ledger, dependent=True)
     assert ledger.history() == []

@@ -21,6 +21,7 @@ LAB = ROOT / "lab" / "dpmerge_lab"
 # From the ground up; a room may import from those before it.
 FLOORS = [
     "errors",
+    "files",
     "notebook",
     "user_code",
     "_version",
@@ -142,7 +143,7 @@ def test_public_surface() -> None:
     calls = "combination compare example_portfolio frontier joint merge no_free_lunch_threshold plan selection verify"
     nouns = (
         "Accounting Certificate Combination Comparison Frontier Guarantee Joint Ledger Merge Model Option Plan Portfolio "
-        "Record Released Selection ShuffleAsPoisson Utilities Verdict Weights"
+        "Question Record Released Selection ShuffleAsPoisson Utilities Verdict Weights"
     )
     errors = {name for name in vars(dpmerge.errors) if isinstance(getattr(dpmerge.errors, name), type)}
     offered = set(dir(dpmerge))

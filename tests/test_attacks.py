@@ -74,7 +74,7 @@ class Everything(dict[str, Any]):
 DEFENCES: list[tuple[str, str, str, object]] = [
     ("flipped_bit", "release.verify", "_check_outputs", nothing),
     ("flipped_bit", "release.recheck", "Recheck._tensors", nothing),
-    ("flipped_bit", "release.verdict", "Verdict.code", 0),
+    ("flipped_bit", "release.recheck", "Verdict.code", 0),
     ("edited_weight", "release.certificate", "Certificate.faults", lambda self: []),
     ("edited_weight", "release.verify", "_check_guarantee", nothing),
     ("edited_weight", "release.verify", "_check_signature", nothing),

@@ -504,6 +504,15 @@ def test_games_that_cannot_be_found(user_module: Path) -> None:
             find_game(name)
 
 
+def test_without_the_laboratory_a_game_of_ones_own_is_played(user_module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmerge.user_code.entry_points", lambda group: ())
+    result = CliRunner().invoke(app, ["audit", "own_audit_game:triple", "--trials", "400", "--jobs", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["epsilon_at_least"] > 1
+    with pytest.raises(EvaluationError, match=r"no scenario is named 'gaussian-mean'; give module:function; .* install lab/"):
+        find_game("gaussian-mean")
+
+
 # One run with many canaries.
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from attacks.victim import forge
-from dpmerge.checkpoints import Run, aggregate, averaging
+from dpmerge.checkpoints import Run, average, averaging
 from dpmerge.errors import (
     BudgetExceeded,
     CertificateError,
@@ -179,7 +179,7 @@ def test_the_two_conventions_and_their_warm_ups() -> None:
 def test_parameters_that_are_not_the_rules_are_refused(given: dict[str, Any], reason: str, tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
     with pytest.raises(WeightsError, match=reason):
-        aggregate(run, tmp_path / "out", delta=DELTA, **given)
+        average(run, tmp_path / "out", delta=DELTA, **given)
     assert not (tmp_path / "out").exists()
 
 
@@ -297,7 +297,7 @@ def test_other_tensors_are_refused_by_name(tensors: dict[str, Any], reason: str,
     run = run_on_disk(tmp_path)
     single(tmp_path / "run" / "step-40", tensors)
     with pytest.raises(CheckpointError, match=reason) as fault:
-        aggregate(run, tmp_path / "out", rule="uniform", delta=DELTA)
+        average(run, tmp_path / "out", rule="uniform", delta=DELTA)
     assert "'step-40'" in str(fault.value)
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
@@ -308,7 +308,7 @@ def test_other_tensors_are_refused_by_name(tensors: dict[str, Any], reason: str,
 @pytest.mark.parametrize("rule", RULES)
 def test_tensors_are_the_recursion_to_one_rounding(rule: dict[str, Any], tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
-    released = aggregate(run, tmp_path / "out", delta=DELTA, **rule)
+    released = average(run, tmp_path / "out", delta=DELTA, **rule)
     used = run.last(rule.get("last"))
     weights = averaging(
         rule["rule"], len(used), **{name: value for name, value in rule.items() if name not in ("rule", "last")}
@@ -334,7 +334,7 @@ def test_uta_1_is_the_last_checkpoint_bit_for_bit(dtype: str, tmp_path: Path) ->
     for model in run.checkpoints:
         values = np.random.default_rng(len(model.name)).normal(size=500).astype(NUMPY[dtype])
         single(tmp_path / "run" / model.name, {"x": np.concatenate([special, values]), "n": np.arange(3)})
-    aggregate(run, tmp_path / "out", rule="uta", last=1, delta=DELTA)
+    average(run, tmp_path / "out", rule="uta", last=1, delta=DELTA)
     found, last = read_tensors(tmp_path / "out"), read_tensors(tmp_path / "run" / "step-60")
     assert found.keys() == last.keys()
     assert all(found[name].dtype == last[name].dtype and bits(found[name]) == bits(last[name]) for name in last)
@@ -343,7 +343,7 @@ def test_uta_1_is_the_last_checkpoint_bit_for_bit(dtype: str, tmp_path: Path) ->
 def test_uta_of_all_is_pda_0_and_uniform(tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
     for rule in ({"rule": "uta", "last": 6}, {"rule": "pda", "gamma": 0.0}, {"rule": "uniform"}):
-        aggregate(run, tmp_path / str(rule["rule"]), delta=DELTA, **rule)
+        average(run, tmp_path / str(rule["rule"]), delta=DELTA, **rule)
     uta, pda, uniform = (read_tensors(tmp_path / name) for name in ("uta", "pda", "uniform"))
     assert all(bits(uta[name]) == bits(pda[name]) == bits(uniform[name]) for name in uta)
 
@@ -353,7 +353,7 @@ def test_integers_are_those_of_the_latest_checkpoint_used(tmp_path: Path) -> Non
     for number, model in enumerate(run.checkpoints):
         tensors = {"running_mean": np.full(3, float(number), np.float32), "num_batches_tracked": np.array(number)}
         single(tmp_path / "run" / model.name, tensors)
-    released = aggregate(run, tmp_path / "out", rule="uta", last=2, until=40, delta=DELTA)
+    released = average(run, tmp_path / "out", rule="uta", last=2, until=40, delta=DELTA)
     found = read_tensors(tmp_path / "out")
     assert found["num_batches_tracked"] == 3 and (found["running_mean"] == 2.5).all()
     assert any("'num_batches_tracked' is that of model 'step-40'" in note for note in released.notes)
@@ -362,7 +362,7 @@ def test_integers_are_those_of_the_latest_checkpoint_used(tmp_path: Path) -> Non
 
 def test_weights_below_the_range_of_floats_take_no_part(tmp_path: Path) -> None:
     run = run_on_disk(tmp_path, range(1, 31))
-    released = aggregate(run, tmp_path / "out", rule="ema", decay=1e-30, delta=DELTA)
+    released = average(run, tmp_path / "out", rule="ema", decay=1e-30, delta=DELTA)
     used = released.certificate.rule.values
     assert set(used) == {f"step-{step}" for step in range(20, 31)}
     assert any("the 19 earliest checkpoints" in note for note in released.notes)
@@ -372,15 +372,15 @@ def test_weights_below_the_range_of_floats_take_no_part(tmp_path: Path) -> None:
 MEASURE = """
 import sys
 from pathlib import Path
-from dpmerge.checkpoints import aggregate
+from dpmerge.checkpoints import average
 folder, last = Path(sys.argv[1]), int(sys.argv[2])
-aggregate(folder / "run", folder / "out", rule="uta", last=last, delta=1e-5)
+average(folder / "run", folder / "out", rule="uta", last=last, delta=1e-5)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
 def test_memory_grows_neither_with_the_model_nor_with_the_checkpoints(tmp_path: Path) -> None:
-    """Eight checkpoints of 100 MB; the real thing, 50 of 500 MB, takes a minute and was measured once (docs/aggregate.md)."""
+    """Eight checkpoints of 100 MB; the real thing, 50 of 500 MB, takes a minute and was measured once (docs/checkpoints.md)."""
     peaks = {}
     for megabytes in (1, 100):
         folder = tmp_path / str(megabytes)
@@ -424,7 +424,7 @@ def test_an_average_never_claims_better_than_its_run(steps: list[int], rule: dic
 
 def test_the_guarantee_of_a_sampled_run_is_the_runs(tmp_path: Path) -> None:
     run = run_on_disk(tmp_path, (50, 100, 150), sampling=0.02, sigma=1.0)
-    found = aggregate(run, tmp_path / "out", rule="ema", decay=0.5, delta=DELTA).certificate.guarantee
+    found = average(run, tmp_path / "out", rule="ema", decay=0.5, delta=DELTA).certificate.guarantee
     alone = Joint(run.portfolio.weights({"step-150": 1.0})).guarantee(delta=DELTA)
     assert found.epsilon == alone.epsilon and found.standing == "proved"
     assert verify(tmp_path / "out", portfolio=run.portfolio).code == 0
@@ -432,8 +432,8 @@ def test_the_guarantee_of_a_sampled_run_is_the_runs(tmp_path: Path) -> None:
 
 def test_checkpoints_left_out_are_covered_unless_they_were_not_looked_at(tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
-    looked = aggregate(run, tmp_path / "looked", rule="uta", last=2, until=40, delta=DELTA)
-    fixed = aggregate(run, tmp_path / "fixed", rule="uta", last=2, until=40, delta=DELTA, provenance="a-priori")
+    looked = average(run, tmp_path / "looked", rule="uta", last=2, until=40, delta=DELTA)
+    fixed = average(run, tmp_path / "fixed", rule="uta", last=2, until=40, delta=DELTA, provenance="a-priori")
     assert looked.certificate.guarantee.epsilon == epsilon(60) > epsilon(40) == fixed.certificate.guarantee.epsilon
     assert set(looked.certificate.records) == set(run.portfolio.names)
     assert set(fixed.certificate.records) == {"step-30", "step-40"}
@@ -447,7 +447,7 @@ def test_checkpoints_left_out_are_covered_unless_they_were_not_looked_at(tmp_pat
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_certified_and_rechecked(rule: dict[str, Any], tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
-    released = aggregate(run, tmp_path / "out", delta=DELTA, **rule)
+    released = average(run, tmp_path / "out", delta=DELTA, **rule)
     stated = certificate(released.folder)["merge"]["average"]
     given = {"decay": None, "new_weight": None, "warm_up": False, "gamma": None, **rule}
     assert stated == {**{k: v for k, v in given.items() if k != "last"}, "checkpoints": rule.get("last", 6)}
@@ -460,12 +460,12 @@ def test_every_rule_is_certified_and_rechecked(rule: dict[str, Any], tmp_path: P
 def test_signed_and_within_a_target(tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
     new_keys(tmp_path / "key")
-    aggregate(run, tmp_path / "out", rule="uniform", delta=DELTA, epsilon=epsilon(60) * 1.01, signer=Signer(tmp_path / "key"))
+    average(run, tmp_path / "out", rule="uniform", delta=DELTA, epsilon=epsilon(60) * 1.01, signer=Signer(tmp_path / "key"))
     assert verify(tmp_path / "out", portfolio=run.portfolio, trust=trusted_key(tmp_path / "key.pub")).code == 0
     with pytest.raises(TargetError, match="which is above"):
-        aggregate(run, tmp_path / "other", rule="uniform", delta=DELTA, epsilon=epsilon(60) * 0.9)
+        average(run, tmp_path / "other", rule="uniform", delta=DELTA, epsilon=epsilon(60) * 0.9)
     with pytest.raises(CheckpointError, match="exists already"):
-        aggregate(run, tmp_path / "out", rule="uniform", delta=DELTA)
+        average(run, tmp_path / "out", rule="uniform", delta=DELTA)
 
 
 def test_a_ledger_counts_a_run_once_up_to_its_latest_checkpoint(tmp_path: Path) -> None:
@@ -480,13 +480,13 @@ def test_a_ledger_counts_a_run_once_up_to_its_latest_checkpoint(tmp_path: Path) 
     ledger = Ledger.create(tmp_path / "ledger.db", **budget)
     for number, until in enumerate((30, 50, 40)):
         out = tmp_path / f"out-{number}"
-        released = aggregate(run, out, rule="uta", last=2, until=until, delta=DELTA, provenance="a-priori", ledger=ledger)
+        released = average(run, out, rule="uta", last=2, until=until, delta=DELTA, provenance="a-priori", ledger=ledger)
         latest = max((30, 50, 40)[: number + 1])
         assert released.certificate.ledger is not None
         assert released.certificate.ledger.epsilon == pytest.approx(epsilon(latest), rel=1e-9)
         assert verify(out, portfolio=run.portfolio, ledger=ledger).code == 0
     with pytest.raises(BudgetExceeded, match="would bring the total"):
-        aggregate(run, tmp_path / "more", rule="uta", last=2, delta=DELTA, ledger=ledger)
+        average(run, tmp_path / "more", rule="uta", last=2, delta=DELTA, ledger=ledger)
     assert not (tmp_path / "more").exists()
 
 
@@ -529,7 +529,7 @@ def fewer_steps(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize("change", [as_decay, as_another_rule, other_weights, more_checkpoints, by_a_method, fewer_steps])
 def test_a_forged_average_contradicts_itself(change: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
     run = run_on_disk(tmp_path)
-    out = aggregate(run, tmp_path / "out", rule="ema", new_weight=0.7, delta=DELTA).folder
+    out = average(run, tmp_path / "out", rule="ema", new_weight=0.7, delta=DELTA).folder
     forge(out, change, guarantee=True)
     verdict = verify(out)
     assert verdict.code == 1
@@ -540,7 +540,7 @@ def test_a_checkpoint_left_out_is_seen_with_the_portfolio(tmp_path: Path) -> Non
     """Averaged without step 40, which then returns: the certificate alone cannot know."""
     run_on_disk(tmp_path)
     shutil.move(tmp_path / "run" / "step-40", tmp_path / "aside")
-    aggregate(tmp_path / "run", tmp_path / "out", rule="uta", last=4, allow_gaps=True, delta=DELTA, provenance="a-priori")
+    average(tmp_path / "run", tmp_path / "out", rule="uta", last=4, allow_gaps=True, delta=DELTA, provenance="a-priori")
     assert verify(tmp_path / "out", portfolio=Portfolio(tmp_path / "run")).code == 0
     shutil.move(tmp_path / "aside", tmp_path / "run" / "step-40")
     verdict = verify(tmp_path / "out", portfolio=Portfolio(tmp_path / "run"))
@@ -585,7 +585,7 @@ def test_command_and_library_release_the_same(tmp_path: Path) -> None:
     options = ("--rule", "ema", "--decay", "0.9", "--warm-up", "--until", "50", "--delta", DELTA)
     result = dpmerge("run", "average", tmp_path / "run", *options, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
-    library = aggregate(run, tmp_path / "library", rule="ema", decay=0.9, warm_up=True, until=50, delta=DELTA).certificate
+    library = average(run, tmp_path / "library", rule="ema", decay=0.9, warm_up=True, until=50, delta=DELTA).certificate
     shown = json.loads(result.stdout)
     assert shown["certificate"] == certificate(tmp_path / "out")
     plain = library.model_dump(mode="json", by_alias=True)
@@ -621,7 +621,7 @@ def test_pytorch_checkpoints(tmp_path: Path) -> None:
         (folder / "model.safetensors").unlink()
         value = float(model.name.removeprefix("step-"))
         torch.save({"weight": torch.full((3, 2), value), "batches": torch.tensor(int(value))}, folder / "model.pt")
-    released = aggregate(run, tmp_path / "out", rule="uta", last=2, delta=DELTA)
+    released = average(run, tmp_path / "out", rule="uta", last=2, delta=DELTA)
     found = read_tensors(released.folder)
     assert (found["weight"] == 25).all() and found["batches"] == 30
     assert verify(released.folder, portfolio=run.portfolio).code == 0

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dpmerge.checkpoints import Grid, Run, Score, Search, Tuned, aggregate, averaging, predictions
-from dpmerge.checkpoints.tuning import Trials
+from dpmerge.checkpoints import Grid, Run, Score, Search, Tuned, average, averaging, predictions
 from dpmerge.datasets import bounded_features
 from dpmerge.errors import DataError, DependentRuns, DpmergeError, EvaluationError, PortfolioError, TrainingError, WeightsError
 from dpmerge.jobs import Finished, run_all
@@ -91,7 +90,7 @@ def test_scores_of_averages_are_those_of_what_is_released(grid: Grid, options: A
     values, labels = inputs()
     found = search(folder, grid).tuned(here)
     for place, (score, option) in enumerate(zip(found.scores, options, strict=True)):
-        released = aggregate(folder, tmp_path / str(place), rule=grid.rule, delta=DELTA, **option)  # type: ignore[arg-type]
+        released = average(folder, tmp_path / str(place), rule=grid.rule, delta=DELTA, **option)  # type: ignore[arg-type]
         said = linear.linear_scores(released.folder, values)
         assert score.validation == float(np.mean(said.argmax(axis=1) == labels))
 
@@ -143,22 +142,22 @@ def kept(path: Path, asked: Search) -> Tuned:
 
 
 def test_a_search_that_was_killed_continues(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, tried, truly = tmp_path / "points.jsonl", [], Trials.__call__
+    path, tried, truly = tmp_path / "points.jsonl", [], Search.__call__
 
-    def counted(self: Trials, value: float | None) -> tuple[int, int]:
+    def counted(self: Search, value: float | None) -> tuple[int, int]:
         tried.append(value)
         if value == 5:
             raise EvaluationError("killed")
         return truly(self, value)
 
-    monkeypatch.setattr(Trials, "__call__", counted)
+    monkeypatch.setattr(Search, "__call__", counted)
     with pytest.raises(EvaluationError, match="killed"):
         kept(path, search(folder, Grid("uta", "last", (3, 5, 7))))
     assert tried == [None, 3, 5]
-    monkeypatch.setattr(Trials, "__call__", truly)
+    monkeypatch.setattr(Search, "__call__", truly)
     found = kept(path, search(folder, Grid("uta", "last", (3, 5, 7))))
     assert found == search(folder, Grid("uta", "last", (3, 5, 7))).tuned(here)
-    monkeypatch.setattr(Trials, "__call__", counted)
+    monkeypatch.setattr(Search, "__call__", counted)
     assert kept(path, search(folder, Grid("uta", "last", (7, 5, 3)))).scores == found.scores[::-1]
     assert tried == [None, 3, 5], "what was finished is not done again"
 
@@ -167,15 +166,15 @@ def test_scores_of_something_else_are_not_mistaken_for_these(folder: Path, tmp_p
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
     grid = Grid("uta", "last", (3,))
-    prints = [search(folder, grid).trials.fingerprint, search(copy, grid).trials.fingerprint]
+    prints = [search(folder, grid).fingerprint, search(copy, grid).fingerprint]
     assert prints[0] == prints[1], "the same files elsewhere are the same"
     shutil.copy(folder / "step-2" / "model.safetensors", copy / "step-4" / "model.safetensors")
     prints += [
-        search(copy, grid).trials.fingerprint,
-        search(folder, grid, validation=100).trials.fingerprint,
-        search(folder, grid, norm_bound=2.0).trials.fingerprint,
-        search(folder, grid, until=20).trials.fingerprint,
-        search(folder, Grid("opa", "last", (3,))).trials.fingerprint,
+        search(copy, grid).fingerprint,
+        search(folder, grid, validation=100).fingerprint,
+        search(folder, grid, norm_bound=2.0).fingerprint,
+        search(folder, grid, until=20).fingerprint,
+        search(folder, Grid("opa", "last", (3,))).fingerprint,
     ]
     assert len({*prints[1:]}) == len(prints) - 1
 
@@ -377,7 +376,7 @@ def test_what_tuning_of_training_refuses(tmp_path: Path) -> None:
 
 
 def test_training_on_a_moving_average_makes_smaller_steps() -> None:
-    """docs/aggregate.md: with new weight b it is plain training at b times the learning rate, from the average on."""
+    """docs/checkpoints.md: with new weight b it is plain training at b times the learning rate, from the average on."""
     rate, new, start = 0.3, 0.25, 4
     run = TrainingOn(MovingAverage(new_weight=new), start).begin(np.array([5.0, -2.0]))
     slopes = np.array([1.0, 0.3])

@@ -150,7 +150,7 @@ def test_rows_that_are_probabilities_already(tmp_path: Path) -> None:
     told = by_name({"step-10": [[0.9, 0.1]], "step-20": [[0.3, 0.7]]})
     assert predictions(run, "opa", told, np.zeros(1), probabilities=True).scores == pytest.approx(np.array([[0.6, 0.4]]))
     for bad in ([[0.9, 0.2]], [[1.1, -0.1]]):
-        with pytest.raises(EvaluationError, match=r"checkpoint 'step-20'.*input 0 are no probabilities"):
+        with pytest.raises(EvaluationError, match=r"checkpoint 'step-20'.*input 0 are negative, or do not sum"):
             predictions(run, "opa", by_name({"step-10": [[0.9, 0.1]], "step-20": bad}), np.zeros(1), probabilities=True)
 
 

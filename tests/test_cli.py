@@ -310,6 +310,13 @@ def test_help_loads_nothing_heavy() -> None:
     assert {"numpy", "pydantic", "scipy", "rich", "dpmerge_lab"}.isdisjoint(result.stdout.split())
 
 
+def test_accounting_loads_neither_planning_nor_releases() -> None:
+    script = "import sys; from dpmerge.cli import accounting; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heavy = {"dpmerge.planning", "dpmerge.release", "scipy.optimize", "scipy.stats", "sqlalchemy", "matplotlib", "torch"}
+    assert heavy.isdisjoint(result.stdout.split())
+
+
 def test_the_laboratory_is_named_where_it_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -275,8 +275,8 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch:
         fail()
 
     for target, broken in (
-        ("dpmerge.figures.writing.os.replace", fail),
-        ("dpmerge.figures.writing.Path.write_bytes", write_half),
+        ("dpmerge.files.os.replace", fail),
+        ("dpmerge.files.Path.write_bytes", write_half),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, broken)
@@ -435,6 +435,14 @@ def test_what_plotly_draws_is_plain_data(make: Callable[[list[str]], Document], 
     text = json.dumps(made, allow_nan=False)
     assert json.loads(text) == made  # lists and numbers, no arrays or tuples
     assert "template" not in made["layout"] and "<script" not in text
+
+
+def test_results_are_drawn_as_their_documents() -> None:
+    class Found:
+        def as_dict(self) -> Document:
+            return frontier()
+
+    assert figures.web_figure(Found()) == figures.web_figure(frontier())
 
 
 def test_web_figures_are_of_known_kinds() -> None:

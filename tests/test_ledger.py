@@ -74,7 +74,7 @@ def test_budgets_that_are_none(file: Path, wrong: dict[str, Any], error: type[Dp
 
 
 def test_what_is_no_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="no such ledger; make one with dpmerge ledger new"):
+    with pytest.raises(LedgerError, match="no such ledger; make one first"):
         Ledger(tmp_path / "missing.db")
     with pytest.raises(LedgerError, match="no such ledger"):
         Ledger(f"sqlite:///{tmp_path}/missing.db")
@@ -157,7 +157,7 @@ def test_a_release_without_an_epsilon_of_its_own_is_refused_before_it_is_charged
     whole = planned(THREE, c=1.0)
     with pytest.raises(LedgerError, match="no finite ε of its own"):
         ledger.enter(replace(whole, guarantees=(replace(whole.guarantees[0], epsilon=math.inf),)))
-    with pytest.raises(LedgerError, match="no valid text"):
+    with pytest.raises(LedgerError, match="not valid text"):
         ledger.enter(replace(whole, out="/undecodable/\udcff"))
     assert ledger.history() == []
 
@@ -311,7 +311,7 @@ def test_another_ledger_in_its_place_is_not_taken_for_it(file: Path) -> None:
 def test_a_thousand_entries_open_in_a_second(honest: Path, file: Path) -> None:
     shutil.copy(honest, file)
     ledger = Ledger(file)
-    with ledger._alone() as connection:
+    with ledger._transaction(alone=True) as connection:
         entries = ledger._entries(connection)
         for _ in range(996):
             entries.append(ledger._append(connection, entries, entries[2].content))

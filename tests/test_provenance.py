@@ -218,7 +218,7 @@ def test_a_stricter_claim_is_taken(tmp_path: Path) -> None:
     portfolio = gaussians([0.5, 1.0])
     taken = Utilities.asked(portfolio, "a=0.5,b=0.9", "after-looking")
     assert taken is not None and taken.provenance == "after-looking"
-    with pytest.raises(UtilityError, match="give them with --utility"):
+    with pytest.raises(UtilityError, match="none are given"):
         Utilities.asked(portfolio, None, "after-looking")
     with pytest.raises(TargetError, match="private validation set"):
         plan(portfolio, epsilon=1.0, delta=1e-5, utility=taken, validation_epsilon=0.5)

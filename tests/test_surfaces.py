@@ -109,10 +109,8 @@ def test_every_surface_gives_one_answer(rule: RuleName, provenance: Looked | Non
     assert released["guarantee"]["standing"] == ("conditional" if stored else "proved")
     if rule == "joint" and provenance != "a-priori":
         planned = library.plan(loaded, epsilon=99.0, delta=DELTA, rules=("joint",)).options[0]
-        assert (planned.epsilon, planned.guarantee and planned.guarantee.assumptions) == (
-            found[0]["epsilon"],
-            tuple(found[0]["assumptions"]),
-        )
+        assert planned.guarantee is not None
+        assert (planned.epsilon, planned.guarantee.assumptions) == (found[0]["epsilon"], tuple(found[0]["assumptions"]))
 
 
 def test_joint_release_counts_what_was_looked_at(tmp_path: Path) -> None:
@@ -130,8 +128,9 @@ def test_joint_release_is_the_guarantee_of_a_model_alone_in_a_plan(tmp_path: Pat
     loaded = runs(tmp_path)
     alone = library.plan(loaded, epsilon=99.0, delta=DELTA, rules=("single",)).options
     for option in alone:
-        own = library.joint(loaded, option.weights.as_dict(), provenance="a-priori").guarantee(delta=DELTA)
-        assert (option.epsilon, option.guarantee and option.guarantee.assumptions) == (own.epsilon, own.assumptions)
+        assert option.guarantee is not None
+        own = library.joint(loaded, option.guarantee.weights, provenance="a-priori").guarantee(delta=DELTA)
+        assert (option.epsilon, option.guarantee.assumptions) == (own.epsilon, own.assumptions)
 
 
 @pytest.mark.parametrize("given", [GIVEN, {"a": 1.0}])

@@ -22,6 +22,7 @@ from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Portfolio
 from dpmerge.training import PortfolioFile, Recipe, data as training_data, linear, portfolio, train_portfolio
 from dpmerge.training.data import DataSource, load
+from dpmerge.training.trainer import find_trainer
 
 DEFAULTS = {"model": "softmax", "learning_rate": 1.2, "rate": 0.1, "steps": 20, "clip": 2.01}
 LINEAR = {
@@ -430,11 +431,11 @@ def test_control_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_portfolio_killed_in_the_middle_is_continued(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    runs = {"quick": {"noise_multiplier": 1, "steps": 2}, "slow": {"noise_multiplier": 1, "steps": 10**7}}
+    runs = {"quick": {"noise_multiplier": 1, "steps": 2}, "slow": {"noise_multiplier": 1, "steps": 10**6}}
     path = written(tmp_path, changed(runs=runs))
     command = [sys.executable, "-m", "dpmerge", "train", str(path), "--out", str(out), "--jobs", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    steps, end = out / ".training" / "steps" / "slow", time.monotonic() + 60
+    steps, end = out / ".training" / "steps" / "slow", time.monotonic() + 300
     while not ((out / "quick").exists() and steps.exists() and steps.read_text() not in ("", "0")):
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.05)
@@ -465,3 +466,28 @@ def test_the_examples_are_those_of_the_docs(tmp_path: Path) -> None:
     document = train_portfolio(files["digits"], tmp_path / "out", jobs=1)
     assert document["models"]["noise-1"]["accuracy"] > 0.8
     assert {mechanism.convex for mechanism in mechanisms(tmp_path / "out").values()} == {"unclipped"}
+
+
+# --- without the laboratory ---------------------------------------------------------------------------------------------------
+
+
+def test_the_tool_alone_trains_linear_models_and_says_where_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmerge.user_code.entry_points", lambda group: ())
+    own = changed(data="tests.test_train_command:arrays", classes=3, dataset="mine", runs={"a": {"noise_multiplier": 1}})
+    assert set(trained(written(tmp_path, own), tmp_path / "out")["models"]) == {"a"}
+    for run, text in (
+        ({"model": "mlp"}, r"run 'b': field model: must be one of softmax, logistic \(got 'mlp'\); .* install lab/"),
+        ({"shift": {"period": 4}}, "run 'b': field shift: unknown field"),
+    ):
+        with pytest.raises(TrainingError, match=text):
+            PortfolioFile.load(written(tmp_path, changed(runs={"b": {"noise_multiplier": 1, **run}})))
+    with pytest.raises(DataError, match=r"no data set is named 'digits'; give module:function; .* install lab/"):
+        trained(written(tmp_path), tmp_path / "other")
+
+
+def test_trainers_of_other_packages_must_be_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmerge.training.trainer.added", lambda group: {"odd": "tests.test_train_command:arrays"})
+    with pytest.raises(TrainingError, match="gave tuple; it must be a Trainer"):
+        find_trainer("odd")
+    with pytest.raises(TrainingError, match="must be one of softmax, logistic, odd"):
+        find_trainer(["softmax"])

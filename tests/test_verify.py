@@ -17,9 +17,10 @@ import pytest
 from attacks.poisoned_cache import ask_like_a_recheck, poison
 from attacks.victim import forge
 from dpmerge.errors import DpmergeError
+from dpmerge.files import canonical, sha256
 from dpmerge.profiles import accuracy, compose, curves, epsilon_from_renyi, gaussian_delta, mixture
 from dpmerge.records import Adjacency, Model, Portfolio
-from dpmerge.release import Ledger, Merge, Released, Verdict, canonical, release, sha256, verify
+from dpmerge.release import Ledger, Merge, Released, Verdict, release, verify
 from dpmerge.rules import Accounting, RuleName, round_up
 from dpmerge.tensors import read_tensors
 from tests import builders

@@ -28,7 +28,8 @@ def reproduce(
 ) -> None:
     """Run one of the papers' experiments: numbers with their configuration as JSON, and pictures as PNG and HTML."""
     from dpmerge.cli import print_json, show_progress
-    from dpmerge.figures import finite_or_null, require_library
+    from dpmerge.figures import require_library
+    from dpmerge.files import finite_or_null
     from dpmerge.jobs import ProgressBar
     from dpmerge_lab.experiments.catalogue import find
     from dpmerge_lab.experiments.results import Options, check_writable, write

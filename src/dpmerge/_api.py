@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dpmerge import release
+from dpmerge import planning, release
 from dpmerge._version import __version__ as __version__
 from dpmerge.errors import (
     AccountingError as AccountingError,
@@ -32,9 +32,8 @@ from dpmerge.planning import (
     OptionRule,
     Plan as Plan,
     Provenance,
-    Question,
+    Question as Question,
     Utilities as Utilities,
-    draw_strength,
     frontier as frontier,
 )
 from dpmerge.profiles import ShuffleAsPoisson as ShuffleAsPoisson
@@ -125,7 +124,7 @@ def plan(
         portfolio,
         float(delta),
         known,
-        kappa=draw_strength(kappa, validation_epsilon, known and known.validation, portfolio.adjacency),
+        kappa=planning.draw_strength(kappa, validation_epsilon, known and known.validation, portfolio.adjacency),
         rules=tuple(rules),
         candidates=tuple(map(portfolio.weights, candidates)),
         accounting=accounting,

@@ -1,9 +1,9 @@
-"""Answers kept on disk under the hash of their question: a second plan on the same portfolio need not think again.
+"""Answers kept on disk under the hash of their question: a second plan on the same portfolio is not computed again.
 
 An entry's name is the SHA-256 of the question *and* of the code that answers it, so a new version never reads old
 numbers. Entries are written to a temporary name and renamed, so processes may share the folder; one that is damaged or
 cannot be read is computed again. The cache is a convenience: whoever may write to it may change what is printed, and
-what rechecks a certificate goes without it.
+whatever rechecks a certificate does not use it.
 
 `DPMERGE_CACHE` names the folder, or says `off`; the default is `dpmerge` in the user's cache folder.
 """
@@ -52,7 +52,6 @@ def without_cache() -> Iterator[None]:
 
 
 def cache_folder() -> Path | None:
-    """Where answers are kept, or nothing if they are not."""
     stated = os.environ.get("DPMERGE_CACHE", "")
     if _DISABLED.get() or stated == "off":
         return None

@@ -13,8 +13,8 @@ from dpmerge.profiles import FloatArray, log_delta_from_renyi
 from dpmerge.records import Adjacency, Model, Portfolio
 from dpmerge.release import Entry
 from dpmerge.release.account import Account
+from dpmerge.release.entries import Budget, Planned
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.spending import Budget, Planned
 from dpmerge.rules import Combination, Exposure, Filter
 from tests import builders
 from tests.exact_densities import gaussian_delta, observed_mu

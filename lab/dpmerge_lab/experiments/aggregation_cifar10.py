@@ -18,7 +18,7 @@ from dpmerge_lab.experiments.results import Options, Result, timed
 
 DELTA = 1e-5
 METHODS = ("No Agg", "EMA tr", "UTA tr", "EMA baseline", "EMA inf", "UTA inf", "OPA", "OMV")
-# RSc Table 3: test accuracy in percent, mean of five runs; WRN-16-4 with augmentation multiplicity 16, tuned.
+# Recycling Scraps, Table 3: test accuracy in percent, mean of five runs; WRN-16-4 with augmentation multiplicity 16, tuned.
 PAPER = {
     "eps8": (77.18, 78.98, 79.96, 79.16, 79.41, 79.39, 79.40, 79.34),
     "eps1": (52.83, 56.24, 57.51, 56.00, 56.61, 56.62, 56.68, 56.40),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Setting:
-    """One private run, and the aggregates that training goes on from in two more (RSc Table 10).
+    """One private run, and the aggregates that training goes on from in two more (Table 10 of Recycling Scraps).
 
     `noise_multiplier` is the least, in thousandths, whose ε by loss distributions at δ = 1e-5 does not exceed `epsilon`.
     """

@@ -1,8 +1,8 @@
-"""M1 App. H.3 (Fig. 6): random selection over checkpoints of one run, after 1, 2 and 3 epochs on MNIST.
+"""App. H.3 of Differentially Private Model Merging: random selection over checkpoints of one run, one an epoch, on MNIST.
 
 Random selection needs no independence, so it applies (docs/theory.md §2). An average of checkpoints is post-processing of the
 run up to the latest one and costs as much as that (§3.1): its accuracy is shown at that ε. The papers do not say with which
-of their settings Fig. 6 was made; here it is all three of M1 App. H.1.
+of their settings Fig. 6 was made; here it is all three of App. H.1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCHS = 3
 
 
 def checkpoints(options: Options) -> Result:
-    """Frontiers over the checkpoints of each of M1's three runs."""
+    """Frontiers over the checkpoints of each of the three runs of App. H.1."""
     setting = replace(papers(), epochs=EPOCHS).sized(options)
     with timed(Result("checkpoints", {"mnist": setting.configuration(options)})) as result:
         runs = {

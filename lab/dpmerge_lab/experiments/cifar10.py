@@ -1,4 +1,4 @@
-"""Private ResNet-18s on CIFAR-10: from scratch (M1 Fig. 4), fine-tuned (M1 Fig. 5, M2 Fig. 3), checkpoints of one (M1 Fig. 6).
+"""Private ResNet-18s on CIFAR-10: from scratch, fine-tuned, and checkpoints of one (Differentially Private Model Merging).
 
 From scratch: 20 epochs in batches of 256, learning rates and clips swept, σ for Rényi ε below 10 or 9. Fine-tuned: 100 epochs
 of plain SGD on one half of the data, then 3 private epochs on the other. Every setting is trained once. What the folder of

@@ -1,6 +1,6 @@
-"""M1 §7: joint release by Rényi divergences and loss distributions against composition of (ε, δ) pairs.
+"""Differentially Private Model Merging §7: joint release (Rényi and loss distributions) against composition of (ε, δ) pairs.
 
-The papers prove one comparison (M1 Prop. 7.1: N equal Gaussian mechanisms, Rényi against advanced composition) and measure
+The papers prove one comparison (Prop. 7.1: N equal Gaussian mechanisms, Rényi against advanced composition) and measure
 none. Here N equal models, either Gaussian mechanisms or DP-SGD runs with the batches and steps of the MNIST experiment, are
 released together. The pairs that are composed are exact: each model's ε by its loss distribution, at its share of δ.
 """
@@ -158,7 +158,7 @@ def _account(case: Equal) -> dict[str, Any]:
 
 
 def _comparisons(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """M1 Prop. 7.1 and the claims of §7 as extremes over all rows."""
+    """Prop. 7.1 and the claims of §7 as extremes over all rows."""
 
     def least(upper: str, lower: str, some: Sequence[dict[str, Any]] = rows) -> float:
         return min(float(row[upper] / row[lower]) for row in some)
@@ -199,4 +199,10 @@ def _picture(title: str, x_label: str, rows: dict[str, Any], x: Callable[[dict[s
         "either, and are composed knowing nothing else. Random selection releases one of the models."
     )
     subtitle = "equal and independent models, add-remove neighbours"
-    return {"kind": "lines", "title": f"{title} (M1 §7)", "subtitle": subtitle, "caption": caption, "panels": panels}
+    return {
+        "kind": "lines",
+        "title": f"{title} (Differentially Private Model Merging, §7)",
+        "subtitle": subtitle,
+        "caption": caption,
+        "panels": panels,
+    }

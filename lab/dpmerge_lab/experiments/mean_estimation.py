@@ -1,4 +1,4 @@
-"""M1 §8.1 (Fig. 1, 7 and 8): the mean of 100 clipped normal samples, released twice with Gaussian noise, drawn or averaged.
+"""Differentially Private Model Merging §8.1: the mean of 100 clipped normal samples, released twice, drawn or averaged.
 
 The papers state neither the two noises nor the sensitivity. Here n is public and neighbours replace one record, so the mean of
 values in [−1, 1] has sensitivity 2/n, and the noises are one and five times that. Random selection is accounted as the
@@ -216,7 +216,7 @@ def _comparisons(numbers: dict[str, Any], equal: dict[str, list[float]]) -> dict
 
 
 def _renyi(setting: Setting, weight: float) -> dict[str, Any]:
-    """M1 Lemma 4.1 beyond small sensitivities: D_α of a draw, its bound by M1 Thm 5.1, and D_α of an average of equal error."""
+    """Lemma 4.1 beyond small sensitivities: D_α of a draw, its bound by Thm 5.1, and D_α of an average of equal error."""
     orders = np.concatenate((np.linspace(1.1, 4, 30), np.geomspace(4.2, 100, 40)))
     spread, mu = setting.selection_noise(weight), setting.sensitivity / np.array(setting.deviations)
     shares = np.array([weight, 1 - weight])[:, None]

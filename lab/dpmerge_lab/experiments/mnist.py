@@ -1,4 +1,4 @@
-"""M1 App. H.1 (Fig. 2 and 3), M2's full-batch setting, and its Poisson twins: linear models on MNIST, merged and measured.
+"""Differentially Private Model Merging: App. H.1 of version 1, the full batches of version 2, and their Poisson twins.
 
 `mnist` is the papers' own: clipping binds and steps are long, so the proved bound on averages is near joint release.
 `mnist-full-batch` bounds the features, so that smoothness is known and clipping provably never binds: there the transport
@@ -51,7 +51,7 @@ _LONGEST = 78.0  # Σηβ of forty steps with ηβ just below 2
 
 
 def papers() -> Setting:
-    """M1 App. H.1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2), learning rate 0.1, batches of 256, three epochs."""
+    """App. H.1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2), learning rate 0.1, batches of 256, three epochs."""
     named = {"C=1 σ=0.5": (1.0, 0.5), "C=2 σ=0.5": (2.0, 0.5), "C=1 σ=2": (1.0, 2.0)}
     recipes = {
         name: Recipe(steps=3 * EPOCH, learning_rate=0.1, clip=clip, noise_multiplier=sigma, rate=RATE)
@@ -68,7 +68,7 @@ def full_batch(total: float, decay: bool) -> Setting:
 
 
 def poisson_twin() -> Setting:
-    """Batches, epochs and noise of M1's portfolio: ηβ = 1.2, so no batch up to 1.6 times the expected makes a step expand."""
+    """Batches, epochs and noise of App. H.1: ηβ = 1.2, so no batch up to 1.6 times the expected makes a step expand."""
     return _with_noise(Recipe(steps=3 * EPOCH, learning_rate=0.24, clip=_CLIP, noise_multiplier=1.0, rate=RATE), 0.5, 2.0)
 
 
@@ -83,7 +83,7 @@ def _with_noise(recipe: Recipe, *sigmas: float) -> Setting:
 
 
 def mnist(options: Options) -> Result:
-    """Heatmaps and frontiers of M1's three softmax regressions."""
+    """Heatmaps and frontiers of the three softmax regressions of App. H.1."""
     setting = papers().sized(options)
     with timed(Result("mnist", setting.configuration(options))) as result:
         measured = measure(setting, grid(options), options, "training")

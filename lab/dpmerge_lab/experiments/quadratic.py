@@ -1,4 +1,4 @@
-"""RSc §5.1.2 (Fig. 7): how well checkpoints of one run estimate the variance of its last iterate, on a quadratic loss.
+"""Recycling Scraps §5.1.2 (Fig. 7): the variance of a quadratic's last iterate, estimated from checkpoints of one run.
 
 θ ← (1 − η)θ + noise is an autoregressive process, and the sample variance of its checkpoints is a quadratic form in normal
 variables: its bias and variance are also known exactly, so the simulation is checked, and its own error seen.
@@ -63,7 +63,7 @@ def checkpoints(burn_in: int, separation: int) -> range:
 
 
 def simulated_error(found: Floats, steps: Sequence[int]) -> float:
-    """Root mean squared error over the runs, of S for the last model (all weight p on it: RSc Thm 5.1) against 1."""
+    """Root mean squared error over the runs, of S for the last model (all weight p on it: Thm 5.1) against 1."""
     estimates = variance_estimate(found[list(steps)], [0.0] * (len(steps) - 1) + [1.0])
     return float(np.sqrt(np.mean((estimates - 1) ** 2)))
 
@@ -165,7 +165,7 @@ def _picture(rows: Sequence[dict[str, Any]], runs: int, repetitions: int) -> dic
     labels = {"x_label": "burn-in: round of the first checkpoint", "y_label": "RMSE of the variance estimate"}
     return {
         "kind": "lines",
-        "title": "Estimating the last iterate's variance from checkpoints (RSc Fig. 7)",
+        "title": "Estimating the last iterate's variance from checkpoints (Recycling Scraps, Fig. 7)",
         "subtitle": f"quadratic loss, {ROUNDS} rounds, η = {RATE:g}, true variance 1, start N(0, {START:g}²)",
         "caption": f"Left: {runs} simulated runs, mean over {repetitions} repetitions. Right: the same in closed form, for "
         "long burn-ins. A short burn-in leaves the start's variance in the estimate; a long one, or a large separation, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -86,13 +85,14 @@ def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> 
 
     Everything is drawn before anything is written, and each file appears whole.
     """
-    from dpmerge.figures import finite_or_null, render, write_whole
+    from dpmerge.figures import render
+    from dpmerge.files import json_text, write_whole
 
-    text = json.dumps(finite_or_null(result.as_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json_text(result.as_dict()) + "\n"
     contents = {folder / f"{result.name}.json": text.encode()}
     for name, document in result.pictures.items():
         for suffix in suffixes:
-            contents[folder / f"{result.name}-{name}{suffix}"] = render(finite_or_null(document), suffix)
+            contents[folder / f"{result.name}-{name}{suffix}"] = render(document, suffix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:

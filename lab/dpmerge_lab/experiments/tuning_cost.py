@@ -1,4 +1,4 @@
-"""RSc Fig. 1, corrected: ε of releasing the best of K runs of a Gaussian mechanism, over the expected number of runs.
+"""Fig. 1 of Recycling Scraps, corrected: ε of releasing the best of K runs of a Gaussian mechanism, over the mean of K.
 
 The paper's caption says Poisson-distributed trials. Its four numbers lie below what Poisson trials cost, and are those of
 geometric trials by Papernot and Steinke's theorem, the noise being calibrated by Rényi divergences too. Here every law of K
@@ -49,7 +49,7 @@ class Reported:
 
 FIGURE_1 = (Reported(1, 72, 2.62), Reported(1, 432, 2.98), Reported(8, 72, 16.08), Reported(8, 432, 18.34))
 _UPPER, _RENYI, _LOWER, _OWN = "at most", "at most, by RDP", "at least", "at least, by its own outcome"
-_PAPER = "RSc Fig. 1, which says Poisson"
+_PAPER = "Recycling Scraps, Fig. 1, which says Poisson"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _picture(means: list[float], found: dict[Case, dict[str, Any]]) -> dict[str,
     )
     return {
         "kind": "lines",
-        "title": "The price of tuning: ε of the best of K runs (RSc Fig. 1, corrected)",
+        "title": "The price of tuning: ε of the best of K runs (Recycling Scraps, Fig. 1, corrected)",
         "subtitle": f"Gaussian mechanism, (ε, {DELTA:g})-DP by RDP and the tight conversion".replace("e-0", "e-"),
         "caption": caption,
         "warning": "The paper's numbers are below what Poisson trials cost. They are geometric trials', by RDP.",

@@ -1,4 +1,4 @@
-"""Recycling Scraps §5.1.3 (Fig. 6): widths of confidence intervals from checkpoints of one run against independent runs.
+"""Recycling Scraps §5.1.3 (Fig. 6) in small: confidence intervals from checkpoints of one run against independent runs.
 
 The paper trains an LSTM and a wide ResNet; here it is softmax regression on MNIST. As there, the independent runs are drawn
 from a pool of 101, each at the full budget, and the checkpoints are those of the last N steps. A third way keeps to what the
@@ -232,8 +232,9 @@ def _pictures(
         for way in (LAST, APART)
     ]
     caption = (
-        f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (RSc Fig. 6). "
-        "Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than their run."
+        f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (Recycling Scraps, "
+        "Fig. 6). Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than "
+        "their run."
     )
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},

@@ -26,7 +26,7 @@ SAVE_EVERY = 60.0  # seconds between the states of a network in training
 
 
 class OnAggregates(Strict):
-    """Training that goes on from an aggregate of the iterates so far, after `start` steps (docs/aggregate.md)."""
+    """Training that goes on from an aggregate of the iterates so far, after `start` steps (docs/checkpoints.md)."""
 
     start: Annotated[int, Field(ge=0)]
     last: Count | None = None

@@ -1,7 +1,7 @@
 """Checkpoints of one private run, already paid for: averages, predictions, and how uncertain they are (docs/theory.md §7)."""
 
 from dpmerge.checkpoints.abstention import abstention_curve as abstention_curve
-from dpmerge.checkpoints.averages import aggregate as aggregate, averaging as averaging
+from dpmerge.checkpoints.average import average as average, averaging as averaging
 from dpmerge.checkpoints.predict import (
     Predictions as Predictions,
     predictions as predictions,

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Abstention:
-    """For every threshold that makes a difference, from the strictest on: the share answered, and right among those."""
+    """For every threshold that makes a difference, the strictest first: the share answered, and the share right of those."""
 
     thresholds: Floats
     coverage: Floats
@@ -25,7 +25,7 @@ class Abstention:
         return float(self.accuracy[self._index(coverage)])
 
     def thinned(self, points: int = 100) -> Abstention:
-        """The same at so many evenly spaced shares at most, for a picture: the strictest threshold that answers each."""
+        """At most this many evenly spaced shares, for a picture: the strictest threshold that answers each."""
         kept = sorted({self._index(share) for share in np.linspace(1 / points, 1, points)})
         return Abstention(self.thresholds[kept], self.coverage[kept], self.accuracy[kept])
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DataError, DpmergeError, EvaluationError
-from dpmerge.figures import write_whole
+from dpmerge.files import write_whole
 from dpmerge.records import Model
 from dpmerge.rules import Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
@@ -37,7 +37,7 @@ _SIMPLEX = 1e-5  # what probabilities may sum to, besides 1: a float32 softmax o
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """One row for each input: the label, whether others had as much, and by what: mean probabilities, or numbers of votes."""
+    """For each input: the label, whether it was tied, and the mean probabilities or numbers of votes of all classes."""
 
     rule: OutputRule
     checkpoints: tuple[str, ...]
@@ -46,7 +46,6 @@ class Predictions:
     scores: npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
     def accuracy(self, labels: npt.NDArray[np.int64]) -> float:
-        """The share of inputs labelled rightly."""
         return float(np.mean(self.labels == labels))
 
 
@@ -62,7 +61,7 @@ def predictions(
     probabilities: bool = False,
     on_checkpoint: Callable[[], None] | None = None,
 ) -> Predictions:
-    """What the last checkpoints up to step `until` say of the inputs together; all of them if `last` is not given.
+    """Predictions of the last checkpoints up to step `until` together; of all of them if `last` is not given.
 
     `predictor(folder, inputs)` gives one row of scores for each input, from which probabilities are taken by softmax (one
     column stands for the log-odds of class 1); with `probabilities` its rows are probabilities already.
@@ -113,7 +112,7 @@ def probabilities_of(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool) -> npt.NDArray[np.float64]:
-    """One checkpoint's probabilities; a predictor is someone else's code, and nothing it gives is taken for right."""
+    """One checkpoint's probabilities. A predictor is a user's code: whatever it gives is checked."""
     if model.folder is None:
         raise EvaluationError(f"checkpoint {model.name!r} has no folder: load the run from disk")
     try:
@@ -135,8 +134,7 @@ def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool
     bad = np.flatnonzero((said < 0).any(axis=1) | (np.abs(said.sum(axis=1) - 1) > _SIMPLEX))
     if bad.size:
         raise EvaluationError(
-            f"checkpoint {model.name!r}: what the predictor gave for input {bad[0]} are no probabilities: they are negative, "
-            "or do not sum to 1"
+            f"checkpoint {model.name!r}: the predictor's probabilities of input {bad[0]} are negative, or do not sum to 1"
         )
     return said
 
@@ -149,7 +147,7 @@ def require_writable(path: Path) -> None:
 
 
 def write_predictions(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None, path: Path) -> None:
-    """Labels, ties and what they are from; `about` says which checkpoints and what is guaranteed (.csv has no room for it)."""
+    """Labels, ties and scores; `about` states checkpoints and guarantee (except in .csv)."""
     require_writable(path)
     make = {".json": _json, ".csv": _csv, ".npz": _npz}[path.suffix.lower()]
     write_whole(make(found, about, truth), path)

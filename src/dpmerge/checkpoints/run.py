@@ -83,7 +83,6 @@ class Run:
         )
 
     def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:
-        """What a user should know of what is guaranteed."""
         last, latest = steps(self.checkpoints[-1]), steps(used[-1])
         if latest == last:
             return []
@@ -106,7 +105,7 @@ def steps(model: Model) -> int:
 
 
 def _require_one_run(models: Sequence[Model]) -> None:
-    """Name a model that is not of the run that most of them are of."""
+    """Refuse a model of another run than most of them, by name."""
     for model in models:
         steps(model)
         if model.mechanism.run is None:

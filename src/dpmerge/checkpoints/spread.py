@@ -1,4 +1,4 @@
-"""Whose scores an estimate of uncertainty compares: checkpoints of one run, or independent runs; and what may be said of it."""
+"""The models whose scores are compared, checkpoints of one run or independent runs, and what is known of the estimate."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dpmerge.checkpoints.predictor import Inputs, Predictor
 from dpmerge.checkpoints.run import Run, steps
 from dpmerge.checkpoints.uncertainty import Floats, chosen_steps
 from dpmerge.errors import PortfolioError
-from dpmerge.profiles import Conversion, ShuffleAsPoisson
-from dpmerge.records import DpSgd, Model, Portfolio, latest_checkpoints
-from dpmerge.rules import By, Guarantee, Joint
+from dpmerge.records import DpSgd, Model, Portfolio, Weights, latest_checkpoints
+from dpmerge.rules import Accounting, Guarantee, Joint
 
 Standing = Literal["heuristic", "estimate"]
+_ACCOUNTING = Accounting()
 PUBLIC = "the inputs, and the labels that predictions are compared with, are public"
 _THEOREM = (
     "Thm A.1 of Recycling Scraps bounds the bias of this estimator if the loss is strongly convex and smooth, the run is "
@@ -70,18 +70,10 @@ class Spread:
         _require_one_recipe(models)
         return cls(portfolio, models, "estimate", f"{len(models)} independent runs", _RUNS)
 
-    def guarantee(
-        self,
-        delta: float,
-        by: By = "best",
-        conversion: Conversion = "tight",
-        shuffle: ShuffleAsPoisson | None = None,
-    ) -> Guarantee:
-        """Of all that is made of these models: one run at its latest checkpoint, or all runs together (docs/theory.md §7)."""
+    def guarantee(self, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
+        """Of everything made of these models: one run at its latest checkpoint, or all runs together (docs/theory.md §7)."""
         runs = latest_checkpoints(self.models)
-        weights = self.portfolio.weights({model.name: 1 / len(runs) for model in runs})
-        found = Joint(weights, shuffle).guarantee(delta=delta, by=by, conversion=conversion)
-        return replace(found, assumptions=(*found.assumptions, PUBLIC))
+        return public_guarantee(self.portfolio.weights({model.name: 1 / len(runs) for model in runs}), delta, accounting)
 
     def scores(
         self, predictor: Predictor, inputs: Inputs, probabilities: bool = False, on_model: Callable[[], None] | None = None
@@ -93,8 +85,14 @@ class Spread:
                 on_model()
 
 
+def public_guarantee(weights: Weights, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
+    """What everything costs that is made of the models that have weight and of public examples."""
+    found = accounting.guarantee(Joint(weights, accounting.shuffle), delta=delta)
+    return replace(found, assumptions=(*found.assumptions, PUBLIC))
+
+
 def departures(model: Model) -> tuple[str, ...]:
-    """What the record says that the theorem's assumptions do not allow, or leaves unsaid."""
+    """Where the record contradicts the theorem's assumptions, or leaves them open."""
     mechanism = model.mechanism
     if not isinstance(mechanism, DpSgd):
         return (f"of this run: {mechanism.kind} is no Langevin dynamics",)

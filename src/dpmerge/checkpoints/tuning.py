@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.cache import code_fingerprint
-from dpmerge.checkpoints.averages import averaging
+from dpmerge.checkpoints.average import averaging
 from dpmerge.checkpoints.predict import asked, predictions
 from dpmerge.checkpoints.predictor import Inputs, find_predictor, load_inputs
 from dpmerge.checkpoints.run import Run
-from dpmerge.checkpoints.spread import PUBLIC
+from dpmerge.checkpoints.spread import public_guarantee
 from dpmerge.errors import DataError, EvaluationError, WeightsError
 from dpmerge.jobs import run_all
 from dpmerge.planning import Averaging, Mapper
-from dpmerge.profiles import Conversion, ShuffleAsPoisson
 from dpmerge.records import Model
-from dpmerge.rules import By, Guarantee, Joint
+from dpmerge.rules import Accounting, Guarantee
 from dpmerge.tensors import folder_digest, merge_models
 
+_ACCOUNTING = Accounting()
 TunedRule = Literal["ema", "uta", "pda", "opa", "omv"]
 Parameter = Literal["last", "decay", "new_weight", "gamma"]
 _PARAMETERS: dict[str, tuple[Parameter, ...]] = {
@@ -47,7 +47,7 @@ _NOT_PUBLIC = (
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried: values of one parameter of one rule, in order; of equally good ones the first is the best."""
+    """Values of one parameter of one rule, in order; of equally good ones the first is chosen."""
 
     rule: TunedRule
     parameter: Parameter
@@ -75,7 +75,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Score:
-    """How well one aggregate does: on the examples that choose, and on the rest, if there are any."""
+    """How well one average does: on the examples that choose, and on the rest, if there are any."""
 
     value: float | None  # none: the last checkpoint alone
     validation: float
@@ -103,11 +103,20 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Search:
-    """A grid over aggregates of one run, ready to be searched: whatever can be refused has been."""
+    """A grid over averages of one run, ready to be searched: whatever can be refused has been.
 
-    run: Run
-    inputs: Inputs
-    trials: Trials
+    A function from a value to right answers on the examples that choose, and on the rest; small enough to be sent to other
+    machines.
+    """
+
+    folder: Path
+    grid: Grid
+    examples: tuple[str | None, Path | None, float | None]  # as `load_inputs` takes them
+    predictor: str | None
+    probabilities: bool
+    validation: int
+    until: int | None
+    fingerprint: str
 
     @classmethod
     def of(
@@ -125,7 +134,7 @@ class Search:
         until: int | None = None,
         allow_gaps: bool = False,
     ) -> Search:
-        """Examples and predictor are named as in `dpmerge run predict`; only checkpoints up to step `until` are used.
+        """Examples and predictor are named as for predictions; only checkpoints up to step `until` are used.
 
         The first `validation` examples choose, and the others measure what was chosen; without it all choose.
         """
@@ -148,52 +157,36 @@ class Search:
             raise DataError(f"{inputs.source}: {choosing} of them cannot choose; validation is at least 1, and at most all")
         asked_for = (grid.rule, grid.parameter, grid.warm_up, choosing, predictor, probabilities, until)
         fingerprint = _fingerprint(used, inputs, asked_for)
-        examples = (task, where, norm_bound)
-        trials = Trials(folder, grid, examples, predictor, probabilities, choosing, until, fingerprint)
-        return cls(loaded, inputs, trials)
+        return cls(folder, grid, (task, where, norm_bound), predictor, probabilities, choosing, until, fingerprint)
 
-    def guarantee(
-        self,
-        delta: float,
-        by: By = "best",
-        conversion: Conversion = "tight",
-        shuffle: ShuffleAsPoisson | None = None,
-    ) -> Guarantee:
+    @property
+    def run(self) -> Run:
+        return _loaded(self.folder, self.examples, self.fingerprint)[0]
+
+    @property
+    def inputs(self) -> Inputs:
+        return _loaded(self.folder, self.examples, self.fingerprint)[1]
+
+    def guarantee(self, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
         """Of all scores, of the choice, and of what is made by it: the run up to its last checkpoint in the folder."""
-        weights = self.run.portfolio.weights({self.run.checkpoints[-1].name: 1.0})
-        found = Joint(weights, shuffle).guarantee(delta=delta, by=by, conversion=conversion)
-        return replace(found, assumptions=(*found.assumptions, PUBLIC))
+        last = self.run.checkpoints[-1]
+        return public_guarantee(self.run.portfolio.weights({last.name: 1.0}), delta, accounting)
 
     def tuned(self, mapper: Mapper = run_all) -> Tuned:
-        """Score every aggregate of the grid, each a piece of work for `mapper`: `jobs.run_all` with where to run and keep."""
-        items = [None, *self.trials.grid.values]
-        found = mapper(self.trials, items, keys=[f"{self.trials.fingerprint}:{value!r}" for value in items])
-        choosing = self.trials.validation
-        others = len(self.inputs.values) - choosing
+        """Score every average of the grid, each a piece of work for `mapper`: `jobs.run_all` with where to run and keep."""
+        items = [None, *self.grid.values]
+        found = mapper(self, items, keys=[f"{self.fingerprint}:{value!r}" for value in items])
+        others = len(self.inputs.values) - self.validation
         scores = [
-            Score(value, right / choosing, right_others / others if others else None)
+            Score(value, right / self.validation, right_others / others if others else None)
             for value, (right, right_others) in zip(items, found, strict=True)
         ]
-        return Tuned(self.trials.grid, tuple(scores[1:]), scores[0])
-
-
-@dataclass(frozen=True)
-class Trials:
-    """From a value to right answers on the examples that choose, and on the rest; small enough to be sent to other machines."""
-
-    folder: Path
-    grid: Grid
-    examples: tuple[str | None, Path | None, float | None]
-    predictor: str | None
-    probabilities: bool
-    validation: int
-    until: int | None
-    fingerprint: str
+        return Tuned(self.grid, tuple(scores[1:]), scores[0])
 
     def __call__(self, value: float | None) -> tuple[int, int]:
-        """Of one aggregate, or without a value of the last checkpoint alone."""
-        run, inputs = _loaded(self.folder, self.examples, self.fingerprint)
-        right = self._labels(run, inputs, value) == inputs.labels
+        """Of one average, or without a value of the last checkpoint alone."""
+        inputs = self.inputs
+        right = self._labels(self.run, inputs, value) == inputs.labels
         return int(right[: self.validation].sum()), int(right[self.validation :].sum())
 
     def _labels(self, run: Run, inputs: Inputs, value: float | None) -> npt.NDArray[np.int64]:
@@ -222,12 +215,12 @@ class Trials:
 
 @lru_cache(maxsize=1)
 def _loaded(folder: Path, examples: tuple[str | None, Path | None, float | None], fingerprint: str) -> tuple[Run, Inputs]:
-    """Once for each process; the fingerprint tells apart what a folder held at different times."""
+    """Loaded once per process; the fingerprint tells apart what a folder held at different times."""
     return Run.load(folder), load_inputs(*examples)
 
 
 def _fingerprint(used: tuple[Model, ...], inputs: Inputs, asking: tuple[Any, ...]) -> str:
-    """Of the checkpoints' files, the examples and the questions: scores of others are not mistaken for these."""
+    """A hash of the checkpoints' files, the examples and the question: a kept score is used for nothing else."""
     digest = hashlib.sha256(repr((asking, code_fingerprint("checkpoints", "tensors", "planning"))).encode())
     for array in (inputs.values, inputs.labels):
         assert array is not None

@@ -87,11 +87,11 @@ def uncertainty(
         squares += change * (said - mean)  # Welford: no difference of large numbers
     _require_two(count)
     factor = _squares(weights, count)
-    aggregate = mean if weights is None else combined
-    labels = aggregate.argmax(axis=1)
+    score = mean if weights is None else combined
+    labels = score.argmax(axis=1)
     rows = np.arange(len(labels))
     widths = interval_widths(factor * squares[rows, labels] / (count - 1), count, confidence)
-    return Uncertainty(labels.astype(np.int64), aggregate[rows, labels], widths, count, confidence)
+    return Uncertainty(labels.astype(np.int64), score[rows, labels], widths, count, confidence)
 
 
 def chosen_steps(

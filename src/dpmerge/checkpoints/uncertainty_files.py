@@ -16,7 +16,8 @@ from dpmerge.checkpoints.predictor import Inputs
 from dpmerge.checkpoints.spread import Spread
 from dpmerge.checkpoints.uncertainty import Uncertainty
 from dpmerge.errors import DataError
-from dpmerge.figures import render, write_json, write_whole
+from dpmerge.figures import render
+from dpmerge.files import write_json, write_whole
 from dpmerge.rules import Guarantee
 from dpmerge.tensors import new_folder
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpmerge import rules
+import dpmerge.rules as rules
 from dpmerge.cli.commands import JsonOption, argument, only, option
 from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
 from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table
@@ -15,23 +15,11 @@ from dpmerge.cli.tuning import Tuning, account_tuning
 from dpmerge.errors import AccountingError, PortfolioError, TargetError
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Weights
-from dpmerge.rules import (
-    THEOREMS,
-    Comparison,
-    Looked,
-    ProfileBound,
-    Target,
-    about_delta,
-    about_records,
-    ask,
-    round_up,
-    significant,
-)
 
 _WEIGHTS = "name=value,…, e.g. a=0.2,b=0.8 or a=1/3,…; they sum to 1, and a model not named has weight 0."
 WeightsOption = Annotated[str, option(_WEIGHTS)]
 ProvenanceOption = Annotated[
-    Looked | None,
+    rules.Looked | None,
     option("How the weights were chosen. Joint release counts all models; a-priori: only those with weight."),
 ]
 _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP"}
@@ -64,7 +52,7 @@ def account(
         return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
     if rule is None or weights is None:
         raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
-    Target(epsilon=question.epsilon, delta=question.delta)
+    rules.Target(epsilon=question.epsilon, delta=question.delta)
     how = accounting.accounting()
     built = rules.build(rule, Weights.parse(Portfolio(portfolio), weights), how, provenance=provenance)
     guarantee = how.guarantee(built, **vars(question))
@@ -76,22 +64,22 @@ def account(
 
 def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) -> None:
     granted.require(delta)
-    target = Target(delta=delta)
+    target = rules.Target(delta=delta)
     loaded = Portfolio(portfolio)
     found = {model.name: _alone(model, target, granted) for model in loaded.models}
-    warnings = about_delta(delta, loaded.models, granted.shuffle)
+    warnings = rules.about_delta(delta, loaded.models, granted.shuffle)
     if json:
         models = [entry for entry, _ in found.values()]
         print_json({"delta": delta, "adjacency": loaded.adjacency, "models": models, "warnings": warnings})
         return
     rows = [
-        [entry["model"], entry["kind"], *("—" if entry[key] is None else round_up(entry[key]) for key in _ACCOUNTANTS)]
+        [entry["model"], entry["kind"], *("—" if entry[key] is None else rules.round_up(entry[key]) for key in _ACCOUNTANTS)]
         for entry, _ in found.values()
     ]
     columns = ["model", "kind", *_ACCOUNTANTS.values()]
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
     print_warnings(warnings)
-    for text in (*THEOREMS["single-run"].assumptions, *about_records(loaded.models)):  # one line about all of them
+    for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # one line about all of them
         typer.echo(f"assuming: {text}")
     for entry, noted in found.values():
         for text in noted:
@@ -100,7 +88,7 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
             typer.echo(f"refused: {entry['refused']}")
 
 
-def _alone(model: Model, target: Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
     """One model's ε by every accountant, and what its own record assumes."""
     entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
     entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
@@ -108,12 +96,12 @@ def _alone(model: Model, target: Target, granted: Granted) -> tuple[dict[str, An
         run = run_profile(model, granted.shuffle)
     except AccountingError as error:
         return {**entry, "refused": str(error)}, ()
-    bound = ProfileBound(run.profile)
+    bound = rules.ProfileBound(run.profile)
     for name in bound.accountants():
-        entry[name] = ask(bound, target, name).epsilon
+        entry[name] = rules.ask(bound, target, name).epsilon
         if name == "rdp":
-            entry["rdp_paper"] = ask(bound, target, name, "paper").epsilon
-    entry["assumptions"] = [*THEOREMS["single-run"].assumptions, *about_records([model]), *run.assumptions]
+            entry["rdp_paper"] = rules.ask(bound, target, name, "paper").epsilon
+    entry["assumptions"] = [*rules.THEOREMS["single-run"].assumptions, *rules.about_records([model]), *run.assumptions]
     entry["standing"] = "conditional" if run.conditional else "proved"
     return entry, run.assumptions
 
@@ -130,7 +118,7 @@ def compare(
 
     Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
     """
-    Target(epsilon=question.epsilon, delta=question.delta)
+    rules.Target(epsilon=question.epsilon, delta=question.delta)
     given = Weights.parse(Portfolio(portfolio), weights)
     how: dict[str, Any] = {"accounting": accounting.accounting(), "provenance": provenance, "progress": show_progress}
     found = rules.compare(given.portfolio, given.as_dict(), **vars(question), **how)
@@ -141,7 +129,7 @@ def compare(
         _print_comparison(found)
 
 
-def _print_comparison(found: Comparison) -> None:
+def _print_comparison(found: rules.Comparison) -> None:
     unknown, fixed = ("δ", f"ε = {found.epsilon:g}") if found.delta is None else ("ε", f"δ = {found.delta:g}")
     columns = ["rule", unknown, "standing", "by", "theorem"]
     cells = [row.cells if row.guarantee else {**row.cells, unknown: "—", "by": "", "theorem": ""} for row in found]
@@ -163,7 +151,8 @@ def _print_comparison(found: Comparison) -> None:
             print_reasons(row.guarantee, f"{row.label}: ")
     lunch, selection = found.no_free_lunch, found.rows[0].guarantee
     if lunch is not None and selection is not None:
+        pair = f"({rules.round_up(selection.epsilon)}, {rules.significant(selection.delta)})"
         typer.echo(
             f"no free lunch: a merger that knows only (ε, δ) pairs and reacts to {lunch.model!r} with a total variation above "
-            f"{lunch.threshold:.4f} is not ({round_up(selection.epsilon)}, {significant(selection.delta)})-DP in general"
+            f"{lunch.threshold:.4f} is not {pair}-DP in general"
         )

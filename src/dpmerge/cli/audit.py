@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dpmerge import audit as audits
+import dpmerge.audit as audits
 from dpmerge.audit import Audit, Guessing, about, as_dict, check, find_game, picture, scenario_names
 from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution
 from dpmerge.cli.output import print_json, print_lines, table
-from dpmerge.figures import finite_or_null, render, require_library, write_whole
+from dpmerge.figures import render, require_library
+from dpmerge.files import finite_or_null, json_text, write_whole
 from dpmerge.jobs import Finished, ProgressBar
 from dpmerge.rules import round_down, round_up, significant
 
@@ -69,7 +69,7 @@ def _ready(folder: Path) -> Path:
 def _write(result: Audit, folder: Path) -> list[Path]:
     """Numbers and pictures; everything is drawn before anything is written, and each file appears whole."""
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
-    numbers = json_format.dumps(finite_or_null(as_dict(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    numbers = json_text(as_dict(result)) + "\n"
     drawn = {folder / f"{name}{suffix}": render(finite_or_null(picture(result)), suffix) for suffix in _PICTURES}
     contents = {folder / f"{name}.json": numbers.encode(), **drawn}
     for path, content in contents.items():

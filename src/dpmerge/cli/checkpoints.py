@@ -9,18 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpmerge.checkpoints import (
-    Inputs,
-    Run,
-    aggregate,
-    find_predictor,
-    load_inputs,
-    predictions,
-    predictions_guarantee,
-    require_writable,
-    steps,
-    write_predictions,
-)
+import dpmerge.checkpoints as library
 from dpmerge.cli.commands import JsonOption, option, options
 from dpmerge.cli.options import DeltaOption, Releasing, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, print_released, released_json, show_progress
@@ -30,24 +19,28 @@ from dpmerge.rules import Looked
 
 LastOption = Annotated[int | None, option("Use this many checkpoints, the last ones; without it, all.")]
 ProvenanceOption = Annotated[
-    Looked,
-    option("Checkpoints and parameters were chosen by looking (then all checkpoints count), or beforehand."),
+    Looked, option("Checkpoints and parameters were chosen by looking (then all checkpoints count), or beforehand.")
 ]
 WarmUpOption = Annotated[bool, option("ema: limit the decay to (1+t)/(10+t) after t checkpoints.")]
 
 
+@options("Average")
+class Averaging:
+    last: LastOption = None
+    decay: Annotated[float | None, option("ema: weight of the average so far, e.g. 0.99.")] = None
+    new_weight: Annotated[float | None, option("ema: weight of the new checkpoint, e.g. 0.01.")] = None
+    warm_up: WarmUpOption = False
+    gamma: Annotated[float | None, option("pda: 0: equal weights; larger favours later checkpoints.")] = None
+
+
 @options("Checkpoints")
 class Checkpoints:
-    """Which checkpoints may be used."""
-
     until: Annotated[int | None, option("Step of the latest checkpoint used; without it, the run's last.")] = None
     allow_gaps: Annotated[bool, option("Accept missing checkpoints.")] = False
 
 
 @options("Examples")
 class Examples:
-    """Public examples, and who predicts their labels."""
-
     task: Annotated[str | None, option("The public test part of this data set, e.g. digits.")] = None
     data: Annotated[
         Path | None, option("The folder of the task's file; without --task, an .npz with inputs, and labels if known.")
@@ -58,25 +51,18 @@ class Examples:
     probabilities: Annotated[bool, option("The predictor gives probabilities, not scores for a softmax.")] = False
     norm_bound: Annotated[float | None, option("The norm bound that a linear model was trained with.")] = None
 
-    def inputs(self) -> Inputs:
-        return load_inputs(self.task, self.data, self.norm_bound)
+    def inputs(self) -> library.Inputs:
+        return library.load_inputs(self.task, self.data, self.norm_bound)
 
 
 def average(
     run: RunArgument,
-    rule: Annotated[
-        AverageRule,
-        option("Exponential, last ones equally (uta), polynomial decay (pda), or all equally."),
-    ],
+    rule: Annotated[AverageRule, option("Exponential, last ones equally (uta), polynomial decay (pda), or all equally.")],
     delta: DeltaOption,
+    averaging: Averaging,
     checkpoints: Checkpoints,
     releasing: Releasing,
     accounting: RunAccounting,
-    last: LastOption = None,
-    decay: Annotated[float | None, option("ema: weight of the average so far, e.g. 0.99.")] = None,
-    new_weight: Annotated[float | None, option("ema: weight of the new checkpoint, e.g. 0.01.")] = None,
-    warm_up: WarmUpOption = False,
-    gamma: Annotated[float | None, option("pda: 0: equal weights; larger favours later checkpoints.")] = None,
     epsilon: Annotated[float | None, option("Stay within this ε.")] = None,
     provenance: ProvenanceOption = "after-looking",
     json: JsonOption = False,
@@ -86,20 +72,16 @@ def average(
     With certificate and model card. It costs what the run costs up to the latest checkpoint used.
     """
     accounting.require(delta)
-    released = aggregate(
-        Run.load(run),
+    released = library.average(
+        library.Run.load(run),
         releasing.out,
         rule=rule,
         delta=delta,
         epsilon=epsilon,
-        last=last,
-        decay=decay,
-        new_weight=new_weight,
-        warm_up=warm_up,
-        gamma=gamma,
         provenance=provenance,
         accounting=accounting.accounting(),
         progress=lambda done, total: show_progress(f"averaging, {done / max(total, 1):.0%}"),
+        **vars(averaging),
         **vars(checkpoints),
         **releasing.arguments(),
     )
@@ -127,33 +109,35 @@ def predict(
     It costs what the run costs up to the latest checkpoint used, for inputs that are public.
     """
     accounting.require(delta)
-    require_writable(out)
-    loaded = Run.load(run)
+    library.require_writable(out)
+    loaded = library.Run.load(run)
     loaded.portfolio.require_outside(out)
     which: dict[str, Any] = {"last": last, **vars(checkpoints)}
-    used = loaded.last(**which)
-    guarantee = predictions_guarantee(loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting())
-    inputs, ask = examples.inputs(), find_predictor(examples.predictor)
+    used = loaded.last(last, **vars(checkpoints))
+    guarantee = library.predictions_guarantee(
+        loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting()
+    )
+    inputs, ask = examples.inputs(), library.find_predictor(examples.predictor)
     with asking(len(used), "checkpoints asked") as advance:
         how: dict[str, Any] = {"probabilities": examples.probabilities, "on_checkpoint": advance}
-        found = predictions(loaded, rule, ask, inputs.values, **which, **how)
+        found = library.predictions(loaded, rule, ask, inputs.values, **which, **how)
     about: dict[str, Any] = {
         "rule": rule,
         "inputs": inputs.source,
-        "checkpoints": {model.name: steps(model) for model in used},
+        "checkpoints": {model.name: library.steps(model) for model in used},
         "number_of_ties": int(found.ties.sum()),
         "ties_broken_by": "the smallest label",
         "accuracy": None if inputs.labels is None else found.accuracy(inputs.labels),
         "guarantee": guarantee.as_dict(),
         "notes": ["no ledger: what is published of these is not being added up", *loaded.notes(used, provenance)],
     }
-    write_predictions(found, about, inputs.labels, out)
+    library.write_predictions(found, about, inputs.labels, out)
     if json:
         print_json({"file": str(out), **about})
         return
     typer.echo(str(out))
     share = "" if about["accuracy"] is None else f", accuracy {about['accuracy']:.4f}"
-    typer.echo(f"{rule.upper()} of {len(used)} checkpoints, steps {steps(used[0])} to {steps(used[-1])}")
+    typer.echo(f"{rule.upper()} of {len(used)} checkpoints, steps {library.steps(used[0])} to {library.steps(used[-1])}")
     typer.echo(f"  {inputs.source}{share}, {about['number_of_ties']} ties, broken by the smallest label")
     print_guarantee(guarantee)
     print_lines("note: ", about["notes"])

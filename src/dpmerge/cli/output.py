@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dpmerge.files import json_text
+
 if TYPE_CHECKING:
     from dpmerge.release import Released
     from dpmerge.rules import Guarantee
-
-_INFINITY = "\x00infinity"
 
 
 def show_progress(label: str) -> None:
@@ -26,18 +25,7 @@ def show_progress(label: str) -> None:
 
 def print_json(value: Any) -> None:
     """Valid JSON with infinities as 1e999, which every parser reads as infinity or the largest number, never as small."""
-    text = json.dumps(_without_infinity(value), indent=2, ensure_ascii=False, allow_nan=False)
-    typer.echo(text.replace(json.dumps(_INFINITY), "1e999"))
-
-
-def _without_infinity(value: Any) -> Any:
-    if isinstance(value, float) and math.isinf(value):
-        return _INFINITY
-    if isinstance(value, dict):
-        return {key: _without_infinity(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_infinity(item) for item in value]
-    return value
+    typer.echo(json_text(value, infinity="1e999", indent=2))
 
 
 def print_lines(prefix: str, texts: Iterable[object]) -> None:

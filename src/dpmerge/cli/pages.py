@@ -16,7 +16,8 @@ from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, Utility, UtilityOption
 from dpmerge.cli.output import print_json, show_progress
 from dpmerge.errors import ExplorerError
-from dpmerge.figures import page, require_library, require_place, write_whole
+from dpmerge.figures import page, require_library, require_place
+from dpmerge.files import write_whole
 from dpmerge.records import Portfolio
 
 if TYPE_CHECKING:

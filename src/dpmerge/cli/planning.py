@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import dpmerge
-from dpmerge import planning
+import dpmerge.planning as planning
 from dpmerge.cli.commands import JsonOption, only, option
 from dpmerge.cli.options import (
     Execution,
@@ -23,7 +23,8 @@ from dpmerge.cli.options import (
 )
 from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, table
 from dpmerge.errors import UtilityError
-from dpmerge.figures import draw, finite_or_null, write_json
+from dpmerge.figures import draw
+from dpmerge.files import finite_or_null, write_json
 from dpmerge.planning import OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from dpmerge.cli.options import (
 from dpmerge.cli.output import print_json, print_lines, print_released, print_warnings, released_json
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release import Merge, choose, release, release_together
+from dpmerge.rules import RuleName
 from dpmerge.tensors import LoraForm
 
 _VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "warnings": "warning"}
@@ -30,13 +31,9 @@ _VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "
 
 @options("Tensors")
 class Tensors:
-    """How tensors are merged, besides their weights."""
-
     method: Annotated[str | None, option("With --rule joint: ties, slerp, or module:function.")] = None
     base: Annotated[Path | None, option("Public base model, for methods on differences from it.")] = None
-    lora: Annotated[LoraForm, option("LoRA adapters: average the factors, or add the updates exactly (--rule joint).")] = (
-        "factors"
-    )
+    lora: Annotated[LoraForm, option("LoRA: average the factors, or add the updates exactly (--rule joint).")] = "factors"
     take_from: Annotated[str | None, option("Keep this model's integer tensors where models differ.")] = None
     keep_metadata: Annotated[
         list[str] | None, option("Publish this entry of the files' safetensors metadata; others are dropped. Repeatable.")
@@ -49,7 +46,7 @@ class Tensors:
 def merge(
     context: typer.Context,
     portfolio: PortfolioArgument,
-    rule: Annotated[Literal["selection", "tempered", "combination", "joint"], option("How the released model is made.")],
+    rule: Annotated[RuleName, option("How the released model is made.")],
     delta: DeltaOption,
     utility: Utility,
     tempered: Tempered,

@@ -26,7 +26,8 @@ from dpmerge.cli.commands import JsonOption, argument, group, only, option
 from dpmerge.cli.options import DeltaOption, Execution, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
 from dpmerge.errors import TargetError
-from dpmerge.figures import require_library, write_json
+from dpmerge.figures import require_library
+from dpmerge.files import write_json
 from dpmerge.tensors import require_absent
 
 Tunable = Literal["ema", "uta", "pda", "opa", "omv"]
@@ -70,13 +71,13 @@ def choose(
         **vars(checkpoints),
     )
     search.run.portfolio.require_outside(out)
-    guarantee = search.guarantee(delta, accounting.by, accounting.conversion, accounting.shuffle)
+    guarantee = search.guarantee(delta, accounting.accounting())
     with execution.workers(f"{rule}: values tried", out) as mapper:
         found = search.tuned(mapper)
     about = {
         **found.as_dict(),
         "inputs": search.inputs.source,
-        "examples_that_choose": search.trials.validation,
+        "examples_that_choose": search.validation,
         "cost": _COST,
         "release": _release(run, found, delta, checkpoints),
         "guarantee": guarantee.as_dict(),
@@ -150,7 +151,7 @@ def uncertainty(
 
     Width of a confidence interval for the score of every predicted label, and what abstaining where it is wide brings. From
     checkpoints of one run it costs what the run costs; from independent runs, what all of them cost together. An estimate,
-    not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/uncertainty.md).
+    not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/checkpoints.md).
     """
     accounting.require(delta)
     require_absent(out)
@@ -165,7 +166,7 @@ def uncertainty(
     else:
         raise TargetError("give either RUN, a folder of checkpoints of one run, or --runs, a folder of independent runs")
     spread.portfolio.require_outside(out)
-    guarantee = spread.guarantee(delta, accounting.by, accounting.conversion, accounting.shuffle)
+    guarantee = spread.guarantee(delta, accounting.accounting())
     inputs, ask, count = examples.inputs(), find_predictor(examples.predictor), len(spread.models)
     with asking(count, "models asked") as advance:
         said = spread.scores(ask, inputs, examples.probabilities, advance)

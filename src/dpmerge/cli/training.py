@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpmerge import training
+import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table

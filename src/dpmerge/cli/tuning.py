@@ -9,22 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+import dpmerge.rules as rules
 from dpmerge.cli.commands import option, options
 from dpmerge.cli.options import Granted
 from dpmerge.cli.output import print_assumptions, print_json, print_warnings
 from dpmerge.errors import PortfolioError, TargetError
 from dpmerge.records import Portfolio
-from dpmerge.rules import (
-    THEOREMS,
-    Base,
-    Calibration,
-    DistributionName,
-    TuningCost,
-    round_up,
-    significant,
-    trials,
-    tuning_cost,
-)
 
 
 @options("Cost of tuning (one run is stated by its record, its ε, its noise or its μ)")
@@ -32,7 +22,7 @@ class Tuning:
     """How many runs compete, and what one of them guarantees, stated in one of four ways."""
 
     tuning: Annotated[
-        DistributionName | None,
+        rules.DistributionName | None,
         option("Instead of a merge: the best of K runs, K random by this law (tnb: truncated negative binomial)."),
     ] = None
     trials: Annotated[float | None, option("The mean of the number of runs K.")] = None
@@ -43,7 +33,7 @@ class Tuning:
     run_noise: Annotated[float | None, option("One run is a Gaussian mechanism with this noise multiplier.")] = None
     run_mu: Annotated[float | None, option("One run satisfies μ-GDP with this μ.")] = None
     calibrate: Annotated[
-        Calibration | None, option("From --run-epsilon to noise: the exact curve (default), or Rényi moments.")
+        rules.Calibration | None, option("From --run-epsilon to noise: the exact curve (default), or Rényi moments.")
     ] = None
 
 
@@ -54,15 +44,15 @@ def account_tuning(portfolio: Path | None, asked: Tuning, delta: float | None, g
         raise TargetError("--tuning needs --trials, the mean of the number of runs, and --delta")
     run_delta = delta if asked.run_delta is None else asked.run_delta
     granted.require(max(delta, run_delta))
-    law = trials(asked.tuning, asked.trials, asked.shape)
-    cost = tuning_cost(_base(portfolio, asked, run_delta, granted), law, delta)
+    law = rules.trials(asked.tuning, asked.trials, asked.shape)
+    cost = rules.tuning_cost(_base(portfolio, asked, run_delta, granted), law, delta)
     if json:
         print_json(cost.as_dict())
     else:
         _print(cost)
 
 
-def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Granted) -> Base:
+def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Granted) -> rules.Base:
     """One run, stated in exactly one way."""
     shuffle = granted.shuffle
     ways = (portfolio, asked.run_epsilon, asked.run_noise, asked.run_mu)
@@ -75,46 +65,46 @@ def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Gran
     if asked.model is not None or shuffle is not None:
         raise TargetError("--model and --treat-shuffle-as-poisson are about the records of a portfolio; give one")
     if asked.run_epsilon is not None:
-        return Base.calibrated(asked.run_epsilon, run_delta, asked.calibrate or "exact")
+        return rules.Base.calibrated(asked.run_epsilon, run_delta, asked.calibrate or "exact")
     if asked.run_noise is not None:
         if not (math.isfinite(asked.run_noise) and asked.run_noise > 0):
             raise TargetError(f"--run-noise is {asked.run_noise:g}; it must be finite and above 0")
-        return Base.gaussian(1 / asked.run_noise)
+        return rules.Base.gaussian(1 / asked.run_noise)
     assert asked.run_mu is not None
-    return Base.gaussian(asked.run_mu)
+    return rules.Base.gaussian(asked.run_mu)
 
 
-def _recorded(portfolio: Path, model: str | None, granted: Granted) -> Base:
+def _recorded(portfolio: Path, model: str | None, granted: Granted) -> rules.Base:
     loaded = Portfolio(portfolio)
     if model is None and len(loaded.models) > 1:
         raise PortfolioError(f"{portfolio} has {len(loaded.models)} models; say with --model which one is one run")
     loaded.require_names([] if model is None else [model], PortfolioError)
-    return Base.recorded(loaded.models[0 if model is None else loaded.names.index(model)], granted.shuffle)
+    return rules.Base.recorded(loaded.models[0 if model is None else loaded.names.index(model)], granted.shuffle)
 
 
-def _print(cost: TuningCost) -> None:
-    theorem = THEOREMS[cost.theorem]
+def _print(cost: rules.TuningCost) -> None:
+    theorem = rules.THEOREMS[cost.theorem]
     typer.echo(f"the best of K runs, K {cost.trials}")
     if math.isfinite(cost.epsilon):
-        typer.echo(f"({round_up(cost.epsilon)}, {significant(cost.delta)})-DP")
+        typer.echo(f"({rules.round_up(cost.epsilon)}, {rules.significant(cost.delta)})-DP")
     else:
         typer.echo(f"no finite ε at δ = {cost.delta:g}; a larger --delta may have one")
     print_warnings(cost.warnings, "  ")
     typer.echo(f"  {cost.standing}: {theorem.title} ({theorem.source})")
     for name, value in cost.bounds.items():
         if name != cost.theorem:
-            typer.echo(f"  ε = {round_up(value)} by {THEOREMS[name].title} ({THEOREMS[name].source})")
+            typer.echo(f"  ε = {rules.round_up(value)} by {rules.THEOREMS[name].title} ({rules.THEOREMS[name].source})")
     if cost.lower is not None and cost.lower_own_score is not None:
         lower, own = (f"{math.floor(value * 1e4) / 1e4:.4f}" for value in (cost.lower, cost.lower_own_score))
         typer.echo(f"  no theorem can promise less than ε = {lower}, which runs ranked by the worst score have;")
         typer.echo(f"  ranked by their own outcomes they still have ε = {own}")
-    typer.echo(f"  one run alone: ε = {round_up(cost.alone)} at the same δ; {_one_run(cost.base)}")
+    typer.echo(f"  one run alone: ε = {rules.round_up(cost.alone)} at the same δ; {_one_run(cost.base)}")
     print_assumptions(cost.assumptions)
 
 
 def _one_run(base: Mapping[str, Any]) -> str:
     if "model" in base:
         return f"{base['kind']}, the record of model {base['model']!r}, {base['adjacency']} neighbours"
-    told = f"a Gaussian mechanism with noise multiplier {significant(base['noise_multiplier'])}"
+    told = f"a Gaussian mechanism with noise multiplier {rules.significant(base['noise_multiplier'])}"
     ways = {"exact": "its exact curve", "rdp": "Rényi divergences and the tight conversion"}
     return told + (f", calibrated by {ways[base['calibrate']]}" if "calibrate" in base else "")

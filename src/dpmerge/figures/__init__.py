@@ -9,4 +9,3 @@ from dpmerge.figures.drawing import (
     web_figure as web_figure,
 )
 from dpmerge.figures.report import page as page
-from dpmerge.figures.writing import finite_or_null as finite_or_null, write_json as write_json, write_whole as write_whole

@@ -1,4 +1,4 @@
-"""How far the work is, for whoever waits for it."""
+"""How far the work is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Whoever is told how far the work is: `total` pieces begin, one more is done, and the end with or without success."""
+    """Told when `total` pieces of work begin, when one more is finished, and when the work ends, also by an error."""
 
     def start(self, total: int, label: str) -> None: ...
 

@@ -20,11 +20,11 @@ _MOST = 1_000_000  # a certificate is data from elsewhere: nobody waits longer f
 
 
 class Averaging(Strict):
-    """A rule with its parameters, exactly as a certificate keeps it, and how many checkpoints it went through.
+    """A rule with its parameters, exactly as a certificate keeps it, and over how many checkpoints it went.
 
-    `ema`: b_t is `new_weight`, the weight of the new checkpoint as RSc Eq. (3) writes it, or 1 − `decay`, as the values tuned
-    there read; whichever is stated is with `warm_up` at most (1 + t)/(10 + t). t counts the checkpoints averaged from 0 on.
-    `pda`: b_t = (γ + 1)/(t + γ), the first checkpoint being 1 (RSc Eq. 8). `uta` and `uniform`: equal weights.
+    `ema`: b_t is `new_weight`, the weight of the new checkpoint in Eq. (3) of "Recycling Scraps", or 1 − `decay`, as the values
+    tuned there read; with `warm_up` whichever is stated is at most (1 + t)/(10 + t). t counts the averaged checkpoints from 0.
+    `pda`: b_t = (γ + 1)/(t + γ), counting from 1 (Eq. 8 there). `uta` and `uniform`: equal weights.
     """
 
     rule: AverageRule
@@ -49,7 +49,7 @@ class Averaging(Strict):
         return self
 
     def weights(self) -> list[float]:
-        """One for each checkpoint, the oldest first. One below the range of floats is 0, and so are those of older ones."""
+        """One weight for each checkpoint, the oldest first. One below the range of floats is 0, and so are all older ones."""
         found: list[float] = []
         with localcontext(Context(prec=_DIGITS)):
             kept = Decimal(1)
@@ -74,20 +74,18 @@ class Averaging(Strict):
         yield Decimal(1), Decimal(0)
 
     def gives(self, weights: Mapping[str, float], known: Mapping[str, Mechanism]) -> bool:
-        """Whether these are its weights of checkpoints of one run, with none left out that is known."""
+        """Whether these are the weights it gives to checkpoints of one run, with no known checkpoint left out."""
         runs = {known[name].run for name in weights if name in known}
-        steps = {
-            name: mechanism.steps
-            for name, mechanism in known.items()
-            if mechanism.run in runs and isinstance(mechanism, DpSgd | DpFtrl)
-        }
+        of_runs = {name: mechanism for name, mechanism in known.items() if mechanism.run in runs}
+        steps = {name: mechanism.steps for name, mechanism in of_runs.items() if isinstance(mechanism, DpSgd | DpFtrl)}
         if len(runs) != 1 or None in runs or not weights.keys() <= steps.keys():
             return False
-        latest = max(steps[name] for name in weights)
+        if len(set(steps.values())) != len(steps):
+            return False
+        latest = max(map(steps.__getitem__, weights))
         before = sorted((name for name in steps if steps[name] <= latest), key=steps.__getitem__)
         given = [weight for weight in self.weights() if weight > 0]
-        same = [weights.get(name) for name in before[-len(given) :]] == given
-        return same and len(given) == len(weights) and len(set(steps.values())) == len(steps)
+        return len(given) == len(weights) and [weights.get(name) for name in before[-len(given) :]] == given
 
     def __str__(self) -> str:
         if self.rule == "ema":

@@ -40,14 +40,14 @@ from dpmerge.records import Adjacency, Portfolio
 from dpmerge.rules import Accounting, Standing, Target, build, round_up
 
 Judge = Callable[[Sequence[Point]], list[dict[str, Any]]]
+PointKind = Literal["measured", "interpolated", "given"]
+_MEASURED: PointKind = "measured"
 _FIRST_ROUND = 9
 _TITLES: dict[Account, str] = {"proved": "linear combination", "formula": "linear combination (papers' formula)"}
 
 
 @dataclass(frozen=True)
 class ModelAlone:
-    """A model with its ε by each accountant."""
-
     name: str
     epsilon: dict[Accountant, float]
     utility: float = 0.0
@@ -59,31 +59,23 @@ class ModelAlone:
 
 @dataclass(frozen=True)
 class JointPoint:
-    """Joint release of all models."""
-
     epsilon: float
     utility: float
     standing: Standing
 
 
 @dataclass(frozen=True)
-class Best:
-    """The best that a target allows, if anything."""
+class FrontierPoint:
+    """Weights with their ε and utility: the best that a target allows, if anything, or some that were tried.
+
+    What was tried is `on_frontier` if nothing tried with a smaller ε is as useful.
+    """
 
     epsilon: float
     utility: float | None
     weights: dict[str, float] | None
-
-
-@dataclass(frozen=True)
-class Tried:
-    """Weights that were tried; `on_frontier` if nothing tried with a smaller ε is as useful."""
-
-    epsilon: float
-    utility: float
-    weights: dict[str, float]
-    utility_kind: Literal["measured", "interpolated", "given"]
-    on_frontier: bool = False
+    utility_kind: PointKind | None = None
+    on_frontier: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -95,14 +87,14 @@ class Curve:
     standing: Standing
     title: str
     exact: bool
-    points: tuple[Best | Tried, ...]
-    refused: str | None = None
+    refused: str | None
+    points: tuple[FrontierPoint, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        plain = {**asdict(self), "points": [asdict(point) for point in self.points]}
-        if not self.exact:
-            del plain["refused"]
-        return plain
+        fields = ("epsilon", "utility", "weights", *(() if self.exact else ("utility_kind", "on_frontier")))
+        points = [{name: getattr(point, name) for name in fields} for point in self.points]
+        told = {"rule": self.rule, "by": self.by, "standing": self.standing, "title": self.title, "exact": self.exact}
+        return {**told, **({"refused": self.refused} if self.exact else {}), "points": points}
 
 
 @dataclass(frozen=True)
@@ -155,7 +147,7 @@ def frontier(
     )
     if points is None and step is not None:
         points = list(map(tuple, simplex_grid(len(portfolio.names), step).tolist()))
-    results = _at(portfolio, points, judge) if points is not None else _on_edges(portfolio, models, edge_points, judge)
+    results = _on_edges(portfolio, models, edge_points, judge) if points is None else _at(portfolio, points, judge)
     if scorer is not None:
         utility = _measured(portfolio, results, scored)
     elif utility is None:
@@ -204,7 +196,7 @@ def check_frontier(
     if utility is not None and utility.validation is not None:
         raise UtilityError("a picture of scores on a private validation set would publish them; a plan does not show them")
     if edge_points < 1:
-        raise TargetError(f"{edge_points} points on an edge are none; give at least 1")
+        raise TargetError(f"{edge_points} points on an edge: give at least 1")
     if step is not None:
         simplex_grid(1, step)
     for epsilon in epsilons:
@@ -298,10 +290,10 @@ def _selection(
     except AccountingError as error:
         why = str(error)
     points = tuple(
-        Best(epsilon, None, None) if best is None else Best(epsilon, best.utility, named(portfolio, best.weights))
+        FrontierPoint(epsilon, best and best.utility, best and named(portfolio, best.weights))
         for epsilon, best in zip(targets, found, strict=True)
     )
-    return Curve("selection", by, standing, "random selection", exact=True, points=points, refused=why)
+    return Curve("selection", by, standing, "random selection", True, why, points)
 
 
 def _combination(
@@ -312,22 +304,22 @@ def _combination(
     by: Accountant,
     title: str,
 ) -> Curve:
-    rows = []
+    tried = []
     for point, result in results.items():
-        worth, kind = result["score"], "measured"
+        worth, kind = result["score"], _MEASURED
         if worth is None:
             worth = math.fsum(w * u for w, u in zip(point, utility.values, strict=True))
             kind = "interpolated" if max(point) < 1 else "given"
-        rows.append(Tried(result[account][by], worth, named(portfolio, point), kind))
+        tried.append((result[account][by], worth, point, kind))
     best = -math.inf
     points = []
-    for row in sorted(rows, key=lambda row: (row.epsilon, -row.utility)):
-        better = math.isfinite(row.epsilon) and row.utility > best
-        best = row.utility if better else best
-        points.append(replace(row, on_frontier=better))
+    for epsilon, worth, point, kind in sorted(tried, key=lambda one: (one[0], -one[1])):
+        better = math.isfinite(epsilon) and worth > best
+        best = worth if better else best
+        points.append(FrontierPoint(epsilon, worth, named(portfolio, point), kind, better))
     conditional = any(result[account]["standing"] == "conditional" for result in results.values())
     standing: Standing = "conditional" if conditional else "proved"
-    return Curve("combination", by, standing, title, exact=False, points=tuple(points))
+    return Curve("combination", by, standing, title, False, None, tuple(points))
 
 
 def _joint(

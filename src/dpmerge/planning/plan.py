@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,10 @@ class Plan:
     question: Question
     epsilon: float
     options: tuple[Option, ...]
-    known: tuple[Option, ...] = field(default=(), repr=False, compare=False)
+    known: Mapping[OptionRule, tuple[Option, ...]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, question: Question, epsilon: float, search: Sequence[OptionRule] | None = None) -> Plan:
-        """The plan for a target; `search` as in `at`."""
         return cls(question, float(epsilon), ()).at(epsilon, search=search)
 
     @property
@@ -81,32 +80,39 @@ class Plan:
         than proved, but it may be less than the best. What a search finds is known to the plan that it returns.
         """
         Target(epsilon=epsilon)
-        wanted = [rule for rule in _ORDER if rule in self.question.rules]
-        fresh = [rule for rule in wanted if rule not in _FIXED and (search is None or rule in search)]
-        fixed = [rule for rule in wanted if rule in _FIXED and not any(one.rule == rule for one in self.known)]
-        found = Search(self.question, float(epsilon)).options([rule for rule in wanted if rule in (*fresh, *fixed)])
-        known = _merged(self.known, found)
-        options: list[Option] = []
-        for rule in wanted:
-            candidates = [one for one in (found if rule in fresh else known) if one.rule == rule]
-            if rule not in (*fresh, *_FIXED):
-                candidates = self._best_of(candidates, epsilon)
-            options += [self._judged(one, epsilon) for one in candidates]
+        known, options = dict(self.known), []
+        for rule in _ORDER:
+            if rule not in self.question.rules:
+                continue
+            if rule in _FIXED:
+                found = known[rule] = known.get(rule) or self._searched(rule, epsilon)
+            elif search is None or rule in search:
+                found = self._searched(rule, epsilon)
+                known[rule] = _kept(known.get(rule, ()), found)
+            else:
+                found = self._best_of(known.get(rule, ()), epsilon)
+            options += [self._judged(option, epsilon) for option in found]
         return Plan(self.question, float(epsilon), tuple(sorted(options, key=lambda one: one.rank)), known)
 
-    def _best_of(self, known: list[Option], epsilon: float) -> list[Option]:
-        """The most useful one that meets the target, else the most private one; nothing of nothing."""
+    def _searched(self, rule: OptionRule, epsilon: float) -> tuple[Option, ...]:
+        return tuple(Search(self.question, float(epsilon)).options(rule))
+
+    def _best_of(self, known: tuple[Option, ...], epsilon: float) -> tuple[Option, ...]:
+        """The most useful one that meets the target, else the most private one; nothing if none is known."""
         fit = [one for one in known if self._meets(one, epsilon)]
         if fit:
-            return [min(fit, key=lambda one: (-(one.utility or 0.0), one.epsilon))]
-        return [min(known, key=lambda one: one.epsilon)] if known else []
+            return (min(fit, key=lambda one: (-(one.utility or 0.0), one.epsilon)),)
+        return (min(known, key=lambda one: one.epsilon),) if known else ()
 
     def _meets(self, option: Option, epsilon: float) -> bool:
         return option.epsilon <= epsilon and option.delta <= self.delta
 
     def knowing(self, options: Iterable[Option]) -> Plan:
         """The same plan, which also knows these options when it is asked for other targets."""
-        return replace(self, known=_merged(self.known, options))
+        known = dict(self.known)
+        for option in options:
+            known[option.rule] = _kept(known.get(option.rule, ()), [option])
+        return replace(self, known=known)
 
     def targets(self, count: int) -> list[float]:
         """The ε worth a search: from half the smallest of a model alone to the largest, both ends first, then middles."""
@@ -160,13 +166,9 @@ class Plan:
         return html_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
-def _merged(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
-    """Keep what was found, unless something known of its rule is at least as private and as useful."""
-    kept = list(known)
+def _kept(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
+    """What was found, unless something known of its rule is at least as private and as useful."""
     for option in found:
-        same = [one for one in kept if one.rule == option.rule]
-        if option.rule in _FIXED:
-            kept.append(option)
-        elif len(same) < _KNOWN and not any(one.beats(option) for one in same):
-            kept = [one for one in kept if one.rule != option.rule or not option.beats(one)] + [option]
-    return tuple(kept)
+        if len(known) < _KNOWN and not any(one.beats(option) for one in known):
+            known = (*(one for one in known if not option.beats(one)), option)
+    return known

@@ -114,10 +114,8 @@ def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[st
 
 
 def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:
-    """What to beware of at this δ."""
     return " ".join(f"{text}." for text in about_delta(delta, portfolio.models, accounting.shuffle)) or None
 
 
 def named(portfolio: Portfolio, point: Point) -> dict[str, float]:
-    """A point with the models' names."""
     return dict(zip(portfolio.names, point, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -25,17 +25,15 @@ NOT_DRAWN = (
 
 @dataclass(frozen=True)
 class Search:
-    """What a question has for one ε. The options found are not judged yet: `Plan` compares them with the target."""
+    """The answers to a question at one ε. `Plan` compares the options found with the target."""
 
     question: Question
     epsilon: float
 
-    def options(self, rules: Iterable[OptionRule]) -> list[Option]:
-        found: list[Option] = []
-        for rule in rules:
-            if rule != "single":
-                self.question.progress(rule)
-            found += getattr(self, f"_{rule}")()
+    def options(self, rule: OptionRule) -> list[Option]:
+        if rule != "single":
+            self.question.progress(rule)
+        found: list[Option] = getattr(self, f"_{rule}")()
         return found
 
     def _single(self) -> list[Option]:

@@ -120,11 +120,11 @@ class Utilities:
 
     @classmethod
     def asked(cls, portfolio: Portfolio, text: str | None, provenance: Provenance | None) -> Utilities | None:
-        """What a command was given: utilities under a claimed provenance, or nothing to go by but privacy."""
+        """Utilities under a claimed provenance; none if none are given."""
         if text is not None:
             return cls.parse(portfolio, text).claimed(provenance)
         if provenance not in (None, "a-priori"):
-            raise UtilityError(f"--provenance {provenance} is about utilities; give them with --utility")
+            raise UtilityError(f"provenance {provenance!r} is about utilities, and none are given")
         return None
 
     @classmethod

@@ -32,7 +32,7 @@ from dpmerge.profiles.mixture import (
     mixture_epsilon_by_renyi as mixture_epsilon_by_renyi,
 )
 from dpmerge.profiles.pairs import MixtureLaw as MixtureLaw
-from dpmerge.profiles.profile import Profile as Profile, _discretised as _discretised
+from dpmerge.profiles.profile import Profile as Profile
 from dpmerge.profiles.runs import (
     RunProfile as RunProfile,
     ShuffleAsPoisson as ShuffleAsPoisson,

@@ -79,7 +79,11 @@ def gaussian_delta(mu: float, epsilon: FloatArray | float) -> FloatArray:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε ≥ 0 at which μ-GDP gives (ε, δ)-DP."""
+    """The smallest ε ≥ 0 at which μ-GDP gives (ε, δ)-DP.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
+    4.3772
+    """
     if mu == 0:
         return 0.0
     upper = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))

@@ -74,7 +74,7 @@ class Law(ABC):
         """(α−1)·D_α of the upper law from the lower one, for each order α > 1; never below the true value."""
 
     def finite_log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
-        """The same moment over finite losses only; a hint where to look, not a bound."""
+        """The same moment over finite losses only: a hint where to search, not a bound."""
         return self.log_moment(orders, direction)
 
     def bounded(self) -> tuple[Law | None, float]:

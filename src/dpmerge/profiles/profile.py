@@ -30,7 +30,13 @@ _FAR = 3000.0  # an ε beyond which nobody asks
 
 @dataclass(frozen=True)
 class Profile:
-    """The laws of a composition with their counts, and `failure`: a probability with which anything may happen."""
+    """The laws of a composition with their counts, and `failure`: a probability with which anything may happen.
+
+    >>> from dpmerge.profiles import MixtureLaw
+    >>> sampled = Profile.of([(MixtureLaw.poisson(rate=0.01, shift=1.0), 1000)])  # 1000 steps, noise multiplier 1
+    >>> round(sampled.epsilon(delta=1e-5), 3)
+    1.828
+    """
 
     factors: tuple[tuple[Law, int], ...]
     failure: float = 0.0

@@ -43,7 +43,7 @@ def record_effect(adjacency: Adjacency) -> float:
 
 
 def sampling_rate(phase: FullPhase, model: str, shuffle: ShuffleAsPoisson | None) -> float:
-    """The Poisson rate of a phase, 1 for full batches; shuffled ones are refused unless the user said otherwise."""
+    """The Poisson rate of a phase, 1 for full batches; shuffled ones are refused unless `shuffle` treats them as Poisson."""
     if phase.sampling.scheme == "shuffle":
         if shuffle is None:
             raise UnsupportedMechanism(

@@ -213,7 +213,7 @@ def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
 
 
 def _may_be_model(folder: Path) -> bool:
-    """Whether it has a record, or cannot be looked into; tensors without a record are refused."""
+    """Whether it has a record, or is unreadable; tensors without a record are refused."""
     if not os.access(folder, os.R_OK | os.X_OK) or os.path.lexists(folder / "record.json"):
         return True
     names = set(_files(folder))
@@ -232,5 +232,5 @@ def _may_be_model(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """The names in a folder and in the folders in it: several releases, or several checkpoints, may lie in one."""
+    """The names in a folder and in its sub-folders, which may be several releases or checkpoints."""
     yield from (path.name for path in (*folder.glob("*"), *folder.glob("*/*")))

@@ -39,7 +39,7 @@ class Model:
 
 
 def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
-    """What is to be composed: of each run its latest checkpoint, whose record covers the earlier ones; or all its models.
+    """The models to compose: of each run its latest checkpoint, whose record covers the earlier ones, or else all of them.
 
     A record that states (ε, δ), a Rényi curve or one Gaussian release is silent about other models of its run: each counts.
     """
@@ -96,7 +96,7 @@ _CONTINUED = re.compile(r"\+([^+@]+)@(\d+)")  # the generator with which a run w
 
 
 def _generators(fingerprint: str | None) -> list[str]:
-    """One for each generator that a run has had: a run that was continued has a fingerprint first+next@steps."""
+    """The fingerprints of all generators of a run; one that was continued has the fingerprint first+next@steps."""
     if fingerprint is None:
         return []
     first = _CONTINUED.sub("", fingerprint)

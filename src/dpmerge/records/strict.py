@@ -1,4 +1,4 @@
-"""Reading what people write: strict JSON files and `name=value` lists, each fault one line that names where it is."""
+"""Strict JSON files and `name=value` lists: every fault is one line that names file and field."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def named_numbers(text: str, what: str, error: type[DpmergeError]) -> dict[str, 
 
 
 def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as it is read, in which no field stands twice."""
+    """The hook by which JSON objects with a repeated field are refused."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

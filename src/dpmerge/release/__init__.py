@@ -1,6 +1,5 @@
 """Merge, certify, verify, and a ledger: the only place where guarantee and tensors meet."""
 
-from dpmerge.release.canonical import canonical as canonical, sha256 as sha256
 from dpmerge.release.card import model_card as model_card
 from dpmerge.release.certificate import (
     CARD as CARD,
@@ -10,22 +9,21 @@ from dpmerge.release.certificate import (
     LedgerForm as LedgerForm,
     draft as draft,
 )
-from dpmerge.release.chain import unfinished as unfinished
 from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
+from dpmerge.release.entering import what_fits as what_fits
+from dpmerge.release.entries import unfinished as unfinished
 from dpmerge.release.ledger import Entry as Entry, Ledger as Ledger
+from dpmerge.release.making import Merge as Merge, Released as Released
 from dpmerge.release.processes import under_way as under_way
+from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (
     NO_LEDGER as NO_LEDGER,
     Files as Files,
-    Merge as Merge,
     Preview as Preview,
-    Released as Released,
     files_to_write as files_to_write,
     preview as preview,
     release as release,
     release_together as release_together,
 )
-from dpmerge.release.remaining import what_fits as what_fits
 from dpmerge.release.signing import Signer as Signer, new_keys as new_keys, trusted_key as trusted_key
-from dpmerge.release.verdict import Verdict as Verdict
 from dpmerge.release.verify import verify as verify

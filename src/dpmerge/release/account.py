@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from dpmerge.errors import AccountingError, LedgerError
+from dpmerge.cache import without_cache
+from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.chain import Entry, standing
+from dpmerge.release.certificate import now
+from dpmerge.release.entries import Budget, Entry, Planned, models_content, standing
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.known import KnownModels
-from dpmerge.release.spending import Budget, Planned
-from dpmerge.rules import DRAWING, Charge, Exposure, Filter, Guarantee, Releases, Rule, Sum, Validated
+from dpmerge.release.known import KnownModels, contents_of
+from dpmerge.rules import (
+    DRAWING,
+    THEOREMS,
+    Charge,
+    Exposure,
+    Filter,
+    Guarantee,
+    Releases,
+    Rule,
+    Sum,
+    Validated,
+    round_up,
+    significant,
+)
 
 FILTER = "adaptive-filter"
 
@@ -60,7 +76,6 @@ class Account:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to count."""
         return not self._releases and not self._declared
 
     @property
@@ -84,7 +99,7 @@ class Account:
         raise LedgerError(
             f"{name}: this release depends on what earlier ones showed, and {what}; a ledger provides for that before its "
             "first release: it declares portfolios, all of whose models count from the start, so that any choice among them is "
-            "free (--declare), or has a filter, which takes a share of δ (--filter-share); a release that would have been the "
+            "free, or has a filter, which takes a share of δ; a release that would have been the "
             "same whatever earlier ones showed depends on none"
         )
 
@@ -107,7 +122,6 @@ class Account:
         return [forms[0].build(whole, proved=True)]
 
     def used(self, by: Filter) -> Sum:
-        """What all releases use of a filter."""
         charges = [Charge(one.exposure, one.pays) for one in self._releases]
         return by.total(self._models, charges, _shuffle([form for one in self._releases for form in one.forms]))
 
@@ -140,7 +154,7 @@ class Account:
         return Total(found, self.budget.allows(found, self.tight_delta))
 
     def _beyond(self, by: Filter, used: Sum) -> str:
-        """What a filter says that does not allow so much."""
+        """Why a filter refuses."""
         if used.unbounded:
             runs = self._runs_of(used.unbounded)
             return f"no finite divergence of order {by.order:g}, at which the filter counts, is known of {runs}"
@@ -151,7 +165,7 @@ class Account:
         return told + (pairs if used.pairs > by.pairs else "")
 
     def share(self) -> float:
-        """At most 1 if the releases are within the budget, by the better of both counts; δ at the budget's ε, as a share."""
+        """The share of the budget that is used, by the better of both counts: at most 1 if the releases fit."""
         found = []
         with contextlib.suppress(AccountingError):
             found.append(self.delta_spent() / self.tight_delta if self.is_tight else math.inf)
@@ -193,13 +207,12 @@ class _Counted:
 
 
 def _shuffle(forms: Iterable[RuleForm]) -> ShuffleAsPoisson | None:
-    """The largest rate that was claimed of shuffled batches."""
+    """The largest rate at which shuffled batches were accounted as Poisson ones."""
     rates = [float.fromhex(form.shuffle_rate) for form in forms if form.shuffle_rate is not None]
     return ShuffleAsPoisson(max(rates)) if rates else None
 
 
 def filter_of(budget: Budget, entries: Sequence[Entry]) -> Filter | None:
-    """The filter that the ledger was made with."""
     for entry in entries:
         if entry.kind == "filter":
             order, delta, pairs = (float.fromhex(entry.content[name]) for name in ("order", "delta", "pairs"))
@@ -226,3 +239,74 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
         largest = max((one for one, _ in paid if one.disjoint), key=lambda one: one.divisor)
         rule = Validated(rule, largest, math.fsum(cost + DRAWING for _, cost in paid))
     return rule
+
+
+# --- what a ledger provides from its start for releases that depend on what earlier ones showed -------------------------------
+
+
+def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None) -> list[Entry]:
+    """The first entries: the filter, and the portfolios declared, which the budget must cover together."""
+    contents: list[dict[str, Any]] = []
+    if not 0 <= filter_share < 1:
+        raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
+    if filter_share > 0 and filter_share * budget.delta < 4 * sys.float_info.min:  # half is for pairs; both must be numbers
+        raise LedgerError(
+            f"a filter's share of δ is {filter_share:g}, and that of δ = {budget.delta:g} is too small a number to compute "
+            "with: give a larger share, or 0 for no filter"
+        )
+    if filter_share:
+        rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
+        numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}
+        contents.append({"kind": "filter", "at": now(), **numbers})
+    elif filter_order is not None:
+        raise LedgerError("the order of a filter was given, and no share of δ for it")
+    for portfolio in declared:
+        require_same_data("the ledger", budget, portfolio)
+        held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
+        contents.append({"kind": "portfolio", "at": now(), "nonce": secrets.token_hex(32), **held})
+    entries: list[Entry] = []
+    for content in contents:
+        entries.append(Entry.following(entries, budget.hash, content))
+    if declared:
+        with without_cache():
+            account = Account(budget, entries)
+            found = budget.total(account.rules(), account.tight_delta)
+        if not budget.allows(found, account.tight_delta):
+            raise BudgetExceeded(
+                f"all models declared cost ε = {round_up(found.epsilon)} at δ = {significant(account.tight_delta)} "
+                f"together, and the budget is ε = {budget.epsilon:g}: declare fewer models, or a larger budget"
+            )
+    return entries
+
+
+def require_same_data(name: str, budget: Budget, portfolio: Portfolio) -> None:
+    """Refuse a portfolio of other data, or of another notion of neighbours."""
+    record = portfolio.models[0].record
+    if record.dataset != budget.dataset:
+        raise LedgerError(f"{name} is for dataset {budget.dataset!r}; the portfolio is for {record.dataset!r}")
+    if record.adjacency != budget.adjacency:
+        raise LedgerError(
+            f"{name} counts for {budget.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
+        )
+
+
+def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
+    """How releases are counted, in words."""
+    told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
+    declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
+    if declared:
+        told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
+    rule = filter_of(budget, entries)
+    if rule is not None:
+        told.append(
+            f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {_so_far(budget, entries, rule)}"
+        )
+    return told
+
+
+def _so_far(budget: Budget, entries: Sequence[Entry], rule: Filter) -> str:
+    try:
+        used = Account(budget, entries).used(rule)
+    except AccountingError:
+        return "releases so far do not pass it"
+    return f"releases so far use {used.divergence:.4g} of {rule.room:.4g}" + ("" if rule.allows(used) else ", so it is closed")

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
+from dpmerge.files import canonical, sha256
 from dpmerge.planning import Averaging
 from dpmerge.profiles import Conversion
 from dpmerge.records import Adjacency, DpSgd, Extended, Model, Portfolio, Record, Strict, joined, parse_strict
-from dpmerge.release.canonical import canonical, sha256
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
@@ -65,7 +65,7 @@ class GuaranteeForm(Extended):
 
     @classmethod
     def of(cls, guarantee: Guarantee) -> GuaranteeForm:
-        """A guarantee as it stands in a certificate; an infinite ε is none."""
+        """An infinite ε is rejected."""
         kept = {name: value for name, value in guarantee.as_dict().items() if name in cls.model_fields}
         return cls.model_validate_json(canonical(kept))
 
@@ -78,7 +78,6 @@ class RecordForm(Strict):
 
     @classmethod
     def of(cls, record: Record) -> RecordForm:
-        """A record as it is published."""
         return cls(sha256=record_digest(record), record=record)
 
 
@@ -282,7 +281,6 @@ def seal(content: dict[str, Any], signer: Signer | None) -> Certificate:
 
 
 def software() -> dict[str, str]:
-    """The versions that computed it."""
     found = {}
     for package in ("dpmerge", "dp-accounting", "numpy", "scipy", "safetensors"):
         try:

@@ -21,7 +21,6 @@ from dpmerge.rules import (
     Target,
     require_covered,
     require_smoothness_is_used,
-    require_wanted,
     round_up,
 )
 
@@ -100,8 +99,6 @@ def choose(
     with provenance `a-priori` only those that have weight.
     """
     delta, epsilon = float(delta), None if epsilon is None else float(epsilon)
-    Target(delta=delta)
-    require_wanted(delta, accounting.any_delta)
     if epsilon is not None:
         Target(epsilon=epsilon)
     utility = None if utility is None else utility.claimed(provenance)
@@ -113,7 +110,7 @@ def choose(
         raise TargetError("kappa belongs to tempered selection, and tempered selection needs it")
     require_smoothness_is_used(rule, accounting.assume_smoothness)
     who = _provenance(rule, utility, provenance)
-    question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=replace(accounting, any_delta=True))
+    question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=accounting)
     if weights is None:
         weights = _best_weights(question, rule, epsilon)
     form = _form(question, rule, weights)

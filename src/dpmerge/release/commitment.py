@@ -16,8 +16,8 @@ from typing import Annotated
 from pydantic import Field
 
 from dpmerge.errors import CertificateError
+from dpmerge.files import sha256
 from dpmerge.records import Strict, load_strict
-from dpmerge.release.canonical import sha256
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -41,14 +41,12 @@ class Commitment(Strict):
     masked: Digest
 
     def opens(self, opening: Opening) -> bool:
-        """Whether this is a commitment to the opening's digest."""
         mask = _toeplitz(int(self.matrix, 16), int(opening.secret, 16))
         same = int(self.masked, 16) ^ mask == int(opening.sha256, 16)
         return same and sha256(bytes.fromhex(opening.secret)) == self.hash
 
 
 def commit(digest: str) -> tuple[Commitment, Opening]:
-    """A commitment to a SHA-256 digest, and what opens it."""
     x, matrix = secrets.randbits(_SECRET_BITS), secrets.randbits(_MATRIX_BITS)
     opening = Opening(sha256=digest, secret=f"{x:0256x}")
     masked = int(digest, 16) ^ _toeplitz(matrix, x)
@@ -75,7 +73,6 @@ class Openings(Strict):
 
     @classmethod
     def load(cls, path: Path) -> Openings:
-        """Read and validate the file."""
         return load_strict(cls, path, CertificateError, "it was written into the portfolio when the release was made")
 
     def keep(self, path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_DOWN, Context, Decimal
 from pathlib import Path
+from typing import Any
 
-from dpmerge.errors import BudgetExceeded, DpmergeError, LedgerError
-from dpmerge.records import Weights
+from dpmerge.errors import AccountingError, BudgetExceeded, DpmergeError, LedgerError
+from dpmerge.planning import blend
+from dpmerge.records import Portfolio, Weights
+from dpmerge.release.forms import RuleForm
 from dpmerge.release.ledger import Entry, Ledger, Planned
-from dpmerge.release.remaining import in_words
 from dpmerge.rules import round_up, significant
 from dpmerge.tensors import is_proof, new_folder, remove_proof
 
@@ -59,7 +62,7 @@ def entered(ledger: Ledger | None, planned: Planned, weights: Weights, out: Path
 
 
 def _enter(ledger: Ledger, planned: Planned, weights: Weights) -> Entry:
-    """The entry; a refusal says what would still fit."""
+    """A refusal says what would still fit."""
     try:
         return ledger.enter(planned)
     except BudgetExceeded as refusal:
@@ -79,3 +82,98 @@ def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
         return f"nothing was released, but {where} could not be voided ({fault}); it counts until the next release voids it"
     remove_proof(temporary)
     return f"nothing was released; {where} was voided, and nothing was spent"
+
+
+# --- what a budget still allows, on top of everything released before ---------------------------------------------------------
+
+
+_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # what is said to fit is said in so many digits, and fits as it is said
+
+
+def what_fits(ledger: Ledger, portfolio: Portfolio) -> dict[str, Any]:
+    """Which models may still be released alone, and how much weight each may have in a selection with the safest."""
+    room = _Room(ledger, portfolio, ledger.history())
+    alone = room.alone()
+    safest = alone[0] if alone else None
+    shares: dict[str, float] = {}
+    if safest is not None:
+        start = portfolio.weights({safest: 1.0})
+        others = {name: portfolio.weights({name: 1.0}) for name in portfolio.names if name not in alone}
+        shares = {name: float(_down(room.largest_share(start, end))) for name, end in others.items()}
+    text = [f"  may be released alone: {', '.join(alone) or 'none'}"]
+    text += [f"  {name}: with probability up to {share:g} in a selection with {safest}" for name, share in shares.items()]
+    return {"alone": alone, "in_selection_with": safest, "largest_probability": shares, "text": text}
+
+
+def in_words(ledger: Ledger, portfolio: Portfolio, weights: Weights, dependent: bool = False) -> str:
+    """What would still fit instead of a release that does not: the same selection with more weight on the safest model."""
+    room = _Room(ledger, portfolio, ledger.history(), dependent)
+    alone = room.alone()
+    if not alone:
+        return "no model of this portfolio would still fit alone"
+    safest = alone[0]
+    start = portfolio.weights({safest: 1.0})
+    found = f"what would still fit: {' or '.join(alone)} alone"
+    mixed = _as_said(safest, blend(start, weights, room.largest_share(start, weights)))
+    if len(mixed) == 1 or not room.fits(portfolio.weights({name: float(value) for name, value in mixed.items()})):
+        return found
+    return f"{found}, or a selection with {','.join(f'{name}={value:f}' for name, value in mixed.items())}"
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What is left for selections from one portfolio, in a ledger as it was when asked."""
+
+    ledger: Ledger
+    portfolio: Portfolio
+    entries: list[Entry]
+    dependent: bool = False
+
+    def spent(self, weights: Weights) -> float:
+        """How much of the budget all releases and this selection take together: at most 1 if they fit."""
+        form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
+        planned = Planned((form,), self.portfolio, form.exposure(self.portfolio), (), "", self.dependent)
+        most = 1 / self.ledger.budget.delta  # that of no privacy
+        try:
+            return min(self.ledger.share(self.entries, planned), most)
+        except AccountingError:
+            return most
+
+    def fits(self, weights: Weights) -> bool:
+        return self.spent(weights) <= 1
+
+    def alone(self) -> list[str]:
+        """The models that may be released alone, the safest first."""
+        spent = {name: self.spent(self.portfolio.weights({name: 1.0})) for name in self.portfolio.names}
+        return sorted((name for name in spent if spent[name] <= 1), key=spent.__getitem__)
+
+    def largest_share(self, start: Weights, end: Weights) -> float:
+        """How far selection weights may go from `start`, which fits, to `end`: from below, to about three digits.
+
+        The δ spent is the larger of two directions, each linear in the share, so a straight line between two points lies
+        above it: where that meets the budget, the share still fits. By Rényi divergences it may not, and the end moves.
+        """
+        low, at_low, high, at_high = 0.0, self.spent(start), 1.0, self.spent(end)
+        if at_high <= 1:
+            return 1.0
+        for _ in range(8):
+            if at_low >= 0.998:
+                break
+            middle = low + (high - low) * (0.999 - at_low) / (at_high - at_low)
+            found = self.spent(blend(start, end, middle))
+            if found <= 1:
+                low, at_low = middle, found
+            else:
+                high, at_high = middle, found
+        return low
+
+
+def _down(value: float) -> Decimal:
+    return _DIGITS.create_decimal_from_float(value)
+
+
+def _as_said(safest: str, weights: Weights) -> dict[str, Decimal]:
+    """Weights rounded down to three digits; what that leaves goes to the safest model."""
+    said = {model.name: _down(weight) for model, weight in weights.used if model.name != safest}
+    rest = 1 - sum(said.values(), Decimal(0))
+    return {safest: rest, **said} if rest else said

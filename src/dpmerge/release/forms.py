@@ -16,7 +16,7 @@ COVERS_INPUTS = ("joint-release", "single-run")
 
 
 def _exact(text: str) -> str:
-    """One spelling for each float, so that a weight cannot be written in two ways; beyond the largest float is none."""
+    """One spelling for each float, so that a weight cannot be written in two ways; infinity is rejected."""
     try:
         own = float.fromhex(text).hex()
     except OverflowError:
@@ -59,13 +59,11 @@ class ValidationForm(Extended):
 
     @classmethod
     def of(cls, validation: Validation, epsilon: str) -> ValidationForm:
-        """As it stands in a certificate."""
         divisor = {"divisor" if validation.constant else "records": validation.divisor}
         return cls(disjoint=validation.disjoint, epsilon=epsilon, **divisor)
 
     @property
     def described(self) -> Validation:
-        """The set itself."""
         return Validation(self.divisor or self.records or 0, self.disjoint, self.divisor is not None)
 
 
@@ -130,6 +128,5 @@ class RuleForm(Extended):
         return Exposure.drawn(weights) if self.rule == "selection" else Exposure.whole(self.involved)
 
     def renamed(self, names: dict[str, str]) -> RuleForm:
-        """The same under other names of the models."""
         weights = {names[name]: value for name, value in self.weights.items()}
         return self.model_copy(update={"weights": weights, "looked_at": [names[name] for name in self.looked_at]})

@@ -10,26 +10,25 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
+from dpmerge.files import canonical
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total
-from dpmerge.release.canonical import canonical
-from dpmerge.release.chain import Entry, checked, standing, unfinished
+from dpmerge.release.account import FILTER, Account, Total, how_counted, provisions, require_same_data
+from dpmerge.release.certificate import now
+from dpmerge.release.entries import SCHEMA, Budget, Entry, Planned, checked, drawn_before, standing, unfinished
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
-from dpmerge.release.provisions import how_counted, provisions, require_same_data
-from dpmerge.release.spending import SCHEMA, Budget, Planned, drawn_before
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection
 
 __all__ = ["Budget", "Entry", "Ledger", "Planned"]
 
@@ -39,7 +38,7 @@ class Ledger:
 
     def __init__(self, where: str | Path) -> None:
         self._engine, self.name = _tables().engine_for(str(where))
-        with self._reading() as connection:
+        with self._transaction(alone=False) as connection:
             self.budget, _ = self._read(connection)
 
     @classmethod
@@ -69,7 +68,7 @@ class Ledger:
         first = provisions(budget, declared, filter_share, filter_order)
         tables = _tables()
         engine, name = tables.engine_for(str(where), new=True)
-        with _transaction(engine, name, alone=True) as connection:
+        with tables.transaction(engine, name, alone=True) as connection:
             if tables.exist(connection):
                 raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
             tables.metadata.create_all(connection)
@@ -81,8 +80,7 @@ class Ledger:
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def history(self) -> list[Entry]:
-        """Every entry, in order."""
-        with self._reading() as connection:
+        with self._transaction(alone=False) as connection:
             return self._entries(connection)
 
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
@@ -133,7 +131,7 @@ class Ledger:
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
         # What is promised must not come from a cache's files.
-        with self._alone() as connection, without_cache():
+        with self._transaction(alone=True) as connection, without_cache():
             entries = self._entries(connection)
             account = Account(self.budget, entries, planned)
             account.require_provision(self.name)
@@ -146,7 +144,7 @@ class Ledger:
                 about["drawn"] = again
             content = {
                 "kind": "release",
-                "at": _now(),
+                "at": now(),
                 "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
                 "by": this_process(),
                 "out": planned.out,
@@ -168,9 +166,9 @@ class Ledger:
 
     def complete(self, entry: Entry, certificates: Sequence[str]) -> list[str]:
         """Say that an entered release is out, under the hashes of its certificates; if it was voided, it counts again."""
-        with self._alone() as connection:
+        with self._transaction(alone=True) as connection:
             entries = self._entries(connection)
-            content = {"kind": "completed", "at": _now(), "of": entry.number, "certificates": list(certificates)}
+            content = {"kind": "completed", "at": now(), "of": entry.number, "certificates": list(certificates)}
             self._append(connection, entries, content)
         if entry.number in {one.number for one in standing(entries)}:
             return []
@@ -190,7 +188,7 @@ class Ledger:
         notes = []
         with ExitStack() as held:  # the locks of what is voided, until it is removed
             left: list[Path] = []
-            with self._alone() as connection:
+            with self._transaction(alone=True) as connection:
                 entries = self._entries(connection)
                 for entry in unfinished(entries):
                     gone = held.enter_context(maker_gone(entry.content))
@@ -203,19 +201,18 @@ class Ledger:
                         notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
                         continue
                     state = "present" if os.path.lexists(entry.content["out"]) else "absent"
-                    content = {"kind": "recovered", "at": _now(), "of": entry.number, "output": state}
+                    content = {"kind": "recovered", "at": now(), "of": entry.number, "output": state}
                     entries.append(self._append(connection, entries, content))
                     notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
                     if state == "absent":
-                        how = f"dpmerge ledger void {self.name} {entry.number} --reason WHY"
-                        notes[-1] += f" (if nothing of it was ever seen: {how})"
+                        notes[-1] += " (void it, with the reason, if nothing of it was ever seen)"
             for folder in left:
                 remove_proof(folder)
         return notes
 
     def void_unseen(self, entry: Entry, reason: str) -> None:
         """Void a release of which the caller has proof that nothing of it was seen."""
-        with self._alone() as connection:
+        with self._transaction(alone=True) as connection:
             self._append(connection, self._entries(connection), _voided(entry.number, reason, "proof"))
 
     def void(self, number: int, reason: str, *, machine_is_gone: bool = False) -> None:
@@ -225,7 +222,7 @@ class Ledger:
         """
         if not reason.strip():
             raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
-        with self._alone() as connection:
+        with self._transaction(alone=True) as connection:
             entries = self._entries(connection)
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
@@ -249,7 +246,7 @@ class Ledger:
             f"has its output at {out}: it counts": os.path.lexists(out),
             f"is still under way ({maker}): end it first": not became and runs and certain,
             f"is still under way, as far as can be known here ({maker}): end it first, there; if that machine or container is "
-            "gone for good, say so with --machine-is-gone": not became and runs and not (certain or machine_is_gone),
+            "gone for good, say so (machine_is_gone)": not became and runs and not (certain or machine_is_gone),
         }
         for fault, holds in faults.items():
             if holds:
@@ -259,17 +256,16 @@ class Ledger:
         try:
             entry = Entry.following(entries, self.budget.hash, content)
         except UnicodeEncodeError:
-            raise LedgerError("a name or path in this release is no valid text, so it cannot be entered: rename it") from None
+            raise LedgerError("a name or path in this release is not valid text, so it cannot be entered: rename it") from None
         _insert(connection, entry)
         return entry
 
     # --- the database -----------------------------------------------------------------------------------------------------
 
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return _transaction(self._engine, self.name, alone=False)
-
-    def _alone(self) -> AbstractContextManager[Connection]:
-        return _transaction(self._engine, self.name, alone=True)
+    def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
+        """Alone with the ledger to write, or one view of it to read."""
+        found: AbstractContextManager[Connection] = _tables().transaction(self._engine, self.name, alone=alone)
+        return found
 
     def _entries(self, connection: Connection) -> list[Entry]:
         budget, entries = self._read(connection)
@@ -281,7 +277,7 @@ class Ledger:
         """The budget and the entries; refused if anything was changed but by appending."""
         found = _tables().read(connection)
         if found is None:
-            raise LedgerError(f"{self.name}: holds no ledger; make one under another name with dpmerge ledger new")
+            raise LedgerError(f"{self.name}: holds no ledger; make one under another name")
         header, rows = found
         if header["schema"] != SCHEMA:
             raise LedgerError(f"{self.name}: a ledger of version {header['schema']}; this program reads version {SCHEMA}")
@@ -295,21 +291,7 @@ class Ledger:
             raise LedgerError(f"{self.name}: {fault}; nothing is released from a ledger that was tampered with") from None
 
     def require_same_data(self, portfolio: Portfolio) -> None:
-        """Refuse a portfolio of other data, or of another notion of neighbours."""
         require_same_data(self.name, self.budget, portfolio)
-
-
-@contextmanager
-def _transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connection]:
-    """Alone with the ledger to write, or one view of it to read."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        with _tables().transaction(engine, alone=alone) as connection:
-            yield connection
-    except SQLAlchemyError as fault:
-        what = " ".join(str(getattr(fault, "orig", None) or fault).split())
-        raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
 
 
 def _insert(connection: Connection, entry: Entry) -> None:
@@ -320,11 +302,7 @@ def _insert(connection: Connection, entry: Entry) -> None:
 
 
 def _voided(number: int, reason: str, by: str) -> dict[str, Any]:
-    return {"kind": "voided", "at": _now(), "of": number, "reason": reason, "by": by}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return {"kind": "voided", "at": now(), "of": number, "reason": reason, "by": by}
 
 
 def _tables() -> Any:

@@ -13,13 +13,13 @@ from dpmerge.tensors import abandoned, is_proof
 
 
 def this_process() -> dict[str, Any]:
-    """This process, unlike any other of this machine's since it was started."""
+    """What tells this process from any other on this machine since it was started."""
     own = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
     return {**own, "namespace": _namespace()}
 
 
 def under_way(release: Mapping[str, Any]) -> bool:
-    """Whether whoever makes the release of this entry still does, as far as can be known here."""
+    """Whether the process that makes this release still runs, as far as can be known here."""
     with maker_gone(release) as gone:
         return gone is False or (gone is None and still_runs(release["by"]))
 
@@ -56,12 +56,12 @@ def still_runs(process: Mapping[str, Any]) -> bool:
 
 
 def same_boot(process: Mapping[str, Any]) -> bool:
-    """Whether it ran on this kernel, which has not been started anew since; a container's name for the machine is its own."""
+    """Whether it ran since this kernel was started; a container has its own name for the machine."""
     return bool(process["boot"]) and process["boot"] == _boot()
 
 
 def _namespace() -> str:
-    """Within which a number is one process."""
+    """The process namespace: within it a process id is unique."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

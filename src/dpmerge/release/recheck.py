@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CertificateError, DpmergeError
+from dpmerge.files import sha256
+from dpmerge.notebook import html_table
 from dpmerge.records import Portfolio
-from dpmerge.release.canonical import sha256
 from dpmerge.release.certificate import CARD, Certificate, published, record_digest
 from dpmerge.release.commitment import Commitment, Opening, Openings, input_names
 from dpmerge.release.forms import COVERS_INPUTS
-from dpmerge.release.verdict import Verdict
 from dpmerge.rules import Combination, covers, why_joint
 from dpmerge.tensors import (
     ADAPTER_CONFIG,
@@ -29,6 +30,48 @@ from dpmerge.tensors import (
     read_object,
     verify_plan,
 )
+
+
+@dataclass(repr=False)
+class Verdict:
+    """What was checked and holds, what does not, and what could not be checked; `warnings` are about promises of little."""
+
+    holds: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> int:
+        """0: holds, 1: does not, 2: could not be checked."""
+        return 1 if self.broken else 2 if self.unchecked else 0
+
+    @property
+    def sentence(self) -> str:
+        return ("it holds", "it does NOT hold", "it could not be checked")[self.code]
+
+    def note(self, faults: list[str], holds: str) -> bool:
+        """Add the faults, or what holds if there are none."""
+        self.broken += faults
+        if not faults:
+            self.holds.append(holds)
+        return not faults
+
+    def digest(self, path: Path) -> str | None:
+        """A file's SHA-256, or nothing where it cannot be read, which is noted."""
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as fault:
+            self.unchecked.append(f"{path}: cannot be read: {fault.strerror}")
+            return None
+
+    def __repr__(self) -> str:
+        return f"<Verdict: {'; '.join([self.sentence, *self.broken, *self.unchecked, *self.warnings])}>"
+
+    def _repr_html_(self) -> str:
+        found = {"does NOT hold": self.broken, "not checked": self.unchecked, "beware": self.warnings, "holds": self.holds}
+        return html_table([], [(name, tuple(texts)) for name, texts in found.items() if texts])
 
 
 @dataclass(frozen=True)
@@ -125,13 +168,13 @@ class Recheck:
         merge = self.certificate.merge
         if merge.method is not None and merge.method not in METHODS and merge.method != self.method:
             self.verdict.unchecked.append(
-                f"the merge was made by the function {merge.method!r}; if you trust it, run it with --method {merge.method}"
+                f"the merge was made by the function {merge.method!r}; if you trust it, name it as the method to run"
             )
             return False
         if merge.base is None:
             return True
         if self.base is None:
-            self.verdict.unchecked.append("the merge has a base model: give its folder with --base")
+            self.verdict.unchecked.append("the merge has a base model: give its folder")
             return False
         same = self._digests(self.base, "base") == merge.base
         faults = [] if same else ["the base model is not the one certified"]

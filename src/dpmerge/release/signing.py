@@ -11,7 +11,7 @@ from dpmerge.errors import SignatureError
 
 def new_keys(path: Path) -> Path:
     """Write a private key to `path` (readable by its owner alone) and the public one beside it; return the latter."""
-    serialization, ed25519 = _cryptography()
+    serialization, ed25519, _ = _cryptography()
     public_path = path.with_name(path.name + ".pub")
     for target in (path, public_path):
         if os.path.lexists(target):
@@ -30,34 +30,30 @@ def new_keys(path: Path) -> Path:
 
 
 class Signer:
-    """Signs with a private key."""
-
     def __init__(self, path: Path) -> None:
-        serialization, ed25519 = _cryptography()
+        serialization, ed25519, exceptions = _cryptography()
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-        except (OSError, ValueError, TypeError, _unsupported()) as fault:
+        except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm) as fault:
             raise SignatureError(f"{path}: no private key can be read here: {fault}") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise SignatureError(f"{path}: not an Ed25519 key; make one with dpmerge tools keys")
+            raise SignatureError(f"{path}: not an Ed25519 key")
         self._key = key
 
     @property
     def public(self) -> str:
-        """The public key in hexadecimal digits."""
         return str(self._key.public_key().public_bytes_raw().hex())
 
     def sign(self, content: bytes) -> str:
-        """The signature in hexadecimal digits."""
         return str(self._key.sign(content).hex())
 
 
 def trusted_key(path: Path) -> str:
     """The public key in a file, in hexadecimal digits."""
-    serialization, ed25519 = _cryptography()
+    serialization, ed25519, exceptions = _cryptography()
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, _unsupported()) as fault:
+    except (OSError, ValueError, exceptions.UnsupportedAlgorithm) as fault:
         raise SignatureError(f"{path}: no public key can be read here: {fault}") from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SignatureError(f"{path}: not an Ed25519 key")
@@ -66,26 +62,19 @@ def trusted_key(path: Path) -> str:
 
 def signed_by(public: str, signature: str, content: bytes) -> bool:
     """Whether the holder of this public key signed the content."""
-    _, ed25519 = _cryptography()
-    from cryptography.exceptions import InvalidSignature
-
+    _, ed25519, exceptions = _cryptography()
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), content)
-    except (InvalidSignature, ValueError):
+    except (exceptions.InvalidSignature, ValueError):
         return False
     return True
 
 
-def _unsupported() -> type[Exception]:
-    from cryptography.exceptions import UnsupportedAlgorithm
-
-    return UnsupportedAlgorithm
-
-
-def _cryptography() -> tuple[Any, Any]:
+def _cryptography() -> tuple[Any, Any, Any]:
     try:
+        from cryptography import exceptions
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         raise SignatureError("signatures need the cryptography package; install dpmerge[signing]") from None
-    return serialization, ed25519
+    return serialization, ed25519, exceptions

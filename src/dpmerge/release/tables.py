@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, NullPool, Table, Text, create_engine, inspect, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from dpmerge.errors import LedgerError
 
@@ -82,7 +82,7 @@ def _sqlite(path: str, new: bool) -> Engine:
     if new and not Path(path).parent.is_dir():
         raise LedgerError(f"{path}: there is no folder {Path(path).parent}; make it first")
     if not new and not Path(path).is_file():
-        raise LedgerError(f"{path}: no such ledger; make one with dpmerge ledger new")
+        raise LedgerError(f"{path}: no such ledger; make one first")
     uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if new else 'rw'}"
 
     def connect() -> sqlite3.Connection:
@@ -93,12 +93,16 @@ def _sqlite(path: str, new: bool) -> Engine:
 
 
 @contextmanager
-def transaction(engine: Engine, *, alone: bool) -> Iterator[Connection]:
+def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connection]:
     """Alone with the ledger, others waiting until this is committed or given up; or one view of it that waits for nobody."""
-    with engine.begin() as connection:
-        for statement in _BEGIN[engine.dialect.name, alone]:
-            connection.exec_driver_sql(statement)
-        yield connection
+    try:
+        with engine.begin() as connection:
+            for statement in _BEGIN[engine.dialect.name, alone]:
+                connection.exec_driver_sql(statement)
+            yield connection
+    except SQLAlchemyError as fault:
+        what = " ".join(str(getattr(fault, "orig", None) or fault).split())
+        raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
 
 
 def exist(connection: Connection) -> bool:

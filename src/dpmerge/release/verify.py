@@ -15,11 +15,10 @@ from dpmerge.profiles import grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
-from dpmerge.release.chain import standing
+from dpmerge.release.entries import standing
 from dpmerge.release.ledger import Ledger
-from dpmerge.release.recheck import Recheck
+from dpmerge.release.recheck import Recheck, Verdict
 from dpmerge.release.signing import signed_by
-from dpmerge.release.verdict import Verdict
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SAME = 1e-6  # what processors may differ by on the same path
@@ -80,7 +79,9 @@ def _check_signature(certificate: Certificate, trust: str | None, verdict: Verdi
         if not signed_by(signature.key, signature.value, certificate.content()):
             verdict.broken.append("the signature is not that of the key stated")
         elif trust is None:
-            verdict.holds.append(f"the certificate was signed with the key {signature.key[:16]}…; whose that is, --trust tells")
+            verdict.holds.append(
+                f"the certificate was signed with the key {signature.key[:16]}…; give a key to trust to learn whose that is"
+            )
         elif signature.key != trust:
             verdict.broken.append("the certificate was signed with another key than the one trusted")
         else:
@@ -135,7 +136,7 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
 
 
 def _in_words(certificate: Certificate, second: Guarantee) -> str:
-    """What a second path that contradicts nothing says of the number certified."""
+    """How a second path that does not contradict the certified number compares with it."""
     stated = certificate.guarantee
     path = "a second path, from loss distributions on grids of its own,"
     if second.epsilon <= stated.epsilon * (1 + _SAME):
@@ -214,34 +215,22 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
     if stated is None:
         verdict.broken.append("the certificate names no entry in a ledger")
         return
-    entries = ledger.history()
+    entries, where = ledger.history(), f"entry {stated.number} of the ledger"
     entry = entries[stated.number - 1] if stated.number <= len(entries) else None
     if entry is None or entry.kind != "release" or entry.hash != stated.entry:
-        verdict.broken.append(
-            f"entry {stated.number} of the ledger is not the one certified: it was edited, replaced or deleted"
-        )
+        verdict.broken.append(f"{where} is not the one certified: it was edited, replaced or deleted")
         return
     total = entry.content["total"]
-    counts = entry in standing(entries)
-    voided = [one.content["reason"] for one in entries if one.kind == "voided" and one.content["of"] == entry.number]
-    completed = [
-        one.content["certificates"] for one in entries if one.kind == "completed" and one.content["of"] == entry.number
-    ]
-    if not counts:
-        verdict.broken.append(f"entry {stated.number} of the ledger was voided, so nothing counts this release: {voided[-1]}")
-    elif (total["epsilon"], total["delta"], total["theorem"]) != (
-        stated.epsilon,
-        stated.delta,
-        stated.theorem or total["theorem"],
-    ):
-        verdict.broken.append(f"entry {stated.number} of the ledger has another total than the one certified")
+    about = [one for one in entries if one.content.get("of") == entry.number]
+    completed = [one.content["certificates"] for one in about if one.kind == "completed"]
+    if entry not in standing(entries):
+        reason = [one.content["reason"] for one in about if one.kind == "voided"][-1]
+        verdict.broken.append(f"{where} was voided, so nothing counts this release: {reason}")
+    elif any(total[name] != getattr(stated, name) for name in ("epsilon", "delta", *(["theorem"] if stated.theorem else []))):
+        verdict.broken.append(f"{where} has another total than the one certified")
     elif not completed:
-        verdict.unchecked.append(
-            f"entry {stated.number} of the ledger was never completed: it does not say which certificate is its"
-        )
+        verdict.unchecked.append(f"{where} was never completed: it does not say which certificate is its own")
     elif certificate.sha256 not in completed[0]:
-        verdict.broken.append(f"entry {stated.number} of the ledger was completed with another certificate")
+        verdict.broken.append(f"{where} was completed with another certificate")
     else:
-        verdict.holds.append(
-            f"entry {stated.number} of the ledger is the one certified, and was completed with this certificate"
-        )
+        verdict.holds.append(f"{where} is the one certified, and was completed with this certificate")

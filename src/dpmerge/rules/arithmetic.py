@@ -14,7 +14,7 @@ from typing import Literal
 from dpmerge.records import DpSgd, Gaussian
 from dpmerge.rules.transport import Run
 
-# What is averaged: real numbers if nothing is said, stored ones that the noise covers, or ones too coarse for that.
+# None: real numbers are averaged. "stored": stored ones that the noise covers. "joint": stored ones too coarse for that.
 Arithmetic = Literal["stored", "joint"]
 COVER = 1024  # spacings of the stored numbers that the noise must measure: a rule of thumb
 _PRECISION = {"F32": 24, "BF16": 8}

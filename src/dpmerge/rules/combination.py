@@ -46,7 +46,7 @@ class _Route:
 
 
 class Combination(Rule):
-    """Average the parameters with weights λ; `arithmetic` says of what numbers (docs/theory.md §3.6)."""
+    """Average the parameters with weights λ; `arithmetic` says which numbers are averaged: real or stored ones (§3.6)."""
 
     name = "combination"
 
@@ -287,7 +287,7 @@ class Combination(Rule):
 
 
 def _not_covered(model: Model, members: list[Model]) -> str | None:
-    """Why the transport theorem does not apply to this run, or nothing if it does."""
+    """Why the transport theorem does not apply to this run; None if it does."""
     mechanism = model.mechanism
     if len(members) > 1:
         counts = "the run counts once, at its latest" if model.covers_iterates else "each counts, and their noise may be shared"

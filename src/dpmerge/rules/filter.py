@@ -38,7 +38,7 @@ _Cost = tuple[FloatArray, float]  # per direction (α−1)·D_α, and δ
 
 @dataclass(frozen=True)
 class Charge:
-    """What one release is told to be: which models it may expose, and what private validation sets paid for its choice."""
+    """One release: the models it may expose, and what private validation sets paid for its choice."""
 
     exposure: Exposure
     paid: tuple[float, ...] = ()
@@ -46,7 +46,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Sum:
-    """What releases have used of a filter: their divergence, per direction, and the δ of records that state pairs."""
+    """What releases have used of a filter: their divergence per direction, and the δ of records that state (ε, δ) pairs."""
 
     divergences: tuple[float, ...]
     pairs: float
@@ -61,7 +61,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Filter:
-    """At this order the divergences of all releases may sum to `room`, and the δ of pairs to `pairs`."""
+    """A budget: at this order the divergences of all releases may sum to `room`, and the δ of (ε, δ) pairs to `pairs`."""
 
     order: float
     epsilon: float
@@ -90,7 +90,7 @@ class Filter:
         return (self.epsilon - float(_conversion(np.array([self.order]), self.delta)[0])) / _ROUNDING - 1e-12
 
     def share(self, used: Sum) -> float:
-        """At most 1 if the filter allows so much. In the weights of one draw it is convex, so chords lie above it."""
+        """The used share of the filter, at most 1 if allowed; convex in the weights of one draw, so chords lie above it."""
         return max(math.exp(min((self.order - 1) * (used.divergence - self.room), 700.0)), used.pairs / self.pairs)
 
     def allows(self, used: Sum) -> bool:

@@ -27,7 +27,7 @@ def round_up(value: float, digits: int = 4) -> str:
 
 
 def round_down(value: float, digits: int = 4) -> float:
-    """To so many significant digits: a lower bound for people.
+    """A lower bound for people: rounded down to this many significant digits.
 
     >>> round_down(2.74999)
     2.749
@@ -39,7 +39,7 @@ def round_down(value: float, digits: int = 4) -> float:
 
 
 def significant(value: float, digits: int = 6) -> str:
-    """A δ for people: rounded up to so many significant digits; what was given with fewer stays as it is.
+    """A δ for people: rounded up to this many significant digits; one with fewer digits stays as it is.
 
     >>> significant(0.0221617204), significant(1e-5)
     ('0.0221618', '1e-05')
@@ -54,7 +54,7 @@ def significant(value: float, digits: int = 6) -> str:
 
 
 def require_wanted(delta: float | None, any_delta: bool = False) -> None:
-    """Refuse a δ at which a record may be lost altogether more than one time in a hundred, unless it is asked for."""
+    """Refuse a δ above 0.01, at which a record may be published whole with that probability, unless it is asked for."""
     if delta is not None and LARGEST < delta < 1 and not any_delta:
         raise TargetError(
             f"δ = {delta:g} allows all of a record to be published with that probability, more than one time in a hundred; "
@@ -63,7 +63,7 @@ def require_wanted(delta: float | None, any_delta: bool = False) -> None:
 
 
 def about_delta(delta: float, models: Iterable[Model], shuffle: ShuffleAsPoisson | None = None) -> tuple[str, ...]:
-    """A warning where a δ is at least 1/n, by the largest n that these models' records tell: in doubt it warns."""
+    """A warning where δ is at least 1/n, with the largest number n of records that these models may have been trained on."""
     known = [(*told, model.name) for model in models for told in _records(model, shuffle)]
     if not known or delta * max(known)[0] < 1:
         return ()
@@ -77,7 +77,7 @@ def about_delta(delta: float, models: Iterable[Model], shuffle: ShuffleAsPoisson
 
 
 def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[float, str]]:
-    """How many records it was trained on, where batches tell; a full batch has at least their number (FULL, theory.md §0)."""
+    """How many records it was trained on, where its batches show it; a full batch has at least that many (theory.md §0)."""
     if not isinstance(model.mechanism, DpSgd):
         return
     for phase in model.mechanism.settings():

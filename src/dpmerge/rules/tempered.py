@@ -2,8 +2,8 @@
 
 Given θ_i, the probability to draw i is at most w̄_i = π_i e^κ / (π_i e^κ + 1 − π_i), whatever the other models are, and it
 changes by a factor of at most e^{κ_i}, κ_i = log(π_i + (1 − π_i)e^κ), between neighbours. Hence per direction
-δ(ε) ≤ Σ w̄_i H_{ε−κ_i}(P_i, Q_i). κ = 0 is random selection; larger κ prefers better models, at a price: that of the joint
-release of all models with weight at most.
+δ(ε) ≤ Σ w̄_i H_{ε−κ_i}(P_i, Q_i). κ = 0 is random selection; larger κ prefers better models, at a
+price that is at most that of joint release of all models with weight.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import math
 from dataclasses import replace
 
 from dpmerge.errors import AccountingError, TargetError
-from dpmerge.profiles import DIRECTIONS, Conversion, Profile, ShuffleAsPoisson, gathered, run_profile, smallest_epsilon
+from dpmerge.profiles import DIRECTIONS, Conversion, Profile, ShuffleAsPoisson, smallest_epsilon
 from dpmerge.records import Weights
-from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, answer
+from dpmerge.rules.guarantee import By, Guarantee, Target, answer
 from dpmerge.rules.joint import Joint
+from dpmerge.rules.selection import Selection
 
 DRAWING = 1e-12  # above the rounding of the exponentials by which models are drawn
 
 
-class Tempered(Rule):
+class Tempered(Selection):
     """Selection that may look at scores, each in [0, 1], through an exponential tilt of strength κ."""
 
     name = "tempered"
@@ -29,12 +30,9 @@ class Tempered(Rule):
     def __init__(self, weights: Weights, kappa: float, shuffle: ShuffleAsPoisson | None = None) -> None:
         if not (math.isfinite(kappa) and kappa >= 0):
             raise TargetError(f"kappa is {kappa}; it must be finite and not negative")
-        self.weights = weights
+        super().__init__(weights, shuffle)
         self.kappa = kappa
-        self.shuffle = shuffle
-        runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
-        self._parts = [(*_tilt(weight, kappa + DRAWING), run.profile) for weight, run in runs]
-        self._assumptions, self._conditional = gathered(run for _, run in runs)
+        self._parts = [(*_tilt(weight, kappa + DRAWING), profile) for weight, profile in self.bound.parts]
 
     def delta(self, epsilon: float) -> float:
         """δ at ε: the larger of both directions."""

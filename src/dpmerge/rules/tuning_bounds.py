@@ -121,7 +121,7 @@ def _over_reals(knots: FloatArray, there: FloatArray, back: FloatArray) -> tuple
 
 
 def pairs_of(profile: Profile) -> tuple[Pair, ...]:
-    """The directions that have to be looked at: one for a Gaussian, whose directions are the same."""
+    """One pair for each direction; a single one for a Gaussian, whose directions agree."""
     if profile.mu is not None:
         return (GaussianPair(profile.mu),)
     return tuple(ProfilePair(profile, direction) for direction in DIRECTIONS)

@@ -1,4 +1,4 @@
-"""How many runs a private search for hyper-parameters makes: a random number K, of which only the law is known.
+"""How many runs a private search for hyper-parameters makes: a random number K with a known law.
 
 A law enters the price of tuning through its generating function f(s) = E s^K alone: the best of K outcomes lies among those
 that a single run falls short of with probability s with probability f(s) (docs/theory.md §7, "tuning").

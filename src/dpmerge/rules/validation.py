@@ -39,18 +39,18 @@ class Validation:
         return (2 if both else 1) * kappa / self.divisor
 
     def tempered_kappa(self, epsilon: float, adjacency: Adjacency) -> float:
-        """The strength of the draw for which its records pay so much."""
+        """The strength κ of the draw that costs the set's records this ε."""
         return epsilon / self.tempered_epsilon(1.0, adjacency)
 
     def exact(self, scores: Iterable[float]) -> tuple[Fraction, ...] | None:
-        """The scores as fractions of the divisor; nothing if they are none."""
+        """The scores as exact fractions of the divisor; None if they are not such fractions."""
         pairs = [(score, Fraction(round(score * self.divisor), self.divisor)) for score in scores]
         close = all(abs(score - exact) * self.divisor <= 1e-6 for score, exact in pairs)
         return tuple(exact for _, exact in pairs) if close else None
 
     @property
     def assumption(self) -> str:
-        """What is said of the scores."""
+        """As it is printed."""
         if self.constant:
             return f"scores are right answers on a private validation set, divided by {self.divisor}, a public constant"
         return (

@@ -88,7 +88,7 @@ def check_factors(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def exact_output(checkpoints: Sequence[Checkpoint], weights: Sequence[float]) -> Callable[[tuple[Tensor, ...]], Output]:
-    """How each tensor of the exact sum is made."""
+    """The function that makes each tensor of the exact sum."""
     _require_agreement(checkpoints, _HARMLESS | _SCALING)
     for checkpoint in checkpoints:
         for field in ("rank_pattern", "alpha_pattern"):

@@ -53,7 +53,7 @@ def merge_models(
     """Write the combination Σ wᵢ·xᵢ of the models as the new folder `out`, which appears whole or not at all.
 
     `models` are folders by name, and their order is the order of summation; models without weight are not even opened.
-    `into` is the temporary folder of someone who gives it the name `out` himself.
+    `into` is a temporary folder that the caller renames to `out`.
     """
     require_absent(out)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The score of a merged model: the models are combined into a temporary folder, and a function of that folder is asked."""
+"""The score of a merged model: the models are combined into a temporary folder, on which an evaluator is called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MergedScore:
         return cls({name: folder.resolve() for name, folder in folders.items()}, evaluator, digest.hexdigest())
 
     def __call__(self, weights: tuple[float, ...]) -> float:
-        """The score of the models combined with these weights, in the folders' order; a single model is asked as it is."""
+        """The score of the models combined with these weights, in the folders' order; a single model is scored as it is."""
         evaluate = find_evaluator(self.evaluator)
         named = dict(zip(self.folders, weights, strict=True))
         alone = [name for name, weight in named.items() if weight == 1]

@@ -127,12 +127,13 @@ def coarsest_spacing(outputs: Sequence[Output]) -> float:
     Every tensor counts, also one that is equal in all models: whether it is may depend on the data. Values that are not
     finite are refused by name.
     """
-    widest = 0.0
+    widest, scratch = 0.0, Scratch(BLOCK)
     for output in (output for output in outputs if isinstance(output.rule, Sum)):
         for start in range(0, output.size, BLOCK):
             count = min(BLOCK, output.size - start)
+            values = scratch.term[:count]
             for tensor in output.inputs:
-                values = widened(tensor.part(start, count), tensor.dtype)
+                scratch.widen(tensor.part(start, count), tensor.dtype, values)
                 largest = max(float(values.max()), -float(values.min()))
                 if not math.isfinite(largest):
                     raise _not_finite(output, start, count)

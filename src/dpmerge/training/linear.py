@@ -86,7 +86,6 @@ def scores(tensors: Tensors, features: npt.NDArray[np.float32]) -> npt.NDArray[n
 
 
 def accuracy(tensors: Tensors, features: npt.NDArray[np.float32], labels: npt.NDArray[Any]) -> float:
-    """The share of rows labelled rightly."""
     said = scores(tensors, features)
     predicted = said.argmax(axis=1) if said.shape[1] > 1 else (said[:, 0] > 0).astype(np.int64)
     return float(np.mean(predicted == np.asarray(labels)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.figures import write_json
+from dpmerge.files import write_json
 from dpmerge.jobs import run_all
 from dpmerge.training.data import Data, load
 from dpmerge.training.portfolio_file import PortfolioFile
@@ -51,37 +51,44 @@ def train_portfolio(
     out = out.resolve()
     _require_device(file, device)
     loaded, asked = _checked(file, out, data, device)
-    finished, pending = {}, []
-    for job in asked:
-        summary = job.folder.finished(job.asked)
-        if summary is None:
-            steps = job.settings.kept(loaded.train_labels)
-            job.folder.require_room(steps)
-            find_trainer(job.settings.model).check_unfinished(job)
-            pending.append((job, Pending(job.name, steps[-1], job.folder)))
-        else:
-            finished[job.name] = summary
-    with nullcontext() if watch is None else watch([waiting for _, waiting in pending]):
+    finished = {job.name: job.folder.finished(job.asked) for job in asked}
+    unfinished = [job for job in asked if finished[job.name] is None]
+    pending = [Pending(job.name, _begins_or_continues(job, loaded), job.folder) for job in unfinished]
+    with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
-        made = run_all(train_run, [job for job, _ in pending], cluster=cluster, jobs=processes)
-    for (job, _), summary in zip(pending, made, strict=True):
+        made = run_all(train_run, unfinished, cluster=cluster, jobs=processes)
+    for job, summary in zip(unfinished, made, strict=True):
         if not all((out / model).is_dir() for model in summary["models"]):
             raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
         finished[job.name] = summary
+    scores = _measured(file, out, len(loaded.test))
+    told = {model: {"run": of["run"], **facts} for of in finished.values() if of for model, facts in of["models"].items()}
+    return {
+        "folder": str(out),
+        "dataset": asked[0].dataset,
+        "trained": [job.name for job in unfinished],
+        "models": {model: facts for model, facts in told.items() if model in scores},
+        "utilities": str(out / "utilities.json"),
+    }
+
+
+def _begins_or_continues(job: Job, data: Data) -> int:
+    """The number of steps of a run that can be made here, or be continued."""
+    steps = job.settings.kept(data.train_labels)
+    job.folder.require_room(steps)
+    find_trainer(job.settings.model).check_unfinished(job)
+    return steps[-1]
+
+
+def _measured(file: PortfolioFile, out: Path, examples: int) -> dict[str, float]:
+    """The accuracies of all models in the folder, also written to it."""
     scores = accuracies(out)
-    measured_on = f"public test part of {file.about.data}, {len(loaded.test)} examples"
+    measured_on = f"public test part of {file.about.data}, {examples} examples"
     try:
         write_json({"schema": 1, "measured_on": measured_on, "models": "private", "utilities": scores}, out / "utilities.json")
     except OSError as fault:
         raise TrainingError(f"{out / 'utilities.json'}: cannot be written: {fault.strerror}") from None
-    told = {model: {"run": of["run"], **facts} for of in finished.values() for model, facts in of["models"].items()}
-    return {
-        "folder": str(out),
-        "dataset": asked[0].dataset,
-        "trained": [job.name for job, _ in pending],
-        "models": {model: facts for model, facts in told.items() if model in scores},
-        "utilities": str(out / "utilities.json"),
-    }
+    return scores
 
 
 def _require_device(file: PortfolioFile, device: str) -> None:

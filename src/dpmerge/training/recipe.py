@@ -51,7 +51,6 @@ class Recipe:
                 raise TrainingError(f"{text}: {self}")
 
     def learning_rates(self) -> list[float]:
-        """One for each step."""
         rates = []
         for step in range(self.steps):
             if step < self.warmup:

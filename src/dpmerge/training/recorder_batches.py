@@ -117,7 +117,6 @@ class Batches:
 
     @property
     def _source(self) -> Any:
-        """The object that tosses the coins."""
         return self._sampler if _kind(self._sampler) is UniformWithReplacementSampler else self._sampler.sampler
 
     def require_every_batch(self) -> None:

@@ -73,7 +73,6 @@ class StepReader:
 
     @property
     def clipping(self) -> Clipping:
-        """How gradients are clipped, in the record's words."""
         if type(self._optimizer) is DPPerLayerOptimizer:
             return "per-layer"
         # The second: ghost mode with Opacus' adaptive loss, which leaves this mark at the first backward pass.

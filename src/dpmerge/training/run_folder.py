@@ -27,8 +27,6 @@ _PATIENCE = 20.0  # seconds for a worker to notice that whoever started it has b
 
 
 class RunFolder:
-    """The places of one run in the portfolio's folder."""
-
     def __init__(self, out: Path, name: str) -> None:
         self.out, self.name = out, name
         work = out / ".training"

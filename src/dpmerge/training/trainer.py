@@ -91,7 +91,6 @@ class Run(Strict):
         }
 
     def kept(self, labels: npt.NDArray[np.int64]) -> list[int]:
-        """The steps after which the model is kept."""
         return self.recipe(labels).kept(self.in_steps(kept, len(labels)) for kept in self.checkpoints)
 
 
@@ -178,7 +177,6 @@ _OWN = dict.fromkeys(("softmax", "logistic"), f"{__name__}:Linear")
 
 
 def find_trainer(model: object) -> Trainer:
-    """The trainer of models with this name."""
     others = added("trainers")
     known = _OWN | others
     if not isinstance(model, str) or model not in known:

@@ -46,7 +46,7 @@ class FixedSelection(Game):
         return weighted(*zip(models, self.weights, strict=True))
 
     def claims(self, delta: float) -> list[Claim]:
-        """By hockey-stick divergences (M1 Thm 5.2), the index published."""
+        """By hockey-stick divergences (Thm 5.2 of Differentially Private Model Merging), the index published."""
         return [claim("random selection", Selection(self.portfolio()), delta)]
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:

@@ -83,7 +83,7 @@ export class Releases {
 
   /** @param {string | undefined} name @returns {Child} */
   verifying(name) {
-    if (name === undefined) return "its files are elsewhere";
+    if (name === undefined) return "its files are not on this server";
     const result = h("div", { role: "status", "aria-live": "polite", "data-verdict": name });
     const button = h("button", { type: "button", "aria-label": `Verify ${name}`, disabled: this.checking.has(name) }, "Verify");
     const show = (/** @type {VerdictAnswer} */ found) => {
@@ -189,9 +189,9 @@ export class Releases {
 
   /** @param {Pick<ReleasePreview, "total" | "budget" | "fits">} found */
   spending({ total, budget, fits }) {
-    if (total === null || budget === null) return h("p", {}, "Nothing is entered anywhere.");
-    const verdict = fits ? "That fits." : "That is more than the budget allows, so it will be refused.";
-    return h("p", {}, `After it, all releases together are ${pair(total)}-DP, of a budget of (${budget.epsilon}, ${declared(budget.delta)}). `, h("strong", {}, verdict));
+    if (total === null || budget === null) return h("p", {}, "No ledger: nothing is added up.");
+    const verdict = fits ? "That fits." : "That exceeds the budget, so it will be refused.";
+    return h("p", {}, `With it, all releases together are ${pair(total)}-DP, of a budget of (${budget.epsilon}, ${declared(budget.delta)}). `, h("strong", {}, verdict));
   }
 
   async confirm() {

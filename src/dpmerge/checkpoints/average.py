@@ -15,7 +15,7 @@ from dpmerge.release import Ledger, Merge, Released, Signer, release
 from dpmerge.rules import Accounting, Looked
 
 
-def aggregate(
+def average(
     run: Run | str | Path,
     out: str | Path,
     *,
@@ -45,10 +45,10 @@ def aggregate(
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
         raise WeightsError("uta averages the last checkpoints: say how many (last); uniform averages all of them")
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
-    average = averaging(rule, len(used), decay=decay, new_weight=new_weight, warm_up=warm_up, gamma=gamma)
-    weights = dict(zip((model.name for model in used), average.weights(), strict=True))
+    chosen = averaging(rule, len(used), decay=decay, new_weight=new_weight, warm_up=warm_up, gamma=gamma)
+    weights = dict(zip((model.name for model in used), chosen.weights(), strict=True))
     choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, accounting=accounting)
-    merge = Merge(take_from=used[-1].name, average=average)
+    merge = Merge(take_from=used[-1].name, average=chosen)
     released = release(
         loaded.portfolio,
         choice,

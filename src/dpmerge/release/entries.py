@@ -1,17 +1,93 @@
-"""What may be spent, and a release that is about to be: what a ledger keeps of it."""
+"""What a ledger holds: the declared budget, and a chain of entries, each with the hash of the one before it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpmerge.errors import LedgerError
+from dpmerge.files import canonical, sha256
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.canonical import canonical, sha256
-from dpmerge.release.chain import Entry, standing
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import identities
 from dpmerge.rules import Exposure, Guarantee, Rule
+
+
+@dataclass(frozen=True)
+class Entry:
+    number: int
+    content: dict[str, Any]
+    previous: str
+    hash: str
+
+    @classmethod
+    def following(cls, entries: Sequence[Entry], start: str, content: dict[str, Any]) -> Entry:
+        """The next entry of a chain that begins with the hash `start`."""
+        number, previous = len(entries) + 1, entries[-1].hash if entries else start
+        return cls(number, content, previous, _hash(number, content, previous))
+
+    @property
+    def kind(self) -> str:
+        """`release`, what became of one (`completed`, `recovered`, `voided`), or a first one: `filter`, `portfolio`."""
+        return str(self.content["kind"])
+
+
+def standing(entries: Sequence[Entry]) -> list[Entry]:
+    """The releases that count: those that were not voided, or were completed all the same, so that they are out."""
+    last = {entry.content["of"]: entry.kind for entry in entries if entry.kind in ("voided", "completed")}
+    gone = {number for number, kind in last.items() if kind == "voided"}
+    return [entry for entry in entries if entry.kind == "release" and entry.number not in gone]
+
+
+def unfinished(entries: Sequence[Entry]) -> list[Entry]:
+    """Releases that were entered, but neither completed, recovered nor voided."""
+    closed = _about(entries, "completed", "recovered")
+    return [entry for entry in standing(entries) if entry.number not in closed]
+
+
+def _about(entries: Sequence[Entry], *kinds: str) -> set[int]:
+    return {entry.content["of"] for entry in entries if entry.kind in kinds}
+
+
+def checked(start: str, rows: Sequence[Mapping[str, Any]], length: int, head: str) -> list[Entry]:
+    """The entries as they were written, from the hash `start` to the hash `head`; what was changed since is named."""
+    entries: list[Entry] = []
+    for number, row in enumerate(rows, start=1):
+        if row["number"] != number:
+            raise LedgerError(f"entry {number} is missing")
+        if number > length:
+            raise LedgerError(f"entry {number} was put in from outside")
+        content = _parsed(row["content"])
+        if content is None or row["hash"] != _hash(number, content, row["previous"]):
+            raise LedgerError(f"entry {number} was edited")
+        if row["previous"] != (entries[-1].hash if entries else start):
+            before = f"entry {number - 1}" if entries else "the declared budget"
+            raise LedgerError(f"{before} was edited, or entry {number} replaced: the second does not follow from the first")
+        entries.append(Entry(number, content, row["previous"], row["hash"]))
+    if len(entries) < length:
+        raise LedgerError(f"entry {len(entries) + 1} is missing")
+    if head != (entries[-1].hash if entries else start):
+        what = f"entry {length} is not the one that the ledger ended with" if entries else "the declared budget was edited"
+        raise LedgerError(what)
+    return entries
+
+
+def _parsed(text: Any) -> dict[str, Any] | None:
+    """The content of an entry, or nothing if it is not written in the one way that this program writes."""
+    try:
+        content = json.loads(text)
+        return content if isinstance(content, dict) and canonical(content).decode() == text else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _hash(number: int, content: dict[str, Any], previous: Any) -> str:
+    return sha256(canonical({"number": number, "content": content, "previous": str(previous)}))
+
+
+# --- the budget, and a release that is about to be entered -------------------------------------------------------------------
 
 SCHEMA = 1
 
@@ -27,13 +103,11 @@ class Budget:
     created: str
 
     def header(self) -> dict[str, Any]:
-        """What the chain begins with."""
         numbers = {"epsilon": self.epsilon.hex(), "delta": self.delta.hex()}
         return {"schema": SCHEMA, "dataset": self.dataset, "adjacency": self.adjacency, "created": self.created, **numbers}
 
     @property
     def hash(self) -> str:
-        """What the first entry carries."""
         return sha256(canonical(self.header()))
 
     def total(self, rules: Sequence[Rule], delta: float | None = None) -> Guarantee:
@@ -49,7 +123,6 @@ class Budget:
         return edge if edge.delta <= most else found
 
     def allows(self, total: Guarantee, delta: float | None = None) -> bool:
-        """Whether so much may be spent."""
         return total.epsilon <= self.epsilon and total.delta <= (self.delta if delta is None else delta)
 
 
@@ -94,7 +167,6 @@ class Planned:
 
 
 def models_content(portfolio: Portfolio, involved: set[str], contents: Mapping[str, str]) -> dict[str, Any]:
-    """What the ledger keeps of models."""
     names = identities(portfolio)
     models = [model for model in portfolio.models if model.name in involved]
     return {

@@ -1,0 +1,62 @@
+"""Files that appear whole, and JSON that is strict: the one way to write each. Nothing here writes NaN."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from dpmerge.errors import FigureError
+
+_INFINITY = "\x00infinity"
+
+
+def finite_or_null(value: Any, instead: str | None = None) -> Any:
+    """Plain data with null (or something else) for what is not finite: strict JSON has no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return value if instead is not None and math.isnan(value) else instead
+    if isinstance(value, Mapping):
+        return {str(key): finite_or_null(item, instead) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_null(item, instead) for item in value]
+    return value
+
+
+def json_text(value: Any, *, infinity: Literal["null", "1e999"] = "null", indent: int = 1) -> str:
+    """Valid JSON. Infinity is null, or 1e999: every parser reads that as infinity or the largest number, never as small."""
+    told = finite_or_null(value, None if infinity == "null" else _INFINITY)
+    text = json.dumps(told, indent=indent, ensure_ascii=False, allow_nan=False)
+    return text.replace(json.dumps(_INFINITY), "1e999")
+
+
+def canonical(data: Any) -> bytes:
+    """What hashes are of: sorted keys, no spaces, floats by their shortest exact digits; NaN and infinities are refused."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_whole(content: bytes, path: Path) -> None:
+    """The file appears complete or not at all."""
+    temporary = path.with_name(f".dpmerge-{secrets.token_hex(6)}.part")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FigureError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(document: Mapping[str, Any], path: Path) -> None:
+    """The document, infinities as null; the file appears whole."""
+    write_whole(json_text(document).encode() + b"\n", path)
