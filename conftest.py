@@ -10,7 +10,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["DPMERGE_CACHE"] = "off"
 
 # Fixtures that take seconds to make: the tests that share one run in one worker, so that it is made once.
-COSTLY = {"papers_result", "full_batch_result", "checkpoints_result", "means", "composed", "cluster", "attack", "checkpoint"}
+COSTLY = {
+    *("papers_result", "full_batch_result", "checkpoints_result", "result", "means", "composed"),
+    *("cluster", "attack", "checkpoint", "job", "three"),
+}
 
 # Tests whose lines are counted (pyproject.toml: tool.coverage.run): those of profiles, rules and release. Counting costs time,
 # and what the rest of the suite happens to run says nothing about what is tested.
@@ -22,7 +25,6 @@ MEASURED = {
     "test_ledger",
     "test_ledger_accounting",
     "test_loss_distributions",
-    "test_mean_estimation",
     "test_moments",
     "test_provenance",
     "test_reference_values",
@@ -38,11 +40,10 @@ MEASURED = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem not in MEASURED:
             item.add_marker(pytest.mark.no_cover)
-        for name in COSTLY.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
-        if item.path.stem in ("test_explorer_schema", "test_aggregation_mnist"):
+        if COSTLY.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

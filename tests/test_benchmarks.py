@@ -46,7 +46,7 @@ def test_benchmarks_are_processes_of_their_own_without_a_cache(monkeypatch: pyte
         started.append((command[-1], env["DPMERGE_CACHE"]))
         return Done()
 
-    monkeypatch.setattr(program.subprocess, "run", run)
+    monkeypatch.setattr("subprocess.run", run)
     assert program.main([]) == 0
     assert started == [(name, "off") for name in program.ALL]
 

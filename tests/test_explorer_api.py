@@ -27,7 +27,7 @@ from dpmerge.explorer.jobs import Job, Jobs
 from dpmerge.explorer.ladder import Ladder, Landscape
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
-from dpmerge.rules import Guarantee, Rule
+from dpmerge.rules import Accounting, Guarantee, Rule
 from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm
 from tests.release_builders import WEIGHTS, on_disk, runs
@@ -480,7 +480,7 @@ def test_a_release_that_has_begun_cannot_be_stopped(tmp_path: Path, monkeypatch:
         asked = {"name": "one", "rule": "joint", "weights": {"a": 1.0}, "delta": DELTA}
         job = client.post("/v1/releases", json=asked, headers=BEARER).json()
         assert begun.wait(20)
-        assert "brought to its end" in is_problem(client.delete(f"/v1/jobs/{job['id']}", headers=BEARER), 409)
+        assert "cannot be stopped" in is_problem(client.delete(f"/v1/jobs/{job['id']}", headers=BEARER), 409)
         on.set()
         found = ended(client, job)
         assert (found["state"], found["done"], found["total"]) == ("done", found["total"], found["done"])
@@ -581,7 +581,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
         epsilon = sum(weight * alone[name].epsilon for name, weight in weights.items())
         return replace(alone["a"], epsilon=epsilon, rule=rule, weights=weights)
 
-    ladder = Ladder(loaded, None, None, DELTA, 3, account)
+    ladder = Ladder(loaded, None, Accounting(any_delta=True), DELTA, 3, account)
     for corners in itertools.permutations(loaded.names):
         ladder.landscape(corners)
     for corners in itertools.permutations(loaded.names, 2):
@@ -598,7 +598,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
 def test_listeners_leave_room_for_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpmerge.explorer.api._LISTENERS", 0)
     job = client.post("/v1/frontier", json={"delta": DELTA, "epsilons": [0.5, 1.0, 2.0], "points": 3}).json()
-    assert "too many listen" in is_problem(client.get(f"/v1/jobs/{job['id']}/events"), 429)
+    assert "too many clients follow jobs" in is_problem(client.get(f"/v1/jobs/{job['id']}/events"), 429)
 
 
 # --- many at once -------------------------------------------------------------------------------------------------------------

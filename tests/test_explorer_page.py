@@ -57,7 +57,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("two")
     models = [builders.dp_sgd(name, sigma=sigma, steps=10, smoothness=0.2) for name, sigma in (("a", 4.0), ("b", 40.0))]
     on_disk(folder / "runs", *models)
-    with serving(folder) as found:
+    with serving(folder, rungs=2) as found:
         yield found
 
 
@@ -68,7 +68,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     noise = {"a": 4.0, "b": 40.0, "c": 10.0, "d": 20.0}
     on_disk(folder / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=10) for name, sigma in noise.items()))
     ledger_builders.new(folder / "ledger.db", epsilon=0.01)
-    with serving(folder, ledger=str(folder / "ledger.db"), allow_release=True) as found:
+    with serving(folder, rungs=2, ledger=str(folder / "ledger.db"), allow_release=True) as found:
         yield found
 
 
@@ -238,7 +238,7 @@ def test_one_model_has_nothing_to_weigh(tmp_path: Path, chromium: Browser) -> No
     on_disk(tmp_path / "runs", builders.dp_sgd("a", sigma=4.0, steps=10))
     ready = READY.replace("document.getElementById('weights-progress').textContent === ''", "true")
     with serving(tmp_path) as alone, opened(alone, chromium, ready) as visit:
-        assert "There is one model: nothing to weigh." in text(visit.page, "#weights")
+        assert "There is one model, so there are no weights to choose." in text(visit.page, "#weights")
         assert "1 model trained on" in text(visit.page, "#about")
         set_target(visit.page, 50)
         assert "fits (50, 1e-5)" in text(visit.page, "#verdict")
@@ -913,7 +913,7 @@ def test_one_model_alone_is_released_with_its_own_guarantee(server: Server, visi
 def test_beyond_the_budget_nothing_can_be_released(four: Server, chromium: Browser) -> None:
     with opened(four, chromium) as visit:
         open_release(visit.page, "single", "too-much")
-        assert "That is more than the budget allows, so it will be refused." in text(visit.page, "#release-preview")
+        assert "That exceeds the budget, so it will be refused." in text(visit.page, "#release-preview")
         assert visit.page.locator("#release-confirm").is_disabled()
 
 
@@ -921,7 +921,7 @@ def test_releasing_is_off_unless_allowed(two: Server, chromium: Browser) -> None
     with opened(two, chromium) as visit:
         open_release(visit.page, "joint", "not-allowed")
         assert "Releasing is off: start the explorer with --allow-release." in text(visit.page, "#release-preview")
-        assert "Nothing is entered anywhere." in text(visit.page, "#release-preview")
+        assert "No ledger: nothing is added up." in text(visit.page, "#release-preview")
         assert visit.page.locator("#release-confirm").is_disabled()
         assert "No ledger: releases from this data are not being added up." in text(visit.page, "#budget")
         assert "Nothing was released yet." in text(visit.page, "#releases")

@@ -437,6 +437,14 @@ def test_what_plotly_draws_is_plain_data(make: Callable[[list[str]], Document], 
     assert "template" not in made["layout"] and "<script" not in text
 
 
+def test_results_are_drawn_as_their_documents() -> None:
+    class Found:
+        def as_dict(self) -> Document:
+            return frontier()
+
+    assert figures.web_figure(Found()) == figures.web_figure(frontier())
+
+
 def test_web_figures_are_of_known_kinds() -> None:
     with pytest.raises(FigureError, match="kind 'table'"):
         figures.web_figure({"kind": "table"})

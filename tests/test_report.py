@@ -323,7 +323,7 @@ def test_the_ledger_without_its_paths(three: Path, tmp_path: Path) -> None:
         (["{three}", "--ledger", "{missing}"], LedgerError, "missing"),
         (["{three}", "-o", "{missing}/r.html"], FigureError, "its folder does not exist"),
         (["{three}", "-o", "{folder}"], FigureError, "it is a folder"),
-        (["{three}", "-o", "{missing}.pdf"], FigureError, "ends so"),
+        (["{three}", "-o", "{missing}.pdf"], FigureError, "must end in .html"),
     ],
 )
 def test_refusals(arguments: list[str], error: type[DpmergeError], words: str, three: Path, tmp_path: Path) -> None:

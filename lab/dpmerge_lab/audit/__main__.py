@@ -15,7 +15,7 @@ from typing import Any
 from dpmerge.audit import as_dict, audit, find_game
 from dpmerge.errors import DpmergeError, EvaluationError
 from dpmerge.figures import render, require_library
-from dpmerge.files import finite_or_null, write_json, write_whole
+from dpmerge.files import write_json, write_whole
 from dpmerge.jobs import ProgressBar
 from dpmerge_lab.audit import SCENARIOS
 from dpmerge_lab.audit.summary import Row, picture, table
@@ -41,7 +41,7 @@ def main(folder: Path, drawing: Path | None, times: int, jobs: int) -> bool:
         rows.append(Row.of(result))
         for finding in result.findings:
             print(f"{name}, {finding.claim} ({finding.standing}): {finding.verdict}", flush=True)
-    text, shown = table(rows), render(finite_or_null(picture(rows, CONFIDENCE)), ".png")
+    text, shown = table(rows), render(picture(rows, CONFIDENCE), ".png")
     write_json({"confidence": CONFIDENCE, "rows": [row.as_dict() for row in rows]}, folder / "summary.json")
     write_whole(text.encode(), folder / "summary.md")
     write_whole(shown, drawing or folder / "soundness.png")

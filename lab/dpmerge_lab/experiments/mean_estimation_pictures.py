@@ -27,13 +27,13 @@ def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> di
         "tradeoff": {**common, **_tradeoff(axis, numbers)},
         "selection": {
             **common,
-            "title": "Private means: random selection (M1 Fig. 7)",
+            "title": "Private means: random selection (Differentially Private Model Merging, Fig. 7)",
             "caption": _HIDDEN,
             "panels": _over_weights("selection", f"π, probability of the release with noise {precise:g}", axis, numbers),
         },
         "combination": {
             **common,
-            "title": "Private means: linear combination (M1 Fig. 8)",
+            "title": "Private means: linear combination (Differentially Private Model Merging, Fig. 8)",
             "panels": _over_weights("combination", f"λ, weight of the release with noise {precise:g}", axis, numbers),
         },
         "renyi": {**common, **_renyi(numbers["renyi"])},
@@ -48,7 +48,7 @@ def _tradeoff(axis: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     together = numbers["joint release"]
     points = [{"name": name, "x": one["pld"], "y": one["error"]} for name, one in numbers["alone"].items()]
     return {
-        "title": "Private means: error against privacy (M1 Fig. 1)",
+        "title": "Private means: error against privacy (Differentially Private Model Merging, Fig. 1)",
         "caption": f"Frontiers over all weights; the marks are accounted by loss distributions. {_HIDDEN}",
         "x_label": axis,
         "y_label": "mean squared error",
@@ -92,12 +92,12 @@ def _over_weights(rule: str, label: str, axis: str, numbers: Mapping[str, Any]) 
 def _renyi(renyi: Mapping[str, Any]) -> dict[str, Any]:
     """At one weight: of the draw, by the bound and by the law of what is released, and of the average of the same error."""
     described = (
-        ("selection", "rdp", "random selection, bound of M1 Thm 5.1", "selection, bound", "proved"),
+        ("selection", "rdp", "random selection, bound of Thm 5.1", "selection, bound", "proved"),
         ("selection", "exact", "random selection, law of what is released", "selection", "measured"),
         ("combination", "rdp", "linear combination of the same error", "combination", "proved"),
     )
     return {
-        "title": f"Rényi divergences at equal error, π = {renyi['weight']:g} (M1 Lemma 4.1)",
+        "title": f"Rényi divergences at equal error, π = {renyi['weight']:g} (Differentially Private Model Merging, Lemma 4.1)",
         "caption": _HIDDEN,
         "x_label": "order α",
         "y_label": "Rényi divergence",

@@ -165,7 +165,7 @@ def _picture(rows: Sequence[dict[str, Any]], runs: int, repetitions: int) -> dic
     labels = {"x_label": "burn-in: round of the first checkpoint", "y_label": "RMSE of the variance estimate"}
     return {
         "kind": "lines",
-        "title": "Estimating the last iterate's variance from checkpoints (RSc Fig. 7)",
+        "title": "Estimating the last iterate's variance from checkpoints (Recycling Scraps, Fig. 7)",
         "subtitle": f"quadratic loss, {ROUNDS} rounds, η = {RATE:g}, true variance 1, start N(0, {START:g}²)",
         "caption": f"Left: {runs} simulated runs, mean over {repetitions} repetitions. Right: the same in closed form, for "
         "long burn-ins. A short burn-in leaves the start's variance in the estimate; a long one, or a large separation, "

@@ -86,13 +86,13 @@ def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> 
     Everything is drawn before anything is written, and each file appears whole.
     """
     from dpmerge.figures import render
-    from dpmerge.files import finite_or_null, json_text, write_whole
+    from dpmerge.files import json_text, write_whole
 
     text = json_text(result.as_dict()) + "\n"
     contents = {folder / f"{result.name}.json": text.encode()}
     for name, document in result.pictures.items():
         for suffix in suffixes:
-            contents[folder / f"{result.name}-{name}{suffix}"] = render(finite_or_null(document), suffix)
+            contents[folder / f"{result.name}-{name}{suffix}"] = render(document, suffix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:

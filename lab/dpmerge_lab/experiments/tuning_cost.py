@@ -49,7 +49,7 @@ class Reported:
 
 FIGURE_1 = (Reported(1, 72, 2.62), Reported(1, 432, 2.98), Reported(8, 72, 16.08), Reported(8, 432, 18.34))
 _UPPER, _RENYI, _LOWER, _OWN = "at most", "at most, by RDP", "at least", "at least, by its own outcome"
-_PAPER = "RSc Fig. 1, which says Poisson"
+_PAPER = "Recycling Scraps, Fig. 1, which says Poisson"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _picture(means: list[float], found: dict[Case, dict[str, Any]]) -> dict[str,
     )
     return {
         "kind": "lines",
-        "title": "The price of tuning: ε of the best of K runs (RSc Fig. 1, corrected)",
+        "title": "The price of tuning: ε of the best of K runs (Recycling Scraps, Fig. 1, corrected)",
         "subtitle": f"Gaussian mechanism, (ε, {DELTA:g})-DP by RDP and the tight conversion".replace("e-0", "e-"),
         "caption": caption,
         "warning": "The paper's numbers are below what Poisson trials cost. They are geometric trials', by RDP.",

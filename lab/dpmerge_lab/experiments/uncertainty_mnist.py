@@ -232,8 +232,9 @@ def _pictures(
         for way in (LAST, APART)
     ]
     caption = (
-        f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (RSc Fig. 6). "
-        "Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than their run."
+        f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (Recycling Scraps, "
+        "Fig. 6). Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than "
+        "their run."
     )
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},

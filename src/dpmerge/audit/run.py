@@ -89,27 +89,27 @@ def audit(
     numbers of guesses). With `seed` a simulator plays the same again, on any number of processes. The rest is as in
     `dpmerge.jobs.run_all`: the same audit with the same `finished` continues where it stopped.
     """
-    plan = check(game, trials=trials, delta=delta, confidence=confidence, seed=seed)
+    asked = check(game, trials=trials, delta=delta, confidence=confidence, seed=seed)
     start = time.perf_counter()
     where = Where(jobs, cluster, finished, progress)
     evidence: Evidence
     if isinstance(game, Game):
-        plays = play(game, plan.trials, seed, where)
-        seconds, evidence = plays.seconds, _attacks(plays, plan.delta, (1 - confidence) / _LIMITS)
+        plays = play(game, asked.trials, seed, where)
+        seconds, evidence = plays.seconds, _attacks(plays, asked.delta, (1 - confidence) / _LIMITS)
     else:
-        included, scores, seconds = play_once(game, plan.trials, seed, where)
-        evidence = guess(included, scores, plan.delta, 1 - confidence)
+        included, scores, seconds = play_once(game, asked.trials, seed, where)
+        evidence = guess(included, scores, asked.delta, 1 - confidence)
     measured, mu = partial(measured_epsilon, evidence), measured_mu(evidence)
     return Audit(
         game=game.name,
         about=game.about,
-        delta=plan.delta,
+        delta=asked.delta,
         confidence=confidence,
-        trials=plan.trials,
+        trials=asked.trials,
         seed=seed,
         evidence=evidence,
-        findings=tuple(stated.against(measured, mu) for stated in plan.claims),
-        ceiling=plan.ceiling,
+        findings=tuple(stated.against(measured, mu) for stated in asked.claims),
+        ceiling=asked.ceiling,
         seconds=seconds,
         wall_seconds=time.perf_counter() - start,
     )
@@ -133,7 +133,7 @@ def _attacks(plays: Plays, delta: float, level: float) -> tuple[Attack, ...]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Asked:
     """What an audit will do, with everything checked that can be before the work."""
 
     trials: int
@@ -149,7 +149,7 @@ def check(
     delta: float | None = None,
     confidence: float = 0.99,
     seed: int | None = None,
-) -> Plan:
+) -> Asked:
     """Refuse what has no answer, before anything is played; the arguments are those of `audit`."""
     if not isinstance(game, Game | CanaryGame):
         raise EvaluationError(f"{type(game).__name__} is no game; inherit from Game or CanaryGame, or use FromFunctions")
@@ -172,7 +172,7 @@ def check(
             f"{trials} {what} are too few: half of them are counted, and even an attack that never errs would show nothing "
             f"with confidence {confidence:g} at δ = {delta:g}; give {_enough(game, delta, confidence)}"
         )
-    return Plan(trials, delta, _claims(game, delta), most)
+    return Asked(trials, delta, _claims(game, delta), most)
 
 
 def _claims(game: Game | CanaryGame, delta: float) -> tuple[Stated, ...]:

@@ -25,7 +25,7 @@ from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.figures import web_figure
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Plan, Utilities, frontier
-from dpmerge.rules import Accounting, require_wanted
+from dpmerge.rules import require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
@@ -113,7 +113,7 @@ class _Server:
     def listen(self, job: Job) -> AsyncIterator[str]:
         """A job's events, to a number of listeners that leaves room for other requests."""
         if self.listeners >= _LISTENERS:
-            raise HTTPException(429, "too many listen to jobs already; ask for the job's state instead")
+            raise HTTPException(429, "too many clients follow jobs already; ask for the job's state instead")
         self.listeners += 1
 
         async def events() -> AsyncIterator[str]:
@@ -128,7 +128,7 @@ class _Server:
     def job(self, name: str) -> Job:
         found = self.jobs.get(name)
         if found is None:
-            raise HTTPException(404, "no job of that id; finished jobs are forgotten after a while")
+            raise HTTPException(404, "no job with this id; finished jobs are forgotten after a while")
         return found
 
 
@@ -194,7 +194,7 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         delta=asked.delta,
         utility=state.utility,
         rules=("single", "selection", "combination", "joint"),
-        accounting=Accounting(shuffle=state.shuffle, any_delta=asked.any_delta),
+        accounting=state.accounting,
         progress=job.report,
     )
     state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
@@ -242,7 +242,7 @@ def _jobs(server: _Server) -> APIRouter:
         """The picture of a finished frontier, as plotly.js draws it."""
         found = server.job(job)
         if found.kind != "frontier" or found.result is None:
-            raise HTTPException(404, "that job has no picture: only a frontier that is finished has one")
+            raise HTTPException(404, "this job has no picture: only a finished frontier has one")
         return JSONResponse(web_figure(found.result))
 
     @router.delete("/v1/jobs/{job}", status_code=202, response_model=models.JobAnswer)
@@ -250,7 +250,7 @@ def _jobs(server: _Server) -> APIRouter:
         """Ask a job to stop; it does at its next piece. Needs the token."""
         found = server.job(job)
         if found.lasting:
-            raise HTTPException(409, "a release that has begun is brought to its end")
+            raise HTTPException(409, "a release that has begun cannot be stopped")
         found.cancel()
         return found.status(with_result=False)
 
@@ -262,7 +262,7 @@ def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) ->
         state.portfolio,
         delta=asked.delta,
         epsilons=asked.epsilons,
-        accounting=Accounting(shuffle=state.shuffle, any_delta=asked.any_delta),
+        accounting=state.accounting,
         utility=state.utility,
         edge_points=asked.points,
         run=job.map,

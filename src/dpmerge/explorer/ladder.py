@@ -85,7 +85,7 @@ class Ladder:
         self,
         portfolio: Portfolio,
         utility: Utilities | None,
-        shuffle: dpmerge.ShuffleAsPoisson | None,
+        accounting: Accounting,
         delta: float,
         rungs: int,
         account: Account,
@@ -94,8 +94,7 @@ class Ladder:
         self.abandoned = False  # something went wrong: the page goes on with what there is
         self.climbed: dict[GridRule, int] = dict.fromkeys(RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
-        self._accounting = Accounting(shuffle=shuffle, any_delta=True)
-        self._account = account
+        self._accounting, self._account = accounting, account
         self._rungs = max(2, rungs)
         self._known: Plan | None = None
         self._lock = threading.RLock()

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.planning import Option
-from dpmerge.rules import THEOREMS, By, Guarantee, Looked, RuleName
+from dpmerge.rules import THEOREMS, By, Guarantee, Looked
 
+Rule = Literal["selection", "combination", "joint"]  # tempered selection needs κ, which this API does not take
 # Proved, under an assumption that fails in general, covered by no theorem, or without a finite ε.
 Standing = Literal["proved", "conditional", "refused", "none"]
 SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
@@ -33,7 +34,7 @@ class _AskedAtDelta(_Asked):
 
 
 class _Merge(_AskedAtDelta):
-    rule: RuleName
+    rule: Rule
     weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
     provenance: Looked | None = None

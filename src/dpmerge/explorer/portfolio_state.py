@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -38,7 +39,8 @@ class PortfolioState:
                 "scores on a private validation set, or weights chosen by them, would be published by showing them; "
                 "use dpmerge plan"
             )
-        self.portfolio, self.utility, self.shuffle = portfolio, utility, shuffle
+        self.portfolio, self.utility = portfolio, utility
+        self.accounting = Accounting(shuffle=shuffle, any_delta=True)  # who asks is asked for a large δ before
         self._rungs = rungs
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
         self._remembered = lru_cache(_ANSWERS)(self._account)
@@ -55,7 +57,7 @@ class PortfolioState:
             found = self._ladders.get(delta)
             if found is None:
                 account = partial(self.guarantee, delta=delta)
-                found = Ladder(self.portfolio, self.utility, self.shuffle, delta, self._rungs, account)
+                found = Ladder(self.portfolio, self.utility, self.accounting, delta, self._rungs, account)
                 self._ladders[delta] = found
             self._ladders.move_to_end(delta)
             while len(self._ladders) > _LADDERS:
@@ -123,29 +125,21 @@ class PortfolioState:
         provenance: Looked | None = None,
     ) -> Guarantee:
         """The guarantee of one merge, remembered."""
+        accounting = replace(self.accounting, by=by, assume_smoothness=assume_smoothness)
         values = self.portfolio.weights(weights).values
-        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), by, assume_smoothness, provenance)
+        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), accounting, provenance)
 
     def _account(
-        self,
-        rule: RuleName,
-        values: tuple[float, ...],
-        target: Target,
-        by: By,
-        assume_smoothness: float | None,
-        provenance: Looked | None,
+        self, rule: RuleName, values: Sequence[float], target: Target, accounting: Accounting, provenance: Looked | None
     ) -> Guarantee:
-        weights = self.portfolio.weights_in_order(values)
-        accounting = Accounting(by, assume_smoothness=assume_smoothness, shuffle=self.shuffle, any_delta=True)
-        made = build(rule, weights, accounting, provenance=provenance)
+        made = build(rule, self.portfolio.weights_in_order(values), accounting, provenance=provenance)
         return accounting.guarantee(made, delta=target.delta, epsilon=target.epsilon)
 
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: how it was trained, what it guarantees alone, what to beware of."""
-        utilities = [None] * len(self.portfolio.names) if self.utility is None else self.utility.values
-        return [
-            self._card(model, delta) | {"utility": one} for model, one in zip(self.portfolio.models, utilities, strict=True)
-        ]
+        cards = [self._card(model, delta) for model in self.portfolio.models]
+        utilities = [None] * len(cards) if self.utility is None else self.utility.values
+        return [card | {"utility": utility} for card, utility in zip(cards, utilities, strict=True)]
 
     def _card(self, model: Model, delta: float) -> dict[str, Any]:
         warnings: dict[str, None] = {}

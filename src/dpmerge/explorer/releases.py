@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from dpmerge.release import (
     release,
     what_fits,
 )
-from dpmerge.rules import Accounting
 
 _CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
 
@@ -162,9 +162,7 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # whoever looked at the page has seen them
             provenance=asked.provenance,
-            accounting=Accounting(
-                assume_smoothness=asked.assume_smoothness, shuffle=self._state.shuffle, any_delta=asked.any_delta
-            ),
+            accounting=replace(self._state.accounting, assume_smoothness=asked.assume_smoothness, any_delta=asked.any_delta),
         )
 
     def _place(self, name: str) -> Path:

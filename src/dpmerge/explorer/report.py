@@ -66,13 +66,13 @@ def report(
     cards = state.models(asked.delta)
     alone = _alone(cards)
     targets, chosen = _targets(asked.epsilons, alone)
-    accounting = Accounting(shuffle=shuffle, any_delta=True)  # whoever asks the question was asked for it
-    plans = []
-    for epsilon in targets:
+    accounting = state.accounting
+    progress(f"plans for ε = {targets[0]:g}")
+    known = dpmerge.plan(portfolio, epsilon=targets[0], delta=asked.delta, utility=utility, rules=_RULES, accounting=accounting)
+    plans = [known]
+    for epsilon in targets[1:]:
         progress(f"plans for ε = {epsilon:g}")
-        one = dpmerge.plan(portfolio, epsilon=epsilon, delta=asked.delta, utility=utility, rules=_RULES, accounting=accounting)
-        plans.append(one)
-    known = plans[0]
+        plans.append(known.at(epsilon))
     drawn = frontier(
         portfolio,
         delta=asked.delta,

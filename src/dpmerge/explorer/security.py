@@ -92,7 +92,7 @@ class Door:
     def check(self, method: str, path: str, headers: dict[bytes, list[bytes]]) -> bool:
         """Refuse what comes under another name, from another site, or without the token it needs; whether it came with it."""
         if not re.fullmatch(r"[\x21-\x7e]+", path):  # routers differ in what they make of a newline at the end
-            raise Refused(HTTPStatus.BAD_REQUEST, "the path has characters that no path here has")
+            raise Refused(HTTPStatus.BAD_REQUEST, "the path has characters that are not allowed")
         host = _single(headers, b"host")
         if host is None or (self.hosts is not None and host.lower() not in self.hosts):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the Host header is not an address of this server")

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -24,8 +24,18 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Picture]] = {
 }
 
 
-def describe(document: Mapping[str, Any]) -> Picture:
-    """The description that is drawn for a frontier, a heatmap or lines."""
+class Result(Protocol):
+    """What planning finds: a frontier, a heatmap, or an edge between two models."""
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+Drawable = Mapping[str, Any] | Result
+
+
+def describe(result: Drawable) -> Picture:
+    """The description that is drawn for a result, or for its document: of kind "frontier", "heatmap" or "lines"."""
+    document = result if isinstance(result, Mapping) else result.as_dict()
     kind = document.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
@@ -40,27 +50,27 @@ def describe(document: Mapping[str, Any]) -> Picture:
         raise FigureError(f"this picture ({kind}) cannot be drawn: {what}") from None
 
 
-def render(document: Mapping[str, Any], suffix: str) -> bytes:
+def render(result: Drawable, suffix: str) -> bytes:
     """The file's content; `suffix` is .png or .html."""
     if suffix not in _LIBRARIES:
         raise FigureError(f"no picture format has the suffix {suffix!r}; use {', '.join(_LIBRARIES)}")
-    picture = describe(document)
+    picture = describe(result)
     require_library(suffix)
     return png(picture) if suffix == ".png" else page.page(picture).encode()
 
 
-def draw(document: Mapping[str, Any], path: Path) -> None:
-    """Draw a document into a file; the suffix chooses the format: .png or .html."""
-    write_whole(render(document, path.suffix.lower()), path)
+def draw(result: Drawable, path: Path) -> None:
+    """Draw a result, or its document, into a file; the suffix chooses the format: .png or .html."""
+    write_whole(render(result, path.suffix.lower()), path)
 
 
-def web_figure(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What plotly.js draws for the document: "data" and "layout" as plain JSON data, for pages that have the script."""
-    return web.web_figure(describe(document))
+def web_figure(result: Drawable) -> dict[str, Any]:
+    """What plotly.js draws for it: "data" and "layout" as plain JSON data, for pages that have the script."""
+    return web.web_figure(describe(result))
 
 
 def require_library(suffix: str) -> None:
-    """Refuse a format whose library is missing; for who wants to know before the work begins."""
+    """Refuse a format whose library is missing, before long work begins."""
     library = _LIBRARIES[suffix]
     try:
         importlib.import_module(library)
@@ -69,9 +79,9 @@ def require_library(suffix: str) -> None:
 
 
 def require_place(path: Path, suffix: str) -> None:
-    """Refuse a place where no such file can be written; for who wants to know before the work begins."""
+    """Refuse a place where no such file can be written, before long work begins."""
     if path.suffix.lower() != suffix:
-        raise FigureError(f"{path}: this is written as {suffix}; give it a name that ends so")
+        raise FigureError(f"{path}: the file's name must end in {suffix}")
     if path.is_dir() or not path.parent.is_dir():
         raise FigureError(f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
     if not os.access(path.parent, os.W_OK | os.X_OK):

@@ -163,14 +163,18 @@ def _best_releases(frontier: Data, most: int = 12) -> Table:
     # The targets that were solved exactly, or else where the frontier steps up.
     exact = [point["epsilon"] for curve in frontier["curves"] if curve["exact"] for point in curve["points"]]
     steps = [one["epsilon"] for curve in frontier["curves"] for one in _drawable(curve) if _on_frontier(curve, one)]
+    targets = thinned(sorted({epsilon for epsilon in exact or steps if epsilon is not None}), most)
     rows = []
-    for target in thinned(sorted({epsilon for epsilon in exact or steps if epsilon is not None}), most):
-        rows.append([style.epsilon_text(target)])
-        for curves in groups.values():
-            # What fits a smaller ε fits a larger one too.
-            fitting = [point for curve in curves for point in _drawable(curve) if point["epsilon"] <= target]
-            best = max(fitting, key=lambda point: float(point["utility"]), default=None)
-            weights = "does not fit" if best is None else style.in_a_cell(style.weights_text(best["weights"]))
-            rows[-1] += ["—" if best is None else style.utility_text(best["utility"], best.get("utility_kind")), weights]
+    for target in targets:
+        rows.append([style.epsilon_text(target), *(cell for curves in groups.values() for cell in _best(curves, target))])
     caption = f"{frontier['utility_label']} within a target ε, ≈ where it is interpolated"
     return Table(heading="The best releases", caption=caption, columns=columns, rows=rows)
+
+
+def _best(curves: list[Data], target: float) -> tuple[str, str]:
+    """The utility and the weights of the most useful point within the target; what fits a smaller ε fits a larger one too."""
+    fitting = [point for curve in curves for point in _drawable(curve) if point["epsilon"] <= target]
+    if not fitting:
+        return "—", "does not fit"
+    best = max(fitting, key=lambda point: float(point["utility"]))
+    return style.utility_text(best["utility"], best.get("utility_kind")), style.in_a_cell(style.weights_text(best["weights"]))

@@ -61,7 +61,7 @@ def _triangle(heatmap: Data, surface: Data) -> Triangle:
 
 
 def _extremes(triangle: Triangle, standing: str) -> list[str]:
-    """Where a triangle is most and least private, for who cannot see it."""
+    """Where a triangle is most and least private, for readers who cannot see it."""
     known = [(value, triangle.points[k], k) for k, value in enumerate(triangle.values) if value is not None]
     cells = [triangle.title, standing]
     for found in (min(known, default=None), max(known, default=None)):

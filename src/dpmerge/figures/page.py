@@ -1,7 +1,7 @@
-"""The web page around an interactive picture: one file that needs nothing else, with tables for who cannot see the plot.
+"""The web page around an interactive picture: one file that needs nothing else, with tables beside the plot.
 
 Everything that comes from a document passes through `html.escape`. The content policy forbids the page to load anything, so
-that whoever opens it is told to nobody.
+nobody learns who opens it.
 """
 
 from __future__ import annotations

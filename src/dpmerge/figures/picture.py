@@ -108,7 +108,7 @@ class Line(Form):
 
     @model_validator(mode="after")
     def _one_y_for_every_x(self) -> Self:
-        for name, values in (("y", self.y), ("low", self.low), ("high", self.high)):
+        for name, values in (("y", self.y), ("low", self.low), ("high", self.high), ("hover", self.hover)):
             if values is not None and len(values) != len(self.x):
                 raise ValueError(f"line {self.label!r} has {len(values)} values of {name} for {len(self.x)} of x")
         if (self.low is None) != (self.high is None):
@@ -120,6 +120,11 @@ class Line(Form):
         """The label in the legend; what is conditional always says so."""
         conditional = self.standing == "conditional" and "conditional" not in self.label
         return self.label + (", conditional" if conditional else "")
+
+    @property
+    def band(self) -> list[tuple[float | None, float | None]]:
+        """Its lower and upper end at every x; empty if there is none."""
+        return list(zip(self.low or (), self.high or (), strict=True))
 
     def marked(self, index: int) -> range:
         """The points with a marker: enough to tell the line by. Where lines coincide, their markers alternate."""
@@ -193,7 +198,6 @@ class Panel(Form):
 
     @cached_property
     def up(self) -> Axis:
-        """The y axis."""
         return Axis.over(self.heights() or [0.0, 1.0], self.y_label, self.y_scale, 0.11 if self.points else 0.06)
 
     def hover(self, line: Line, index: int) -> list[str]:
@@ -202,21 +206,17 @@ class Panel(Form):
             return line.hover[index]
         x, y = self.across, self.up
         told = [line.name, f"{x.label}: {x.text(line.x[index])}", f"{y.label}: {y.text(line.y[index])}"]
-        if line.low is not None and line.high is not None:
-            told.append(f"from {y.text(line.low[index])} to {y.text(line.high[index])}")
-        return told
+        return told + [f"from {y.text(low)} to {y.text(high)}" for low, high in line.band[index : index + 1]]
 
     def table(self, most: int = 15) -> Table:
         """The numbers: a row for each x if all lines share them, else one for each point."""
         across, up = self.across, self.up
 
         def cell(line: Line, index: int) -> str:
-            text = up.text(line.y[index])
-            band = line.low is not None and line.high is not None
-            return f"{text} ({up.text(line.low[index])} to {up.text(line.high[index])})" if band else text  # type: ignore[index]
+            around = [f" ({up.text(low)} to {up.text(high)})" for low, high in line.band[index : index + 1]]
+            return "".join([up.text(line.y[index]), *around])
 
-        shared = bool(self.lines) and all(line.x == self.lines[0].x for line in self.lines)
-        if shared:
+        if self.lines and all(line.x == self.lines[0].x for line in self.lines):
             columns = [across.label, *(f"{up.label}: {line.name}" for line in self.lines)]
             places = thinned(range(len(self.lines[0].x)), most)
             rows = [[across.text(self.lines[0].x[k]), *(cell(line, k) for line in self.lines)] for k in places]
@@ -225,8 +225,9 @@ class Panel(Form):
             spots = [(line, k) for line in self.lines for k in thinned(range(len(line.x)), most)]
             rows = [[line.name, across.text(line.x[k]), cell(line, k)] for line, k in spots]
             rows += [[point.name, across.text(point.x), up.text(point.y)] for point in self.points]
-        heading = self.title or "The numbers"
-        return Table(heading=heading, caption=f"{up.label} against {across.label}", columns=columns, rows=rows)
+        return Table(
+            heading=self.title or "The numbers", caption=f"{up.label} against {across.label}", columns=columns, rows=rows
+        )
 
 
 Thing = TypeVar("Thing")
@@ -259,7 +260,7 @@ class Triangle(Form):
 
 
 class Table(Form):
-    """For who cannot see the picture; the first column names the rows."""
+    """For readers who cannot see the picture; the first column names the rows."""
 
     heading: str
     caption: str

@@ -157,8 +157,8 @@ def _draw_line(axes: Axes, line: Line, look: style.Look, index: int) -> None:
     """The band below, the line above; proved lines are above those that are conditional or references."""
     layer = 2.0 if look.hollow or look.thin else 3.0
     x, y = line.x, _numbers(line.y)
-    if line.low is not None and line.high is not None:
-        low, high = _numbers(line.low), _numbers(line.high)
+    if line.band:
+        low, high = _numbers(line.low or []), _numbers(line.high or [])
         if line.joined:
             axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
         else:

@@ -1,4 +1,4 @@
-"""A report as a page: what may be released from a portfolio, for who will read it in a browser and has nothing else.
+"""A report as a page: what may be released from a portfolio, for a reader who has a browser and nothing else.
 
 Everything but the pictures works without JavaScript, and every picture is there as a table as well. What is proved and what is
 conditional is said in words and by a mark and a border, never by colour alone.

@@ -42,10 +42,10 @@ def _panel_traces(picture: Picture) -> Iterator[dict[str, Any]]:
     looks = picture.looks()
     shown: set[str] = set()
     for number, panel in enumerate(picture.panels, start=1):
-        lines = (
-            trace for index, line in enumerate(panel.lines) for trace in _line_traces(panel, line, looks[line.name], index)
-        )
-        for trace in (*lines, *_mark_traces(panel, picture.marks())):
+        traces: list[dict[str, Any]] = []
+        for index, line in enumerate(panel.lines):
+            traces += [*_band_traces(line, looks[line.name]), _line_trace(panel, line, looks[line.name], index)]
+        for trace in (*traces, *_mark_traces(panel, picture.marks())):
             name = style.plotly_text(trace["name"])
             first = trace.get("showlegend", True) and name not in shown
             shown |= {name} if first else set()
@@ -58,40 +58,46 @@ def _key(axis: str, number: int) -> str:
     return axis if number == 1 else f"{axis}{number}"
 
 
-def _line_traces(panel: Panel, line: Line, look: style.Look, index: int) -> Iterator[dict[str, Any]]:
-    """The band below, the line above."""
-    band = zip(line.x, line.low or (), line.high or (), strict=line.low is not None)
-    for whole, piece in groupby(band if line.joined else (), key=lambda corner: None not in corner):
-        if whole:  # an outline: along the upper side and back along the lower
-            x, low, high = (list(values) for values in zip(*piece, strict=True))
+def _band_traces(line: Line, look: style.Look) -> Iterator[dict[str, Any]]:
+    """Each unbroken piece of a band as an outline: along the upper side and back along the lower."""
+    band = zip(line.x, line.band, strict=True) if line.band and line.joined else ()
+    for whole, piece in groupby(band, key=lambda corner: None not in corner[1]):
+        if whole:
+            x, low, high = (list(values) for values in zip(*((x, *ends) for x, ends in piece), strict=True))
             fill = {"fill": "toself", "fillcolor": look.colour, "opacity": 0.18, "mode": "none", "hoverinfo": "skip"}
             yield {"name": line.name, **fill, "x": x + x[::-1], "y": high + low[::-1], "showlegend": False}
+
+
+def _line_trace(panel: Panel, line: Line, look: style.Look, index: int) -> dict[str, Any]:
     told = [panel.hover(line, k) for k in range(len(line.x))]
     marked, size = line.marked(index), 10 if look.thin else 5 if line.faint else 7 if line.joined else 9
     sizes = [size if k in marked else 0 for k in range(len(line.x))]
     x, y = line.x, line.y
     if line.steps:  # the last step goes on to the edge, without a marker there
         x, y, told, sizes = [*x, panel.across.high], [*y, y[-1]], [*told, told[-1]], [*sizes, 0]
-    trace: dict[str, Any] = {"name": line.name, "x": x, "y": y, **_hover(told)}
-    if line.joined:
-        width = 1.2 if look.thin else 2
-        trace["line"] = {"color": look.colour, "dash": look.dash, "width": width, "shape": "hv" if line.steps else "linear"}
-    if not (look.thin and line.joined):
-        trace["marker"] = {"color": look.colour, "symbol": look.symbol, "size": sizes, "opacity": 1}
-    trace["mode"] = "+".join(kind for kind, there in (("lines", line.joined), ("markers", "marker" in trace)) if there)
-    if not line.joined and line.low is not None and line.high is not None:
-        trace["error_y"] = _bars(line.y, line.low, line.high)
-    yield trace | ({"opacity": 0.5, "showlegend": False} if line.faint else {})
+    stroke = {"color": look.colour, "dash": look.dash, "width": 1.2 if look.thin else 2}
+    trace = {
+        "name": line.name,
+        "x": x,
+        "y": y,
+        "mode": "markers" if not line.joined else "lines" if look.thin else "lines+markers",
+        "line": {**stroke, "shape": "hv" if line.steps else "linear"},
+        "marker": {"color": look.colour, "symbol": look.symbol, "size": sizes, "opacity": 1},
+        **_hover(told),
+        **({"error_y": _bars(line)} if line.band and not line.joined else {}),
+    }
+    return {**trace, "opacity": 0.5, "showlegend": False} if line.faint else trace
 
 
-def _bars(y: list[float | None], low: list[float | None], high: list[float | None]) -> dict[str, Any]:
+def _bars(line: Line) -> dict[str, Any]:
     """A band around points that are not joined."""
 
-    def apart(ends: Iterable[tuple[float | None, float | None]]) -> list[float]:
-        return [0.0 if one is None or other is None else one - other for one, other in ends]
+    def apart(high: float | None, low: float | None) -> float:
+        return 0.0 if high is None or low is None else high - low
 
-    above, below = apart(zip(high, y, strict=True)), apart(zip(y, low, strict=True))
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "width": 0}
+    ends = [(low, y, high) for (low, high), y in zip(line.band, line.y, strict=True)]
+    sides = {"array": [apart(high, y) for _, y, high in ends], "arrayminus": [apart(y, low) for low, y, _ in ends]}
+    return {"type": "data", "symmetric": False, "width": 0, **sides}
 
 
 def _mark_traces(panel: Panel, kinds: list[str]) -> Iterator[dict[str, Any]]:

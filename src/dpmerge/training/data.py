@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,11 @@ def load(source: DataSource) -> Data:
             raise DataError(f"{source.name} is a function of yours and reads no folder")
         found = _from_function(source.name, source.classes)
     else:
-        found = _from_dataset(source.name, source.folder)
-    if ":" not in source.name and source.classes not in (None, found.classes):
-        raise DataError(f"classes is {source.classes}, but {source.name} has {found.classes}; leave it out")
+        held = load_dataset(source.name, source.folder)
+        train, test = (part.reshape(-1, *held.shape) for part in (held.train, held.test))
+        found = Data(train, held.train_labels, test, held.test_labels, held.classes, held.identity)
+        if source.classes not in (None, found.classes):
+            raise DataError(f"classes is {source.classes}, but {source.name} has {found.classes}; leave it out")
     if source.positive is not None:
         found = _two_classes(found, source.positive)
     return _normalised(found, source) if source.mean else found
@@ -75,12 +77,6 @@ def features(source: DataSource, norm_bound: float) -> tuple[Floats, Floats]:
     """What linear models see of the training and the test part."""
     data = load(source)
     return bounded_features(data.train, norm_bound), bounded_features(data.test, norm_bound)
-
-
-def _from_dataset(name: str, folder: Path | None) -> Data:
-    held = load_dataset(name, folder)
-    train, test = (part.reshape(-1, *held.shape) for part in (held.train, held.test))
-    return Data(train, held.train_labels, test, held.test_labels, held.classes, held.identity)
 
 
 def _from_function(name: str, classes: int | None) -> Data:
@@ -121,7 +117,7 @@ def _two_classes(data: Data, positive: tuple[int, ...]) -> Data:
     if max(positive) >= data.classes or len(set(positive)) >= data.classes:
         raise DataError(f"positive is {list(positive)}; it must name some, not all, of the labels 0 to {data.classes - 1}")
     train, test = (np.isin(labels, positive).astype(np.int64) for labels in (data.train_labels, data.test_labels))
-    return Data(data.train, train, data.test, test, 2, data.identity)
+    return replace(data, train_labels=train, test_labels=test, classes=2)
 
 
 def _normalised(data: Data, source: DataSource) -> Data:
@@ -131,4 +127,4 @@ def _normalised(data: Data, source: DataSource) -> Data:
     along = (channels,) + (1,) * (len(data.shape) - 1)
     mean, deviation = (np.array(values, np.float32).reshape(along) for values in (source.mean, source.deviation))
     train, test = ((part - mean) / deviation for part in (data.train, data.test))
-    return Data(train, data.train_labels, test, data.test_labels, data.classes, data.identity)
+    return replace(data, train=train, test=test)

@@ -234,9 +234,7 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
         return
     groups = [group for group in state["param_groups"] if isinstance(group, dict)]
     last = {float(group["lr"]) for group in groups if "lr" in group}
-    odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
-    odd += sorted({str(key) for group in groups for key in group} - _SGD_STATE - set(_NOT_PLAIN))
-    odd += ["groups with different learning rates"] * (len(last) > 1)
+    odd = [*_not_of_sgd(groups), *["groups with different learning rates"] * (len(last) > 1)]
     if odd and stated.optimizer == "sgd":
         raise RecordError(
             f"{where}: its optimizer is not plain SGD ({', '.join(odd[:3])}); optimizer sgd means no momentum, weight decay or "
@@ -247,3 +245,8 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
             f"{where}: its optimizer has learning rate {', '.join(map(str, sorted(last)))}, not {stated.learning_rate}; if it "
             f"changed, state that of every step, as {stated.learning_rate}*{steps}"
         )
+
+
+def _not_of_sgd(groups: list[dict[str, Any]]) -> list[str]:
+    odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
+    return odd + sorted({str(key) for group in groups for key in group} - _SGD_STATE - set(_NOT_PLAIN))

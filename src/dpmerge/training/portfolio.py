@@ -18,7 +18,7 @@ from dpmerge.jobs import run_all
 from dpmerge.training.data import Data, load
 from dpmerge.training.portfolio_file import PortfolioFile
 from dpmerge.training.run_folder import RunFolder, accuracies
-from dpmerge.training.trainer import Job, find_trainer
+from dpmerge.training.trainer import Job
 
 
 @dataclass(frozen=True)
@@ -51,46 +51,52 @@ def train_portfolio(
     out = out.resolve()
     _require_device(file, device)
     loaded, asked = _checked(file, out, data, device)
-    finished, pending = {}, []
-    for job in asked:
-        summary = job.folder.finished(job.asked)
-        if summary is None:
-            steps = job.settings.kept(loaded.train_labels)
-            job.folder.require_room(steps)
-            find_trainer(job.settings.model).check_unfinished(job)
-            pending.append((job, Pending(job.name, steps[-1], job.folder)))
-        else:
-            finished[job.name] = summary
-    with nullcontext() if watch is None else watch([waiting for _, waiting in pending]):
+    finished = {job.name: job.folder.finished(job.asked) for job in asked}
+    unfinished = [job for job in asked if finished[job.name] is None]
+    pending = [Pending(job.name, _begins_or_continues(job, loaded), job.folder) for job in unfinished]
+    with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
-        made = run_all(train_run, [job for job, _ in pending], cluster=cluster, jobs=processes)
-    for (job, _), summary in zip(pending, made, strict=True):
+        made = run_all(train_run, unfinished, cluster=cluster, jobs=processes)
+    for job, summary in zip(unfinished, made, strict=True):
         if not all((out / model).is_dir() for model in summary["models"]):
             raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
         finished[job.name] = summary
-    scores = accuracies(out)
-    measured_on = f"public test part of {file.about.data}, {len(loaded.test)} examples"
-    try:
-        write_json({"schema": 1, "measured_on": measured_on, "models": "private", "utilities": scores}, out / "utilities.json")
-    except OSError as fault:
-        raise TrainingError(f"{out / 'utilities.json'}: cannot be written: {fault.strerror}") from None
-    told = {model: {"run": of["run"], **facts} for of in finished.values() for model, facts in of["models"].items()}
+    scores = _measured(file, out, len(loaded.test))
+    told = {model: {"run": of["run"], **facts} for of in finished.values() if of for model, facts in of["models"].items()}
     return {
         "folder": str(out),
         "dataset": asked[0].dataset,
-        "trained": [job.name for job, _ in pending],
+        "trained": [job.name for job in unfinished],
         "models": {model: facts for model, facts in told.items() if model in scores},
         "utilities": str(out / "utilities.json"),
     }
 
 
+def _begins_or_continues(job: Job, data: Data) -> int:
+    """The number of steps of a run that can be made here, or be continued."""
+    steps = job.settings.kept(data.train_labels)
+    job.folder.require_room(steps)
+    job.trainer.check_unfinished(job)
+    return steps[-1]
+
+
+def _measured(file: PortfolioFile, out: Path, examples: int) -> dict[str, float]:
+    """The accuracies of all models in the folder, also written to it."""
+    scores = accuracies(out)
+    measured_on = f"public test part of {file.about.data}, {examples} examples"
+    try:
+        write_json({"schema": 1, "measured_on": measured_on, "models": "private", "utilities": scores}, out / "utilities.json")
+    except OSError as fault:
+        raise TrainingError(f"{out / 'utilities.json'}: cannot be written: {fault.strerror}") from None
+    return scores
+
+
 def _require_device(file: PortfolioFile, device: str) -> None:
-    trainers = {name: find_trainer(run.model) for name, run in file.runs.items()}
-    if device != "cpu" and not any(trainer.uses_device for trainer in trainers.values()):
+    if device != "cpu" and not any(trainer.uses_device for trainer in file.trainers.values()):
         raise TrainingError(f"device {device}: all runs are linear models, which are trained on the CPU; leave it out")
-    for name, trainer in trainers.items():
+    for name in file.runs:
         try:
-            trainer.require(device)
+            file.trainer(name).require(device)
         except TrainingError as fault:
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
 
@@ -108,9 +114,9 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
         raise TrainingError(f"{file.path}: field dataset: records need a name for the data of {about.data!r}")
     jobs = []
     for name, settings in file.runs.items():
-        job = Job(name, settings, source, digest, dataset, about.norm_bound, device, out, file.asked(name))
+        job = Job(name, settings, file.trainer(name), source, digest, dataset, about.norm_bound, device, out, file.asked(name))
         try:
-            find_trainer(settings.model).check(job, data)
+            job.trainer.check(job, data)
             settings.kept(data.train_labels)
         except TrainingError as fault:
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
@@ -144,5 +150,5 @@ def _made(job: Job) -> dict[str, Any]:
     data = load(job.source)
     if data.digest() != job.digest:
         raise TrainingError(f"run {job.name!r}: data {job.source.name!r} are not the same in every process")
-    models = find_trainer(job.settings.model).make(job, data)
+    models = job.trainer.make(job, data)
     return job.folder.finish(job.asked, models, time.perf_counter() - start)

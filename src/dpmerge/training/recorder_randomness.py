@@ -59,10 +59,7 @@ def noise_state(engine: Any, optimizer: Any) -> bytes | None:
 
 def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
     """Of the generator of the noise in the state it is in; nothing if that cannot be read."""
-    if optimizer.generator is not None:
-        return _of_generator(engine, optimizer.generator)
-    state = noise_state(engine, optimizer)
-    return None if state is None else _hash(state)
+    return _fingerprint(is_secure(engine, optimizer.generator), noise_state(engine, optimizer))
 
 
 def noise_generator(engine: Any, optimizer: Any) -> NoiseGenerator:
@@ -79,9 +76,8 @@ def noise_generator(engine: Any, optimizer: Any) -> NoiseGenerator:
 
 def sampler_fingerprint(engine: Any, generator: Any) -> str | None:
     """Of the generator of the sampling coins; without one of its own, a sampler uses torch's on the CPU."""
-    if generator is not None:
-        return _of_generator(engine, generator)
-    return _hash(_stream(torch.default_generator))
+    secure = is_secure(engine, generator)
+    return _fingerprint(secure, None if secure else state_of(torch.default_generator if generator is None else generator))
 
 
 def continued(recorded: str | None, steps: int, now: str | None, word: str) -> str:
@@ -116,18 +112,15 @@ def state_of(generator: Any) -> bytes | None:
         return None
 
 
-def _of_generator(engine: Any, generator: Any) -> str | None:
-    if is_secure(engine, generator):
+def _fingerprint(secure: bool, state: bytes | None) -> str | None:
+    if secure:
         return f"system-{secrets.token_hex(16)}"
-    state = state_of(generator)
-    return None if state is None else _hash(state)
+    if state is None:
+        return None
+    return hashlib.scrypt(state, salt=_SALT, n=_COST, r=8, p=1, maxmem=2**26, dklen=16).hex()
 
 
 def _stream(generator: Any) -> bytes:
     """What decides the numbers to come. On the CPU a state begins with its 64-bit seed, of which only 32 bits were used."""
     state = bytes(generator.get_state().cpu().numpy())
     return state[8:] if generator.device.type == "cpu" else state
-
-
-def _hash(state: bytes) -> str:
-    return hashlib.scrypt(state, salt=_SALT, n=_COST, r=8, p=1, maxmem=2**26, dklen=16).hex()

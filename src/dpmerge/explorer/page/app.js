@@ -82,7 +82,7 @@ class Page {
 
   /** @param {string} why */
   refuse(why) {
-    byId("target-error").textContent = `${why} What is shown is for ε = ${this.target.epsilon}, δ = ${this.target.delta}.`;
+    byId("target-error").textContent = `${why} The page still shows ε = ${this.target.epsilon}, δ = ${this.target.delta}.`;
   }
 
   /** @param {Partial<Target>} changed @param {HTMLInputElement | null} [from] the input that somebody uses: it is left as it is */
@@ -147,7 +147,7 @@ class Page {
       release: (option) => this.releases.open(rule(option), option.weights, this.target, option.feasible),
     });
     const { done, total } = plan.warming;
-    byId("warming").textContent = done < total ? `${done} of ${total} plans are made beforehand; until all are, better weights may turn up` : "";
+    byId("warming").textContent = done < total ? `${done} of ${total} plans are ready; better weights may still be found` : "";
     clearTimeout(this.timer);
     if (done < total) this.timer = setTimeout(() => this.ask(), POLL_MS);
   }

@@ -46,7 +46,7 @@ export function showOptions(plan, actions) {
   const common = shared(plan.options);
   byId("assumed").textContent = common.length ? `Every guarantee here assumes that ${common.join("; that ")}.` : "";
   const alone = shared(plan.options.filter((option) => option.rule === "single"));
-  byId("models-assumed").textContent = alone.length ? `Each guarantee assumes that ${alone.join("; that ")}; and what a card warns of.` : "";
+  byId("models-assumed").textContent = alone.length ? `Each guarantee assumes that ${alone.join("; that ")}; and the warnings on its card.` : "";
   fill(place, ORDER.map((rule) => {
     const [first, ...others] = plan.options.filter((option) => option.rule === rule);
     return first && card(first, others, common, plan, actions);
@@ -70,7 +70,7 @@ function card(option, others, common, plan, actions) {
     h("p", {}, badge(option.standing), " ", fitBadge(option.feasible, plan.target.epsilon)),
     h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(option.epsilon)}`), ` at δ = ${deltaText(option.delta)}`),
     quiet(option.why),
-    joint ? quiet("Anything made of all the models, even after looking at them.") : weightBars(option.weights),
+    joint ? quiet("Covers anything made from all models, even after looking at them.") : weightBars(option.weights),
     worth ? h("p", {}, worth) : null,
     guarantee(option, common),
     others.length ? folded("The other models", [list(others.map((other) => line(other, common)))], `others-${rule}`) : null,

@@ -71,7 +71,7 @@ export class Picture {
     const unknown = open ? `, ${open} are not known yet` : "";
     return [
       list(marks.map(([name, sign, text]) => [h("span", { class: `mark ${name}` }, sign), ` ${text}`]), { class: "legend", "aria-hidden": "true" }),
-      quiet(`${ruleText(rule)}: ${count} of ${standings.length} points ${covered ? "fit" : "have"} ε ≤ ${target.epsilon}${uncovered}${unknown}. Each mark stands for its own point; nothing is said between them.`, { id: "picture-summary" }),
+      quiet(`${ruleText(rule)}: ${count} of ${standings.length} points ${covered ? "fit" : "have"} ε ≤ ${target.epsilon}${uncovered}${unknown}. Each mark holds for its own point only.`, { id: "picture-summary" }),
     ];
   }
 

@@ -83,7 +83,7 @@ export class Releases {
 
   /** @param {string | undefined} name @returns {Child} */
   verifying(name) {
-    if (name === undefined) return "its files are elsewhere";
+    if (name === undefined) return "its files are not on this server";
     const result = h("div", { role: "status", "aria-live": "polite", "data-verdict": name });
     const button = h("button", { type: "button", "aria-label": `Verify ${name}`, disabled: this.checking.has(name) }, "Verify");
     const show = (/** @type {VerdictAnswer} */ found) => {
@@ -126,7 +126,7 @@ export class Releases {
     byId("release-title").textContent = rule !== "joint" && names.length === 1 ? `Release ${names[0]} alone` : how;
     byId("release-name").value = `release-${new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-")}`;
     byId("release-depends").checked = false;
-    byId("release-cancel").textContent = "Leave everything as it is";
+    byId("release-cancel").textContent = "Cancel";
     byId("release-confirm").hidden = false;
     byId("release-job").replaceChildren();
     this.dialog.showModal();
@@ -189,9 +189,9 @@ export class Releases {
 
   /** @param {Pick<ReleasePreview, "total" | "budget" | "fits">} found */
   spending({ total, budget, fits }) {
-    if (total === null || budget === null) return h("p", {}, "Nothing is entered anywhere.");
-    const verdict = fits ? "That fits." : "That is more than the budget allows, so it will be refused.";
-    return h("p", {}, `After it, all releases together are ${pair(total)}-DP, of a budget of (${budget.epsilon}, ${declared(budget.delta)}). `, h("strong", {}, verdict));
+    if (total === null || budget === null) return h("p", {}, "No ledger: nothing is added up.");
+    const verdict = fits ? "That fits." : "That exceeds the budget, so it will be refused.";
+    return h("p", {}, `With it, all releases together are ${pair(total)}-DP, of a budget of (${budget.epsilon}, ${declared(budget.delta)}). `, h("strong", {}, verdict));
   }
 
   async confirm() {

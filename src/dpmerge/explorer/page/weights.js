@@ -40,7 +40,7 @@ export class Weights {
     this.asked = latest((/** @type {GridRule} */ rule, /** @type {Weighted} */ weights, /** @type {number} */ delta) => this.account(rule, weights, delta));
     this.alone = this.names.length < 2;
     if (this.alone) {
-      fill(byId("weights"), byId("weights-title"), quiet("There is one model: nothing to weigh."));
+      fill(byId("weights"), byId("weights-title"), quiet("There is one model, so there are no weights to choose."));
       return;
     }
     for (const input of document.querySelectorAll("input[name=rule]")) {

@@ -1,7 +1,8 @@
-"""Hooks of mkdocs.yml: the page of the Python API, and the files beside docs/ that pages link to (pictures, code)."""
+"""Hooks of mkdocs.yml: pages made from the code, and the files beside docs/ that pages link to (pictures, code)."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -29,6 +30,25 @@ def api() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def first_lines(root: Path) -> str:
+    """What each file of the tool is for, in its own first line, room by room."""
+    house = root / "src" / "dpmerge"
+    parts = [
+        "# Files",
+        "What each file of the tool is for, in its own words. [Architecture](architecture.md) walks through them.",
+    ]
+    for room in [house, *sorted(path.parent for path in house.glob("*/__init__.py"))]:
+        parts.append(f"## {room.name}")
+        rows = [
+            (path.name, (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0])
+            for path in sorted(room.glob("*.py"))
+        ]
+        parts.append(
+            "\n".join(["| file | |", "|---|---|", *(f"| `{name}` | {words.replace('|', '&#124;')} |" for name, words in rows)])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
 def beside(root: Path, place: str) -> str | None:
     """Where the site keeps a file of the repository; a page of Markdown is kept as text, as its links lead elsewhere."""
     if not (root / place).is_file():
@@ -44,6 +64,7 @@ def on_files(files: Files, config: Any) -> Files:
             if name is not None and files.get_file_from_path(name) is None:
                 files.append(File.generated(config, name, abs_src_path=str(root / place)))
     files.append(File.generated(config, "api.md", content=api()))
+    files.append(File.generated(config, "files.md", content=first_lines(root)))
     return files
 
 
