@@ -232,7 +232,7 @@ def test_shuffle_flag(portfolio: Path) -> None:
     arguments = ["account", str(portfolio), "--rule", "selection", "--weights", "a=0.5,b=0.5", "--delta", "1e-5"]
     refused = dpmerge(*arguments)
     assert refused.returncode == 2
-    assert "trained on shuffled batches" in refused.stderr
+    assert "trained on shuffled batches" in refused.stderr and "--treat-shuffle-as-poisson" in refused.stderr
     assert ok(*arguments, "--json", "--treat-shuffle-as-poisson")["standing"] == "conditional"
     rated = ok(*arguments, "--json", "--treat-shuffle-as-poisson", "--shuffle-rate", "0.0043")
     assert rated["standing"] == "conditional"

@@ -82,6 +82,8 @@ class Command(TyperCommand):
 
 def _mention(name: str) -> str:
     """An argument in a message: `name=`, in backticks, or a word that no sentence has."""
+    if name == "treat_shuffle_as_poisson":
+        return "ShuffleAsPoisson"
     return rf"\b{name}\b" if "_" in name else rf"\b{name}=|`{name}`"
 
 
