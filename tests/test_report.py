@@ -176,7 +176,7 @@ def test_an_accountant_that_does_not_apply_is_a_dash_with_its_reason() -> None:
     found = document(three, 2.0)
     text = page(found)
     assert all("pld" not in card["epsilon"] and card["epsilon"]["rdp"] for card in found["models"])
-    assert "fixed-size at rate 0.1" in text and "--by pld does not apply" in text
+    assert "fixed-size at rate 0.1" in text and "the accountant pld does not apply" in text
     assert "There is no picture of ε over all weights:" in text
     two = document(builders.portfolio(*(_fixed_size(name) for name in "ab")), 2.0)
     assert {line["by"] for line in two["weights"]["picture"]["lines"] if line["standing"] != "reference"} == {"rdp"}
@@ -319,7 +319,7 @@ def test_the_ledger_without_its_paths(three: Path, tmp_path: Path) -> None:
         (["{three}", "--grid", "0.3"], TargetError, "does not divide 1"),
         (["{three}", "--shuffle-rate", "0.1"], TargetError, "--treat-shuffle-as-poisson"),
         (["{three}", "--utility", "a=1"], UtilityError, "no utility for model"),
-        (["{three}", "--provenance", "after-looking"], UtilityError, "give them with --utility"),
+        (["{three}", "--provenance", "after-looking"], UtilityError, "is about utilities, and none are given"),
         (["{three}", "--ledger", "{missing}"], LedgerError, "missing"),
         (["{three}", "-o", "{missing}/r.html"], FigureError, "its folder does not exist"),
         (["{three}", "-o", "{folder}"], FigureError, "it is a folder"),

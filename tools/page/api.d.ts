@@ -206,7 +206,7 @@ interface ReleasesAnswer {
 }
 
 interface Sampling {
-  scheme: string;
+  scheme: "poisson" | "full-batch" | "fixed-size" | "shuffle";
   rate: number | null;
 }
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.planning import Option
+from dpmerge.records import Sampling
 from dpmerge.rules import THEOREMS, By, Guarantee, Looked
 
 Rule = Literal["selection", "combination", "joint"]  # tempered selection needs κ, which this API does not take
@@ -91,11 +92,6 @@ class Problem(_Told):
     title: str
     status: int
     detail: str
-
-
-class Sampling(_Told):
-    scheme: str
-    rate: float | None
 
 
 class ModelCard(_Told):
