@@ -177,7 +177,7 @@ class TestCommand:
         [
             ([], TargetError, "either RUN"),
             (["run", "--runs", "runs"], TargetError, "either RUN"),
-            (["--runs", "runs", "--last", "2"], TargetError, "--last is about checkpoints"),
+            (["--runs", "runs", "--last", "2"], TargetError, "--last has no meaning with --runs"),
             (["run", "--last", "1"], CheckpointError, "at least 2"),
             (["run", "--burn-in", "21"], CheckpointError, "longer than the run"),
             (["run", "--separation", "3"], CheckpointError, "step 17, which was not kept"),
