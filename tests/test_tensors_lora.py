@@ -206,7 +206,7 @@ def test_exact_and_a_method_contradict_each_other(tmp_path: Path) -> None:
 def test_forms_that_do_not_exist_or_apply(tmp_path: Path) -> None:
     models = {n: adapter(tmp_path / n, factors(seed)) for seed, n in enumerate("ab")}
     with pytest.raises(CheckpointError, match="not by 'average'"):
-        combine_tensors(models, WEIGHTS, lora="average")  # type: ignore[arg-type]
+        combine_tensors(models, WEIGHTS, lora="average")
     whole = {n: single(tmp_path / f"whole-{n}", factors(seed)) for seed, n in enumerate("ab")}
     with pytest.raises(CheckpointError, match="model 'a' is not a LoRA adapter"):
         combine_tensors(whole, WEIGHTS, lora="exact")
