@@ -20,7 +20,7 @@ RECORD = (
 )
 WEIGHTS = "the weights were chosen without looking at the models or the data"
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)
-_MERGING = "Differentially Private Model Merging (arXiv 2604.20985)"
+_MERGING = "Differentially Private Model Merging, arXiv 2604.20985"
 
 _BEST_OF_K = (
     "the number of runs is drawn from the stated distribution with fresh, secure randomness and is not published, nor is "
@@ -33,12 +33,12 @@ _BEST_OF_K = (
 THEOREMS: dict[str, Theorem] = {
     "selection-pld": Theorem(
         "random selection, privacy loss distributions",
-        f"{_MERGING} v1, Thm 5.2",
+        f"{_MERGING}v1, Thm 5.2",
         (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness"),
     ),
     "selection-rdp": Theorem(
         "random selection, Rényi divergences",
-        f"{_MERGING} v1, Thm 5.1",
+        f"{_MERGING}v1, Thm 5.1",
         (*_DATA_INDEPENDENT, "the draw uses fresh, secure randomness"),
     ),
     "mean-estimation-selection": Theorem(
@@ -88,7 +88,7 @@ THEOREMS: dict[str, Theorem] = {
     ),
     "joint-release": Theorem(
         "joint release of all runs, and post-processing",
-        f"{_MERGING} v1, Thm 6.1",
+        f"{_MERGING}v1, Thm 6.1",
         (RECORD,),
     ),
     "transport": Theorem("linear combination by transport", "theory.md §3.3", _DATA_INDEPENDENT),
@@ -106,7 +106,7 @@ THEOREMS: dict[str, Theorem] = {
     ),
     "papers-formula": Theorem(
         "linear combination by the papers' formula",
-        f"{_MERGING} v1, Thm 6.2 and 6.4, and v2, Thm 6.2 and 6.3",
+        f"{_MERGING}v1, Thm 6.2 and 6.4, v2, Thm 6.2 and 6.3",
         _DATA_INDEPENDENT,
     ),
     "single-run": Theorem("one run alone", "theory.md §1", (RECORD,)),
