@@ -262,7 +262,7 @@ def test_the_next_release_says_what_was_interrupted(tmp_path: Path, file: Path, 
     monkeypatch.undo()
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"b": 1.0}))
     made = release(portfolio, choice, tmp_path / "out", ledger=ledger)
-    assert made.notes[0].startswith("entry 1 was interrupted (its output is absent); it stands and counts (if nothing of it")
+    assert made.notes[0].startswith("entry 1 was interrupted (its output is absent); it stands and counts (void it")
     assert [entry.kind for entry in ledger.history()] == ["release", "recovered", "release", "completed"]
     assert total(ledger) == pytest.approx(joint("a", "b"), rel=PRECISE)
 
