@@ -31,6 +31,7 @@ from tests.ledger_workers import DELTA, wait_for
 
 ROOT = Path(__file__).parent.parent
 RELEASING = sys.modules[release.__module__]  # the module, whose name the package gives to its function
+MAKING = sys.modules["dpmerge.release.making"]
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, what: BaseException) -> None:
     def fail(*arguments: Any, **named: Any) -> Any:
         raise what
 
-    monkeypatch.setattr(RELEASING, "seal", fail)
+    monkeypatch.setattr(MAKING, "seal", fail)
 
 
 def test_a_draw_that_failed_is_done_again_and_not_drawn_again(
@@ -261,7 +262,7 @@ def test_the_next_release_says_what_was_interrupted(tmp_path: Path, file: Path, 
     monkeypatch.undo()
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"b": 1.0}))
     made = release(portfolio, choice, tmp_path / "out", ledger=ledger)
-    assert made.notes[0].startswith("entry 1 was interrupted (its output is absent); it stands and counts (if nothing of it")
+    assert made.notes[0].startswith("entry 1 was interrupted (its output is absent); it stands and counts (void it")
     assert [entry.kind for entry in ledger.history()] == ["release", "recovered", "release", "completed"]
     assert total(ledger) == pytest.approx(joint("a", "b"), rel=PRECISE)
 
@@ -302,13 +303,13 @@ ELSEWHERE = [{"started": "1"}, {"host": "container"}, {"namespace": "pid:[1]"}, 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]) -> None:
     """Do something when the tensors of a release are written, and it has no name yet."""
-    seal = RELEASING.seal
+    seal = MAKING.seal
 
     def hook(*arguments: Any, **named: Any) -> Any:
         what()
         return seal(*arguments, **named)
 
-    monkeypatch.setattr(RELEASING, "seal", hook)
+    monkeypatch.setattr(MAKING, "seal", hook)
 
 
 @pytest.mark.parametrize("other", ELSEWHERE)

@@ -52,6 +52,7 @@ def test_private_validation_pays_on_both_sides(tmp_path: Path) -> None:
             noisy = plan(portfolio, epsilon=20.0, delta=1e-5, utility=utility, validation_epsilon=own, rules=("tempered",))
             (option,) = noisy.options
             assert option.epsilon == pytest.approx(expected, abs=1e-9) and option.feasible
+            assert option.guarantee is not None
             assert option.guarantee.theorem == "private-validation" and option.weights.as_dict() == {"a": 0.5, "b": 0.5}
             assert option.guarantee.details["kappa"] == pytest.approx(1000 * own / moves)
             found = plan(portfolio, epsilon=20.0, delta=1e-5, utility=utility, kappa=0.5)

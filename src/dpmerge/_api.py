@@ -120,11 +120,12 @@ def plan(
     on a private validation set it may be given as the ε that its records pay. `search` is that of `Plan.at`.
     """
     known = Utilities.of(portfolio, utility)
+    validation = None if known is None else known.validation
     question = Question(
         portfolio,
         float(delta),
         known,
-        kappa=planning.draw_strength(kappa, validation_epsilon, known and known.validation, portfolio.adjacency),
+        kappa=planning.draw_strength(kappa, validation_epsilon, validation, portfolio.adjacency),
         rules=tuple(rules),
         candidates=tuple(map(portfolio.weights, candidates)),
         accounting=accounting,

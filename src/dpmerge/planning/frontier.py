@@ -290,7 +290,7 @@ def _selection(
     except AccountingError as error:
         why = str(error)
     points = tuple(
-        FrontierPoint(epsilon, best and best.utility, best and named(portfolio, best.weights))
+        FrontierPoint(epsilon, *((None, None) if best is None else (best.utility, named(portfolio, best.weights))))
         for epsilon, best in zip(targets, found, strict=True)
     )
     return Curve("selection", by, standing, "random selection", True, why, points)
