@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -145,6 +146,12 @@ def test_one_process_or_one_item_stays_in_this_process() -> None:
 
 def test_workers_use_one_thread_each() -> None:
     assert set(run_all(partial(environment, "OMP_NUM_THREADS"), range(4), jobs=2)) == {"1"}
+
+
+def test_a_worker_that_ended_for_want_of_work_is_no_error() -> None:
+    """Here warnings are errors; this one, raised in loky's thread, would leave the work waiting for ever."""
+    run_all(square, range(4), jobs=2)
+    warnings.warn("A worker stopped while some jobs were given to the executor.", UserWarning, stacklevel=1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

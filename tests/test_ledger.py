@@ -407,7 +407,7 @@ def test_coupled_draws_by_the_command_line(tmp_path: Path, file: Path) -> None:
     assert total(Ledger(file)) < drawn(*weights)
     assert "3 coupled draws, selection of" in command("ledger", "history", str(file))
     again = refused(*merge, "--couple", "1,2", "--epsilon", "3", "--out", str(tmp_path / "more"))
-    assert "--couple names the targets itself" in again
+    assert "has no meaning with --couple" in again
 
 
 def test_mistakes_are_one_line(tmp_path: Path, file: Path, honest: Path) -> None:

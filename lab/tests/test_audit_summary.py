@@ -12,10 +12,12 @@ import pytest
 
 from dpmerge.audit import Claim, Game, audit
 from dpmerge.errors import EvaluationError
-from dpmerge.figures import render
+from dpmerge.figures import describe, render
 from dpmerge.profiles import FloatArray, gaussian_epsilon
+from dpmerge_lab import redraw
 from dpmerge_lab.audit import SCENARIOS, __main__ as everything
 from dpmerge_lab.audit.summary import Row, picture, table
+from dpmerge_lab.experiments.aggregation_cifar10 import METHODS
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "lab" / "results" / "audit"
@@ -78,6 +80,17 @@ def test_the_picture_can_be_drawn() -> None:
     assert render(drawn, ".png").startswith(b"\x89PNG")
     assert drawn["warning"] is None
     assert picture([*rows, replace(row, alarm=True)], 0.99)["warning"]
+
+
+def test_kept_numbers_are_enough_for_their_pictures() -> None:
+    kept = RESULTS.parent
+    drawn = dict(redraw.pictures(kept))
+    assert len(drawn) == 7 and all(path.exists() and describe(document).panels for path, document in drawn.items())
+    table = describe(drawn[kept / "aggregation-mnist" / "aggregation-mnist-table.png"]).panels[0]
+    assert table.categories == list(METHODS)
+    scenarios = describe(redraw.soundness(kept)).panels[0].categories
+    assert scenarios == list(SCENARIOS)
+    assert all(path.stat().st_size < 100_000 for path in kept.rglob("*.png")) and not list(kept.rglob("*.svg"))
 
 
 def test_everything_is_audited_and_an_alarm_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

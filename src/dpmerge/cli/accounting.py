@@ -10,7 +10,16 @@ import typer
 import dpmerge.rules as rules
 from dpmerge.cli.commands import JsonOption, argument, only, option
 from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
-from dpmerge.cli.output import print_guarantee, print_json, print_reasons, print_warnings, show_progress, stated, table
+from dpmerge.cli.output import (
+    print_guarantee,
+    print_json,
+    print_reasons,
+    print_warnings,
+    print_whose_assumptions,
+    show_progress,
+    stated,
+    table,
+)
 from dpmerge.cli.tuning import Tuning, account_tuning
 from dpmerge.errors import AccountingError, PortfolioError, TargetError
 from dpmerge.profiles import run_profile
@@ -141,9 +150,7 @@ def _print_comparison(found: rules.Comparison) -> None:
     for label, guarantee in answers.items():
         for text in guarantee.assumptions:
             assumptions.setdefault(text, []).append(label)
-    typer.echo("assuming:")
-    for text, labels in assumptions.items():
-        typer.echo(f"  - {text}" + ("" if len(labels) == len(answers) else f" [{', '.join(labels)}]"))
+    print_whose_assumptions(assumptions)
     for row in found:
         if row.guarantee is None:
             typer.echo(f"refused, {row.label}: {row.refusal}")

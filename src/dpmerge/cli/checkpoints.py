@@ -112,15 +112,14 @@ def predict(
     library.require_writable(out)
     loaded = library.Run.load(run)
     loaded.portfolio.require_outside(out)
-    which: dict[str, Any] = {"last": last, **vars(checkpoints)}
     used = loaded.last(last, **vars(checkpoints))
     guarantee = library.predictions_guarantee(
         loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting()
     )
     inputs, ask = examples.inputs(), library.find_predictor(examples.predictor)
     with asking(len(used), "checkpoints asked") as advance:
-        how: dict[str, Any] = {"probabilities": examples.probabilities, "on_checkpoint": advance}
-        found = library.predictions(loaded, rule, ask, inputs.values, **which, **how)
+        how = {"last": last, **vars(checkpoints), "probabilities": examples.probabilities, "on_checkpoint": advance}
+        found = library.predictions(loaded, rule, ask, inputs.values, **how)
     about: dict[str, Any] = {
         "rule": rule,
         "inputs": inputs.source,

@@ -70,7 +70,7 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         cells[0] += " (filter)" if total is not None and total["theorem"] == "adaptive-filter" else ""
         rows.append([str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
-    _print_assumptions(opened.summary(entries)["spent"]["assumptions"])
+    print_assumptions(opened.summary(entries)["spent"]["assumptions"])
 
 
 def _what(entry: Entry) -> str:
@@ -138,18 +138,12 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
     typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
     typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
-    _print_assumptions(spent["assumptions"])
+    print_assumptions(spent["assumptions"])
     print_warnings(state["warnings"], "  ")
     print_lines("  ", state["counted"])
     print_lines("  ", (f"entry {number} is under way; it counts" for number in state["under_way"]))
     print_lines("  ", (f"entry {number} was interrupted; it counts" for number in state["interrupted"]))
     print_lines("", state.get("fits", {}).get("text", []))
-
-
-def _print_assumptions(assumptions: list[str]) -> None:
-    """What the total rests on, if anything was released."""
-    if assumptions:
-        print_assumptions(assumptions)
 
 
 ledger = group("ledger", "The budget of a private dataset, and its releases.", new, show, history, remaining, export, void)

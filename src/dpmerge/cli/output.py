@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -38,9 +38,18 @@ def print_warnings(texts: Iterable[str], indent: str = "", *, err: bool = False)
         typer.echo(f"{indent}warning: {text}", err=err)
 
 
-def print_assumptions(texts: Iterable[str]) -> None:
-    typer.echo("  assuming:")
+def print_assumptions(texts: Sequence[str]) -> None:
+    if texts:
+        typer.echo("  assuming:")
     print_lines("    - ", texts)
+
+
+def print_whose_assumptions(assumptions: Mapping[str, Sequence[str]]) -> None:
+    """Each assumption once, with the names of those that make it unless all do."""
+    everyone = {name for names in assumptions.values() for name in names}
+    typer.echo("assuming:")
+    for text, names in assumptions.items():
+        typer.echo(f"  - {text}" + ("" if everyone == set(names) else f" [{', '.join(names)}]"))
 
 
 def stated(weights: Mapping[str, float], digits: int = 10) -> str:

@@ -21,7 +21,7 @@ from dpmerge.cli.options import (
     Utility,
     parse_targets,
 )
-from dpmerge.cli.output import print_json, print_lines, print_warnings, show_progress, table
+from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import finite_or_null, write_json
@@ -168,9 +168,6 @@ def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
 def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
     """Where the pictures are, what they assume and what they do not cover."""
     print_lines("", written)
-    drawn = {title for titles in document["assumptions"].values() for title in titles}
-    typer.echo("assuming:")
-    for text, titles in document["assumptions"].items():
-        typer.echo(f"  - {text}" + ("" if drawn == set(titles) else f" [{', '.join(titles)}]"))
+    print_whose_assumptions(document["assumptions"])
     if document["warning"]:
         typer.echo(f"note: {document['warning']}")

@@ -14,7 +14,7 @@ from dpmerge.cli.commands import option, options
 from dpmerge.cli.options import Granted
 from dpmerge.cli.output import print_assumptions, print_json, print_warnings
 from dpmerge.errors import PortfolioError, TargetError
-from dpmerge.records import Portfolio
+from dpmerge.records import Model, Portfolio
 
 
 @options("Cost of tuning (one run is stated by its record, its ε, its noise or its μ)")
@@ -61,7 +61,7 @@ def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Gran
     if asked.run_epsilon is None and (asked.calibrate is not None or asked.run_delta is not None):
         raise TargetError("--calibrate and --run-delta are about --run-epsilon, and there is none")
     if portfolio is not None:
-        return _recorded(portfolio, asked.model, granted)
+        return rules.Base.recorded(_model(Portfolio(portfolio), asked.model), shuffle)
     if asked.model is not None or shuffle is not None:
         raise TargetError("--model and --treat-shuffle-as-poisson are about the records of a portfolio; give one")
     if asked.run_epsilon is not None:
@@ -74,12 +74,10 @@ def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Gran
     return rules.Base.gaussian(asked.run_mu)
 
 
-def _recorded(portfolio: Path, model: str | None, granted: Granted) -> rules.Base:
-    loaded = Portfolio(portfolio)
-    if model is None and len(loaded.models) > 1:
-        raise PortfolioError(f"{portfolio} has {len(loaded.models)} models; say with --model which one is one run")
-    loaded.require_names([] if model is None else [model], PortfolioError)
-    return rules.Base.recorded(loaded.models[0 if model is None else loaded.names.index(model)], granted.shuffle)
+def _model(portfolio: Portfolio, name: str | None) -> Model:
+    if name is None and len(portfolio) > 1:
+        raise PortfolioError(f"the portfolio has {len(portfolio)} models; say with --model which one is one run")
+    return portfolio[portfolio.names[0] if name is None else name]
 
 
 def _print(cost: rules.TuningCost) -> None:

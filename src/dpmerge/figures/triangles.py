@@ -71,11 +71,13 @@ def _fill(axes: Axes, triangle: Triangle, scale: Axis, norm: Normalize) -> None:
     changes = space(scale.low * (1 - 1e-9), scale.high * (1 + 1e-9), 41)  # of the colour, with both ends inside
     filled = axes.tricontourf(grid, values, levels=changes, norm=norm, cmap=COLOURS, zorder=1)
     filled.set_edgecolor("face")  # else hairlines show between neighbouring colours
-    levels = [level for level in scale.ticks(12) if values[used].min() < level < values[used].max()]
+    levels = [level for level in scale.ticks() if values[used].min() < level < values[used].max()]
     colours = ["white" if norm(level) < 0.55 else style.INK for level in levels]
     if levels:
         lines = axes.tricontour(grid, values, levels=levels, colors=colours, linewidths=0.9, zorder=2)
-        for text in axes.clabel(lines, fmt="%g", fontsize=8.5):
+        sizes = [np.ptp(path.vertices, axis=0).max(initial=0.0) for path in lines.get_paths()]
+        long = [level for level, size in zip(levels, sizes, strict=True) if size > 0.2]  # others have no room for their value
+        for text in axes.clabel(lines, long, fmt="%g", fontsize=8.5):
             text.set_rotation(0)  # a six that follows a steep line looks like a nine
 
 

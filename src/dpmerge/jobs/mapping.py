@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -136,15 +137,20 @@ def _on_cores(jobs: int, running: Mapping[Future[bytes], int]) -> Iterator[tuple
     """Processes of this machine, kept for the next call; and how many pieces to hand out at a time."""
     joblib, loky = import_module("joblib"), import_module("joblib.externals.loky")
     workers = joblib.effective_n_jobs(jobs)
-    # If this process is killed, its workers notice only that they are idle.
-    executor = loky.get_reusable_executor(workers, timeout=10, env=_ONE_THREAD)
+    # A worker that ends for want of work just when more comes is replaced. As an error, which a user's filters may make of
+    # loky's warning, it would end loky's own thread, and the work would never end.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
+    # Five minutes are joblib's default: the less, the more often a worker ends at that moment, which loky does not always
+    # survive. If this process is killed, its workers notice only that they are idle, and end then.
+    executor = loky.get_reusable_executor(workers, timeout=300, env=_ONE_THREAD)
     try:
         yield executor, 2 * workers
     finally:
         if running:
             # loky fails when it is shut down with pieces that it has not begun to hand to workers. So few are handed out
-            # that it takes each at once.
-            while not all(future.running() or future.done() for future in running):
+            # that it takes each at once: this is a matter of milliseconds, and never more than a second.
+            end = time.monotonic() + 1
+            while time.monotonic() < end and not all(future.running() or future.done() for future in running):
                 time.sleep(0.001)
             executor.shutdown(kill_workers=True)
 

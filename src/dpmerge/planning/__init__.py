@@ -5,7 +5,6 @@ from dpmerge.planning.draw import secure_draw as secure_draw, tilted_odds as til
 from dpmerge.planning.feasible import FeasibleSet as FeasibleSet, blend as blend
 from dpmerge.planning.frontier import Frontier as Frontier, check_frontier as check_frontier, frontier as frontier
 from dpmerge.planning.optimum import (
-    Optimum as Optimum,
     pld_optimum as pld_optimum,
     renyi_optimum as renyi_optimum,
     selection_frontier as selection_frontier,
@@ -33,4 +32,4 @@ from dpmerge.planning.simplex import (
     heatmap_grid as heatmap_grid,
     simplex_grid as simplex_grid,
 )
-from dpmerge.planning.utility import Provenance as Provenance, Utilities as Utilities
+from dpmerge.planning.utility import Provenance as Provenance, Utilities as Utilities, ValidationSet as ValidationSet

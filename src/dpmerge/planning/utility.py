@@ -6,25 +6,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from dpmerge.errors import UtilityError
-from dpmerge.records import Portfolio, Strict, load_strict, named_numbers
+from dpmerge.records import Extended, Portfolio, Strict, load_strict, named_numbers
 from dpmerge.rules import Validation
 
 Provenance = Literal["a-priori", "after-looking", "private-validation"]
-PROVENANCES: tuple[Provenance, ...] = ("a-priori", "after-looking", "private-validation")
 
 
-class ValidationSet(Strict):
+class ValidationSet(Extended):
     """The private validation set on which scores were measured, and whether none of its records was trained on.
 
     Scores are right answers divided by `divisor`, a constant that does not depend on the set; or by the number of its
     `records`, which is then published, and moves with them (docs/theory.md §4).
     """
 
+    added: ClassVar[frozenset[str]] = frozenset({"records", "divisor"})
     records: Annotated[int, Field(ge=1)] | None = None
     divisor: Annotated[int, Field(ge=1)] | None = None
     disjoint: bool
@@ -34,6 +34,10 @@ class ValidationSet(Strict):
         if (self.records is None) == (self.divisor is None):
             raise ValueError("give either the number of records, or a public constant by which right answers are divided")
         return self
+
+    @property
+    def described(self) -> Validation:
+        return Validation(self.divisor or self.records or 0, self.disjoint, self.divisor is not None)
 
 
 class MeasuredUtilities(Strict):
@@ -94,8 +98,7 @@ class Utilities:
             )
         if not all(0 <= value <= 1 for value in values):
             raise UtilityError(f"{path}: scores on a private validation set are fractions of right answers, in [0, 1]")
-        stated = measured.validation
-        validation = Validation(stated.divisor or stated.records or 0, stated.disjoint, stated.divisor is not None)
+        validation = measured.validation.described
         if validation.exact(values) is None:
             raise UtilityError(
                 f"{path}: scores on a private validation set are whole numbers of right answers divided by "

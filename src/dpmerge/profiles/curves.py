@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,3 +76,20 @@ class LeastCurve(Curve):
 
     def noise(self, epsilon: float) -> float:
         return min((curve.delta(epsilon), curve.noise(epsilon)) for curve in self.curves)[1]
+
+
+@dataclass(frozen=True)
+class MixtureCurve(Curve):
+    """Σ π_i δ_i(ε): the curve of a random selection whose index is published."""
+
+    parts: Sequence[tuple[float, Curve]]
+
+    @property
+    def lowest(self) -> float:
+        return max(curve.lowest for _, curve in self.parts)
+
+    def delta(self, epsilon: float) -> float:
+        return sum(weight * curve.delta(epsilon) for weight, curve in self.parts)
+
+    def noise(self, epsilon: float) -> float:
+        return sum(weight * curve.noise(epsilon) for weight, curve in self.parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import logsumexp
 
-from dpmerge.profiles.curves import Curve
+from dpmerge.profiles.curves import MixtureCurve
 from dpmerge.profiles.formulas import (
     TILTS,
     Conversion,
@@ -36,7 +36,7 @@ def mixture_epsilon(parts: Parts, delta: float, interval: float | None = None) -
 
 
 def _one_direction(parts: Parts, delta: float, direction: Direction, interval: float | None) -> float:
-    if sum(weight * (1.0 if not part.is_private else part.failure) for weight, part in parts) >= delta:
+    if sum(weight * part.lost for weight, part in parts) >= delta:
         return math.inf
     private = [(weight, part) for weight, part in parts if part.is_private and part.factors]
     if not private:
@@ -44,20 +44,15 @@ def _one_direction(parts: Parts, delta: float, direction: Direction, interval: f
     guess = _first_guess(private, delta, direction)
     best, question = math.inf, 0.85 * guess
     for _ in range(5):
-        curves = [(weight, part.curve(direction, question, 1e-8 * delta, interval)) for weight, part in parts]
-
-        def total(epsilon: float, curves: list[tuple[float, Curve]] = curves) -> float:
-            return sum(weight * curve.delta(epsilon) for weight, curve in curves)
-
-        start = max(0.0, *(curve.lowest for _, curve in curves))
-        if start > 0 and total(start) <= delta:
+        curve = MixtureCurve([(weight, part.curve(direction, question, 1e-8 * delta, interval)) for weight, part in parts])
+        start = max(0.0, curve.lowest)
+        if start > 0 and curve.delta(start) <= delta:
             question = start / 4  # the answer lies below what these curves know: ask there
             continue
-        found = smallest_epsilon(total, delta, max(guess, start), start)
+        found = smallest_epsilon(curve.delta, delta, max(guess, start), start)
         improved = best - found
         best = min(best, found)
-        noise = sum(weight * curve.noise(found) for weight, curve in curves)
-        centred = found >= 0.5 * question and noise <= 1e-6 * delta
+        centred = found >= 0.5 * question and curve.noise(found) <= 1e-6 * delta
         if math.isinf(found) or found == 0 or centred or improved < 1e-6 * found:
             return best
         question = found  # far from what was asked, or rounding noise shows: centre tilt and grid on the answer

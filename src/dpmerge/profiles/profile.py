@@ -77,6 +77,11 @@ class Profile:
         return self.failure < 1 and not any(isinstance(law, NonPrivateLaw) for law, _ in self.factors)
 
     @property
+    def lost(self) -> float:
+        """The probability with which everything is given away, whatever ε is."""
+        return self.failure if self.is_private else 1.0
+
+    @property
     def has_loss_distribution(self) -> bool:
         """Whether every law has a privacy loss distribution; Rényi-only records and fixed-size sampling have none."""
         return not any(isinstance(law, RenyiLaw) for law, _ in self.factors)

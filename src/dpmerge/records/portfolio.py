@@ -193,15 +193,7 @@ def _check_one_dataset(models: tuple[Model, ...]) -> None:
 
 def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
     """The folders of models, in order, and the names of those that hold neither a record nor tensors."""
-    if not portfolio.is_dir():
-        raise PortfolioError(f"{portfolio}: no such folder; a portfolio is a folder with one sub-folder for each model")
-    shown = sorted(path for path in portfolio.iterdir() if not path.name.startswith("."))
-    for path in shown:
-        if path.is_symlink() and not path.exists():
-            raise PortfolioError(
-                f"{path}: is a link that points nowhere, so whether it is a model is not known; mend the link, or remove it"
-            )
-    folders = [path for path in shown if path.is_dir()]
+    folders = _folders(portfolio)
     models = [path for path in folders if _may_be_model(path)]
     passed_over = tuple(path.name for path in folders if path not in models)
     if not models:
@@ -210,6 +202,18 @@ def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
     if passed_over:
         _LOG.info("%s: passed over %s: neither a record.json nor tensors", portfolio, ", ".join(map(repr, passed_over)))
     return models, passed_over
+
+
+def _folders(portfolio: Path) -> list[Path]:
+    if not portfolio.is_dir():
+        raise PortfolioError(f"{portfolio}: no such folder; a portfolio is a folder with one sub-folder for each model")
+    shown = sorted(path for path in portfolio.iterdir() if not path.name.startswith("."))
+    for path in shown:
+        if path.is_symlink() and not path.exists():
+            raise PortfolioError(
+                f"{path}: is a link that points nowhere, so whether it is a model is not known; mend the link, or remove it"
+            )
+    return [path for path in shown if path.is_dir()]
 
 
 def _may_be_model(folder: Path) -> bool:

@@ -6,7 +6,6 @@ from dpmerge.release.certificate import (
     NAME as NAME,
     Certificate as Certificate,
     GuaranteeForm as GuaranteeForm,
-    LedgerForm as LedgerForm,
     draft as draft,
 )
 from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
@@ -19,7 +18,6 @@ from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (
     NO_LEDGER as NO_LEDGER,
     Files as Files,
-    Preview as Preview,
     files_to_write as files_to_write,
     preview as preview,
     release as release,

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.files import canonical, sha256
-from dpmerge.planning import Averaging
+from dpmerge.planning import Averaging, Provenance
 from dpmerge.profiles import Conversion
 from dpmerge.records import Adjacency, DpSgd, Extended, Model, Portfolio, Record, Strict, joined, parse_strict
 from dpmerge.release.commitment import Commitment, Digest
@@ -24,7 +24,6 @@ NAME = "certificate.json"
 CARD = "README.md"
 Epsilon = Annotated[float, Field(ge=0, le=1e300)]  # printing rounds up, which must not overflow
 Delta = Annotated[float, Field(gt=0, lt=1)]
-Provenance = Literal["a-priori", "after-looking", "private-validation"]
 
 
 class NumericsForm(Strict):

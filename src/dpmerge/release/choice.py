@@ -9,9 +9,9 @@ from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
-from dpmerge.planning import NOT_DRAWN, Option, Plan, Question, Utilities, draw_strength
+from dpmerge.planning import NOT_DRAWN, Option, Plan, Provenance, Question, Utilities, draw_strength
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release.certificate import NumericsForm, Provenance
+from dpmerge.release.certificate import NumericsForm
 from dpmerge.release.forms import RuleForm, ValidationForm
 from dpmerge.rules import (
     Accounting,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
+from dpmerge.planning import ValidationSet
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Extended, Portfolio, Weights
 from dpmerge.rules import Accounting, Arithmetic, Exposure, Rule, RuleName, Validated, Validation, build
@@ -42,29 +43,15 @@ def _rate(text: str) -> str:
 HexFloat = Annotated[str, Field(pattern=r"^0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}$"), AfterValidator(_exact)]
 
 
-class ValidationForm(Extended):
-    """A private validation set that paid for the choice; its `divisor` is a constant, or else the number of its records."""
+class ValidationForm(ValidationSet):
+    """A private validation set that paid for the choice."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"records", "divisor"})
-    records: Annotated[int, Field(ge=1)] | None = None
-    divisor: Annotated[int, Field(ge=1)] | None = None
-    disjoint: bool
     epsilon: HexFloat
-
-    @model_validator(mode="after")
-    def _one_divisor(self) -> ValidationForm:
-        if (self.records is None) == (self.divisor is None):
-            raise ValueError("a validation set states the number of its records, or a divisor")
-        return self
 
     @classmethod
     def of(cls, validation: Validation, epsilon: str) -> ValidationForm:
         divisor = {"divisor" if validation.constant else "records": validation.divisor}
         return cls(disjoint=validation.disjoint, epsilon=epsilon, **divisor)
-
-    @property
-    def described(self) -> Validation:
-        return Validation(self.divisor or self.records or 0, self.disjoint, self.divisor is not None)
 
 
 class RuleForm(Extended):

@@ -65,7 +65,7 @@ def selection_epsilons(
         return _epsilons_by_renyi(profiles, weights, delta, conversion)
     alone = [profile.epsilon(delta) for profile in profiles]
     finite = [epsilon for epsilon in alone if math.isfinite(epsilon)]
-    lost = weights @ np.array([1.0 if not profile.is_private else profile.failure for profile in profiles])
+    lost = weights @ np.array([profile.lost for profile in profiles])
     low, high = min(finite, default=0.0), 1.5 * max(finite, default=0.0) + 1
     curves = [[profile.wide_curve(d, low, high, delta) for profile in profiles] for d in DIRECTIONS]
 
@@ -88,7 +88,7 @@ def selection_epsilons(
 
 
 def _epsilons_by_renyi(profiles: Sequence[Profile], weights: FloatArray, delta: float, conversion: Conversion) -> FloatArray:
-    lost = weights @ np.array([1.0 if not profile.is_private else profile.failure for profile in profiles])
+    lost = weights @ np.array([profile.lost for profile in profiles])
     stated = [orders for profile in profiles if (orders := profile.stated_orders) is not None]
     orders = np.unique(np.concatenate((ORDERS, *stated)))
     moments = [np.stack([profile.log_moment(orders, d) for profile in profiles]) for d in DIRECTIONS]

@@ -18,7 +18,7 @@ from dpmerge.jobs import run_all
 from dpmerge.training.data import Data, load
 from dpmerge.training.portfolio_file import PortfolioFile
 from dpmerge.training.run_folder import RunFolder, accuracies
-from dpmerge.training.trainer import Job, find_trainer
+from dpmerge.training.trainer import Job
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _begins_or_continues(job: Job, data: Data) -> int:
     """The number of steps of a run that can be made here, or be continued."""
     steps = job.settings.kept(data.train_labels)
     job.folder.require_room(steps)
-    find_trainer(job.settings.model).check_unfinished(job)
+    job.trainer.check_unfinished(job)
     return steps[-1]
 
 
@@ -92,12 +92,11 @@ def _measured(file: PortfolioFile, out: Path, examples: int) -> dict[str, float]
 
 
 def _require_device(file: PortfolioFile, device: str) -> None:
-    trainers = {name: find_trainer(run.model) for name, run in file.runs.items()}
-    if device != "cpu" and not any(trainer.uses_device for trainer in trainers.values()):
+    if device != "cpu" and not any(trainer.uses_device for trainer in file.trainers.values()):
         raise TrainingError(f"device {device}: all runs are linear models, which are trained on the CPU; leave it out")
-    for name, trainer in trainers.items():
+    for name in file.runs:
         try:
-            trainer.require(device)
+            file.trainer(name).require(device)
         except TrainingError as fault:
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
 
@@ -115,9 +114,9 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
         raise TrainingError(f"{file.path}: field dataset: records need a name for the data of {about.data!r}")
     jobs = []
     for name, settings in file.runs.items():
-        job = Job(name, settings, source, digest, dataset, about.norm_bound, device, out, file.asked(name))
+        job = Job(name, settings, file.trainer(name), source, digest, dataset, about.norm_bound, device, out, file.asked(name))
         try:
-            find_trainer(settings.model).check(job, data)
+            job.trainer.check(job, data)
             settings.kept(data.train_labels)
         except TrainingError as fault:
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
@@ -151,5 +150,5 @@ def _made(job: Job) -> dict[str, Any]:
     data = load(job.source)
     if data.digest() != job.digest:
         raise TrainingError(f"run {job.name!r}: data {job.source.name!r} are not the same in every process")
-    models = find_trainer(job.settings.model).make(job, data)
+    models = job.trainer.make(job, data)
     return job.folder.finish(job.asked, models, time.perf_counter() - start)

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
 from dpmerge.training.data import DataSource
-from dpmerge.training.trainer import ALTERNATIVES, Run, find_trainer
+from dpmerge.training.trainer import ALTERNATIVES, Run, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
@@ -55,17 +55,35 @@ class _File(_Data):
 
 @dataclass(frozen=True)
 class PortfolioFile:
-    """A file that was read: what it says of the data, and every run with its defaults filled in."""
+    """A file that was read: what it says of the data, every run with its defaults filled in, and who trains which model."""
 
     path: Path
     about: _Data
     runs: dict[str, Run]
+    trainers: dict[str, Trainer]
 
     @classmethod
     def load(cls, path: Path) -> PortfolioFile:
         """Read and validate; any fault is one line that names the file and the field."""
         read = parse_strict(_File, _as_json(path), str(path), TrainingError)
-        return cls(path, read, {name: _run(path, name, read.defaults, given or {}) for name, given in read.runs.items()})
+        runs: dict[str, Run] = {}
+        trainers: dict[str, Trainer] = {}
+        for name, given in read.runs.items():
+            where, whole = f"{path}: run {name!r}", _with_defaults(read.defaults, given or {})
+            if not _NAME.fullmatch(name):
+                raise TrainingError(f"{where}: a name has letters, digits and . + - _ only: it becomes a folder's")
+            model: Any = whole.get("model")
+            try:
+                if not isinstance(model, str) or model not in trainers:
+                    trainers[model] = find_trainer(model)
+            except TrainingError as fault:
+                raise TrainingError(f"{where}: {fault}") from None
+            runs[name] = parse_strict(trainers[model].form, json.dumps(whole), where, TrainingError)
+        return cls(path, read, runs, trainers)
+
+    def trainer(self, name: str) -> Trainer:
+        """Of this run."""
+        return self.trainers[self.runs[name].model]
 
     def source(self, folder: Path | None) -> DataSource:
         """The data of all runs, whose files are in this folder if there are any."""
@@ -76,22 +94,14 @@ class PortfolioFile:
 
     def asked(self, name: str) -> dict[str, Any]:
         """Everything that decides how this run is made, as plain data: a run is not made again as long as it stays so."""
-        run = self.runs[name]
-        ignored = set() if find_trainer(run.model).bounds_inputs else {"norm_bound"}
+        ignored = set() if self.trainer(name).bounds_inputs else {"norm_bound"}
         about = self.about.model_dump(mode="json", include=_Data.model_fields.keys() - ignored, exclude_none=True)
-        return about | run.model_dump(mode="json", exclude_defaults=True)
+        return about | self.runs[name].model_dump(mode="json", exclude_defaults=True)
 
 
-def _run(path: Path, name: str, defaults: dict[str, Any], given: dict[str, Any]) -> Run:
-    if not _NAME.fullmatch(name):
-        raise TrainingError(f"{path}: run {name!r}: a name has letters, digits and . + - _ only: it becomes a folder's")
+def _with_defaults(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     replaced = {other for group in ALTERNATIVES if given.keys() & set(group) for other in group}
-    whole = {key: value for key, value in defaults.items() if key not in replaced} | given
-    try:
-        form = find_trainer(whole.get("model")).form
-    except TrainingError as fault:
-        raise TrainingError(f"{path}: run {name!r}: {fault}") from None
-    return parse_strict(form, json.dumps(whole), f"{path}: run {name!r}", TrainingError)
+    return {key: value for key, value in defaults.items() if key not in replaced} | given
 
 
 def _as_json(path: Path) -> str:

@@ -100,6 +100,7 @@ class Job:
 
     name: str
     settings: Run
+    trainer: Trainer
     source: DataSource
     digest: str  # of the data
     dataset: str

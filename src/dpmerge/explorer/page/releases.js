@@ -126,7 +126,7 @@ export class Releases {
     byId("release-title").textContent = rule !== "joint" && names.length === 1 ? `Release ${names[0]} alone` : how;
     byId("release-name").value = `release-${new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-")}`;
     byId("release-depends").checked = false;
-    byId("release-cancel").textContent = "Leave everything as it is";
+    byId("release-cancel").textContent = "Cancel";
     byId("release-confirm").hidden = false;
     byId("release-job").replaceChildren();
     this.dialog.showModal();
