@@ -64,7 +64,7 @@ def gaussian_delta(mu: float, epsilon: FloatArray | float) -> FloatArray:
     """
     eps = np.asarray(epsilon, dtype=np.float64)
     if mu == 0:
-        return np.maximum(0.0, -np.expm1(eps))
+        return np.maximum(0.0, -np.expm1(np.minimum(eps, 1.0)))  # 0 above 0; no overflow at a large ε
     near, far = eps / mu - mu / 2, eps / mu + mu / 2
     # Since e^ε φ(far) = φ(near), the difference is φ(near)·(R(near) − R(far)) with Mills' ratio R: no cancellation of tails.
     with np.errstate(over="ignore", invalid="ignore"):
