@@ -119,7 +119,7 @@ def _shuffle_assumption(name: str, shuffle: ShuffleAsPoisson) -> str:
     if shuffle.rate >= 1:
         return (
             f"model {name!r}: shuffled batches are accounted as Poisson batches with rate 1, that is without amplification "
-            "(give --shuffle-rate to claim more)"
+            "(a shuffle rate below 1 would claim more)"
         )
     return f"model {name!r}: shuffled batches leak no more than Poisson batches with rate {shuffle.rate:g}; this is not proved"
 

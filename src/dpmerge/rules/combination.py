@@ -265,7 +265,7 @@ class Combination(Rule):
             assert isinstance(mechanism, DpSgd)
             texts = []
             if math.isfinite(run.smoothness):
-                source = "their records" if self._assumed is None else "--assume-smoothness"
+                source = "their records" if self._assumed is None else "an assumption of the user's"
                 texts.append(
                     f"the mean clipped gradient of a batch is {run.smoothness:g}-Lipschitz in the parameters "
                     f"(smoothness from {source})"
