@@ -34,7 +34,7 @@ _LOOKED = (
 
 
 @dataclass(frozen=True)
-class Question:
+class ReportScope:
     """What a report is about: targets (none: sensible ones), and how fine the pictures are."""
 
     delta: float
@@ -51,7 +51,7 @@ class Question:
 
 def report(
     portfolio: Portfolio,
-    asked: Question,
+    asked: ReportScope,
     *,
     run: Mapper,
     utility: Utilities | None = None,
@@ -141,7 +141,7 @@ def _axis(targets: Sequence[float], alone: Sequence[float]) -> list[float]:
 
 
 def _weights(
-    portfolio: Portfolio, asked: Question, accounting: Accounting, targets: Sequence[float], run: Mapper
+    portfolio: Portfolio, asked: ReportScope, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
     """A picture of ε over all weights of two or three models, or why there is none."""
     draws: dict[int, Callable[..., Any]] = {2: edge, 3: heatmap}

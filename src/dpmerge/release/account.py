@@ -16,7 +16,7 @@ from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import Budget, Entry, Planned, models_content, standing
+from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content, standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels, contents_of
 from dpmerge.rules import (
@@ -53,7 +53,7 @@ class Account:
     release was allowed by the filter, only the filter counts.
     """
 
-    def __init__(self, budget: Budget, entries: Sequence[Entry], new: Planned | None = None) -> None:
+    def __init__(self, budget: Budget, entries: Sequence[Entry], new: PendingEntry | None = None) -> None:
         self.budget = budget
         self.filter = filter_of(budget, entries)
         self.tight_delta = budget.delta

@@ -127,7 +127,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PendingEntry:
     """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be.
 
     `dependent`: what it is, or that it is made, depends on what earlier releases showed. Other outcomes of these would have led

@@ -22,7 +22,7 @@ from dpmerge.files import canonical
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account, Total, how_counted, provisions, require_same_data
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import SCHEMA, Budget, Entry, Planned, checked, drawn_before, standing, unfinished
+from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
@@ -30,7 +30,7 @@ from dpmerge.tensors import remove_proof
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["Budget", "Entry", "Ledger", "Planned"]
+__all__ = ["Budget", "Entry", "Ledger", "PendingEntry"]
 
 
 class Ledger:
@@ -92,7 +92,7 @@ class Ledger:
         """δ of all releases at the budget's ε; all of it, where a filter counts."""
         return Account(self.budget, self.history() if entries is None else entries).delta_spent()
 
-    def share(self, entries: Sequence[Entry], planned: Planned) -> float:
+    def share(self, entries: Sequence[Entry], planned: PendingEntry) -> float:
         """How much of the budget all releases would take with one more: at most 1 if it may be made."""
         self.require_same_data(planned.portfolio)
         return Account(self.budget, entries, planned).share()
@@ -116,7 +116,7 @@ class Ledger:
             "counted": how_counted(self.budget, entries, spent),
         }
 
-    def total_with(self, planned: Planned) -> Total:
+    def total_with(self, planned: PendingEntry) -> Total:
         """What everything entered and one more release guarantee together, and whether that is within the budget."""
         self.require_same_data(planned.portfolio)
         account = Account(self.budget, self.history(), planned)
@@ -125,7 +125,7 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
-    def enter(self, planned: Planned) -> Entry:
+    def enter(self, planned: PendingEntry) -> Entry:
         """Check a release against the budget and enter it, in one transaction; refuse it if it does not fit."""
         self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):

@@ -21,7 +21,7 @@ _LONGEST_LOOP = 20_000
 
 
 @dataclass(frozen=True)
-class Run:
+class WeightedRun:
     """One run with its weight and what is known of its gradients; `smoothness` is β, infinite if unknown."""
 
     model: Model
@@ -43,7 +43,7 @@ class Trajectories:
     difference. `tame`: the step map is non-expansive.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[WeightedRun, ...]
     effect: FloatArray
     noise: FloatArray
     rate: FloatArray
@@ -77,7 +77,9 @@ class Trajectories:
         return np.asarray(np.sqrt(np.sum((self.weights[:, None] * self.noise) ** 2, axis=0)))
 
 
-def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float) -> Trajectories:
+def trajectories(
+    runs: Sequence[WeightedRun], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float
+) -> Trajectories:
     """Lay the runs out. `failure` is δ₀: how likely some Poisson batch may exceed the bound M used for it.
 
     A step that is non-expansive whatever the batch (M = every record) is laid out with that bound, so it spends none of
@@ -118,7 +120,7 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
     return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, failure, tuple(bounds), adjacency)
 
 
-def _records_bound(run: Run, shuffle: ShuffleAsPoisson | None) -> int | None:
+def _records_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:
     """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase."""
     mechanism = run.model.mechanism
     assert isinstance(mechanism, DpSgd)
