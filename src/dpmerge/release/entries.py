@@ -41,6 +41,11 @@ def standing(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.kind == "release" and entry.number not in gone]
 
 
+def became(entries: Sequence[Entry], release: Entry, kind: str) -> list[dict[str, Any]]:
+    """What later entries of this kind say of a release, in order."""
+    return [one.content for one in entries if one.kind == kind and one.content["of"] == release.number]
+
+
 def unfinished(entries: Sequence[Entry]) -> list[Entry]:
     """Releases that were entered, but neither completed, recovered nor voided."""
     closed = _about(entries, "completed", "recovered")
