@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from dpmerge.cli import app
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release import Ledger
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.ledger import PendingEntry
 from dpmerge.rules import Exposure, Joint, Releases
 from tests import builders
 from tests.ledger_workers import DELTA

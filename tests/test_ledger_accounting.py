@@ -13,8 +13,8 @@ import pytest
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
 from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.release import choose, release, release_together, what_fits
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import ValidationForm
-from dpmerge.release.ledger import PendingEntry
 from dpmerge.rules import Accounting, Exposure, Joint, Releases, Selection, Tempered
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, drawn, joint, new, planned, total, written

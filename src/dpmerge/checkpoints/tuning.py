@@ -70,7 +70,7 @@ class Grid:
 
     def average(self, value: float, checkpoints: int) -> Averaging:
         stated = {} if self.parameter == "last" else {self.parameter: value}
-        return averaging(self.rule, checkpoints, warm_up=self.warm_up, **stated)  # type: ignore[typeddict-item]
+        return averaging(self.rule, checkpoints, warm_up=self.warm_up, **stated)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, Guarantee, about_delta, build
+from dpmerge.rules import Accounting, Guarantee, about_delta, assumed_by as assumed_by, build
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -101,16 +101,6 @@ def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accoun
         return asked.guarantee(build("selection", everyone, asked), delta=delta).assumptions
     except AccountingError:
         return ()
-
-
-def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """Every assumption once, and which of the rules drawn make it."""
-    found: dict[str, list[str]] = {}
-    for title, assumptions in stated:
-        for text in assumptions:
-            if title not in found.setdefault(text, []):
-                found[text].append(title)
-    return found
 
 
 def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:

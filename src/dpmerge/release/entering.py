@@ -12,8 +12,9 @@ from typing import Any
 from dpmerge.errors import AccountingError, BudgetExceeded, DpmergeError, LedgerError
 from dpmerge.planning import blend
 from dpmerge.records import Portfolio, Weights
+from dpmerge.release.entries import Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.ledger import Entry, Ledger, PendingEntry
+from dpmerge.release.ledger import Ledger
 from dpmerge.rules import round_up, significant
 from dpmerge.tensors import is_proof, new_folder, remove_proof
 

@@ -14,9 +14,10 @@ from dpmerge.records import Portfolio
 from dpmerge.release.certificate import CARD, NAME
 from dpmerge.release.choice import Chosen
 from dpmerge.release.entering import Entered, entered
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import contents_of
-from dpmerge.release.ledger import Ledger, PendingEntry
+from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, coupled_outcomes, covers

@@ -30,7 +30,16 @@ from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, 
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.theorems import THEOREMS, WEIGHTS
-from dpmerge.rules.transport import Candidate, Trajectories, WeightedRun, candidate_sets, drifts, trajectories, windows
+from dpmerge.rules.transport import (
+    Candidate,
+    Trajectories,
+    WeightedRun,
+    candidate_sets,
+    drifts,
+    not_covered,
+    trajectories,
+    windows,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class Combination(Rule):
         covered: list[WeightedRun] = []
         for model in self._runs:
             members = [(m, w) for m, w in used if m.run == model.run]
-            why = _not_covered(model, [m for m, _ in members])
+            why = not_covered(model, [m for m, _ in members])
             if why is None:
                 covered.append(self._describe(model, members[0][1]))
             else:
@@ -284,24 +293,3 @@ class Combination(Rule):
         if failure:
             listed.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
         return tuple(listed), conditional
-
-
-def _not_covered(model: Model, members: list[Model]) -> str | None:
-    """Why the transport theorem does not apply to this run; None if it does."""
-    mechanism = model.mechanism
-    if len(members) > 1:
-        counts = "the run counts once, at its latest" if model.covers_iterates else "each counts, and their noise may be shared"
-        what = "checkpoints" if model.covers_iterates else "models"
-        return f"several {what} of one run are used ({', '.join(m.name for m in members)}): {counts}"
-    if isinstance(mechanism, Gaussian):
-        return None
-    if not isinstance(mechanism, DpSgd):
-        return f"a {mechanism.kind} record does not say how the parameters move"
-    if mechanism.optimizer != "sgd":
-        return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
-    if mechanism.clipping != "flat":
-        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
-    for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
-        if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
-            return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
-    return None

@@ -236,3 +236,24 @@ def candidate_sets(costs: FloatArray, count: int) -> list[tuple[int, ...]]:
     order = np.argsort(-costs, kind="stable")
     sizes = sorted({0, 1, 2, 3, *np.unique(np.geomspace(4, count, 12).astype(int)).tolist(), count})
     return [tuple(sorted(int(i) for i in order[:size])) for size in sizes]
+
+
+def not_covered(model: Model, members: list[Model]) -> str | None:
+    """Why the transport theorem does not apply to this run; None if it does."""
+    mechanism = model.mechanism
+    if len(members) > 1:
+        counts = "the run counts once, at its latest" if model.covers_iterates else "each counts, and their noise may be shared"
+        what = "checkpoints" if model.covers_iterates else "models"
+        return f"several {what} of one run are used ({', '.join(m.name for m in members)}): {counts}"
+    if isinstance(mechanism, Gaussian):
+        return None
+    if not isinstance(mechanism, DpSgd):
+        return f"a {mechanism.kind} record does not say how the parameters move"
+    if mechanism.optimizer != "sgd":
+        return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
+    if mechanism.clipping != "flat":
+        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
+    for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
+        if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
+            return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
+    return None
