@@ -139,12 +139,11 @@ def _case(name: str, work: Work, options: Options) -> dict[str, Any]:
         for method, values in zip(TRAINED, (design.decays, design.tails), strict=True)
     }
     plain = run_all(partial(_plain, work, design.learning_rate, True), repeated, jobs=options.jobs, progress=bar("runs"))
-    chosen = [(method, tuned[method].best.parameter, tuned[method].best.start) for method in TRAINED]
-    again = [choice for choice in chosen for _ in repeated]
+    again = [(method, tuned[method].best.parameter, tuned[method].best.start) for method in TRAINED for _ in repeated]
     on_aggregates = run_all(partial(_trained, work), again, jobs=options.jobs, progress=bar("runs on aggregates"))
-    trained = {method: on_aggregates[index * options.seeds :][: options.seeds] for index, method in enumerate(TRAINED)}
     scores, history = _scores(plain), {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
-    for method, runs in trained.items():
+    for index, method in enumerate(TRAINED):
+        runs = on_aggregates[index * options.seeds :][: options.seeds]
         scores[method] = [run["measured"]["test"] for run in runs]
         history[method] = [run["history"] for run in runs]
     profile = run_profile(Model(name, Record.parse(json.dumps(plain[0]["record"]), source=name))).profile
