@@ -15,7 +15,7 @@ from dpmerge.profiles import log_delta_from_renyi
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Entry, Ledger, choose, preview, release, release_together, verify, what_fits
 from dpmerge.release.account import FILTER, Account, provisions as first_entries
-from dpmerge.release.entries import Budget, Planned
+from dpmerge.release.entries import Budget, PendingEntry
 from dpmerge.release.forms import ValidationForm
 from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
@@ -30,7 +30,7 @@ def pair(name: str, epsilon: float, delta: float, **more: Any) -> Model:
     return builders.model(name, {**mechanism, **more})
 
 
-def alone(model: Model, dependent: bool = False) -> Planned:
+def alone(model: Model, dependent: bool = False) -> PendingEntry:
     """The release of one model, entered only."""
     weights: dict[str, Any] = {model.name: 1.0}
     return planned_at(Portfolio((model,)), dependent=dependent, delta=0.5, **weights)
@@ -71,7 +71,7 @@ def test_each_choice_fits_and_choosing_does_not() -> None:
         assert Account(budget, entered(budget, alone(FIRST)), alone(option)).total().fits
 
 
-def entered(budget: Budget, *releases: Planned, **provisions: Any) -> list[Entry]:
+def entered(budget: Budget, *releases: PendingEntry, **provisions: Any) -> list[Entry]:
     """The entries of a ledger in memory, each release as the ledger allows it; none that it refuses."""
     given = {"declared": (), "filter_share": 0.0, "filter_order": None, **provisions}
     entries = first_entries(budget, **given)
@@ -80,7 +80,7 @@ def entered(budget: Budget, *releases: Planned, **provisions: Any) -> list[Entry
     return entries
 
 
-def after(budget: Budget, entries: list[Entry], one: Planned) -> list[Entry]:
+def after(budget: Budget, entries: list[Entry], one: PendingEntry) -> list[Entry]:
     account = Account(budget, entries, one)
     try:
         account.require_provision("memory")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
@@ -13,6 +14,15 @@ from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Signer, release
 from dpmerge.rules import Accounting, Looked
+
+
+class AverageParameters(TypedDict, total=False):
+    """The parameters of a rule, as `Averaging` has them."""
+
+    decay: float | None
+    new_weight: float | None
+    warm_up: bool
+    gamma: float | None
 
 
 def average(
@@ -25,16 +35,13 @@ def average(
     last: int | None = None,
     until: int | None = None,
     allow_gaps: bool = False,
-    decay: float | None = None,
-    new_weight: float | None = None,
-    warm_up: bool = False,
-    gamma: float | None = None,
     provenance: Looked = "after-looking",
     accounting: Accounting | None = None,
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **parameters: Unpack[AverageParameters],
 ) -> Released:
     """Write the average of a run's checkpoints to the new folder `out`, with certificate and model card.
 
@@ -45,7 +52,7 @@ def average(
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
         raise WeightsError("uta averages the last checkpoints: say how many (last); uniform averages all of them")
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
-    chosen = averaging(rule, len(used), decay=decay, new_weight=new_weight, warm_up=warm_up, gamma=gamma)
+    chosen = averaging(rule, len(used), **parameters)
     weights = dict(zip((model.name for model in used), chosen.weights(), strict=True))
     choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, accounting=accounting)
     merge = Merge(take_from=used[-1].name, average=chosen)
@@ -64,16 +71,7 @@ def average(
     return replace(released, notes=(*released.notes, *left_out, *loaded.notes(used, provenance)))
 
 
-def averaging(
-    rule: AverageRule,
-    checkpoints: int,
-    *,
-    decay: float | None = None,
-    new_weight: float | None = None,
-    warm_up: bool = False,
-    gamma: float | None = None,
-) -> Averaging:
+def averaging(rule: AverageRule, checkpoints: int, **parameters: Unpack[AverageParameters]) -> Averaging:
     """The rule over so many checkpoints; parameters that are not its own, or out of range, are refused in one line."""
-    stated = {"decay": decay, "new_weight": new_weight, "warm_up": warm_up, "gamma": gamma}
-    text = json.dumps({"rule": rule, "checkpoints": checkpoints, **stated})
+    text = json.dumps({"rule": rule, "checkpoints": checkpoints, **parameters})
     return parse_strict(Averaging, text, f"the average {rule!r}", WeightsError)

@@ -9,7 +9,7 @@ import typer
 
 import dpmerge.rules as rules
 from dpmerge.cli.commands import JsonOption, argument, only, option
-from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
+from dpmerge.cli.options import EpsilonOrDelta, Granted, MergeAccounting, PortfolioArgument
 from dpmerge.cli.output import (
     print_guarantee,
     print_json,
@@ -36,7 +36,7 @@ _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')"
 
 def account(
     context: typer.Context,
-    question: Question,
+    question: EpsilonOrDelta,
     accounting: MergeAccounting,
     tuning: Tuning,
     portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
@@ -53,7 +53,18 @@ def account(
     if tuning.tuning is not None:
         only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
         return account_tuning(portfolio, tuning, question.delta, accounting, json)
-    only(context, "without --tuning", Question, MergeAccounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
+    only(
+        context,
+        "without --tuning",
+        EpsilonOrDelta,
+        MergeAccounting,
+        "portfolio",
+        "rule",
+        "weights",
+        "provenance",
+        "alone",
+        "json",
+    )
     if portfolio is None:
         raise PortfolioError("name a portfolio: a folder of models")
     if alone:
@@ -118,7 +129,7 @@ def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[s
 def compare(
     portfolio: PortfolioArgument,
     weights: WeightsOption,
-    question: Question,
+    question: EpsilonOrDelta,
     accounting: MergeAccounting,
     provenance: ProvenanceOption = None,
     json: JsonOption = False,
@@ -146,11 +157,7 @@ def _print_comparison(found: rules.Comparison) -> None:
     table(title, columns, [[str(row[column]) for column in columns] for row in cells])
     answers = {row.label: row.guarantee for row in found if row.guarantee is not None}
     print_warnings(text for guarantee in answers.values() for text in guarantee.warnings)
-    assumptions: dict[str, list[str]] = {}
-    for label, guarantee in answers.items():
-        for text in guarantee.assumptions:
-            assumptions.setdefault(text, []).append(label)
-    print_whose_assumptions(assumptions)
+    print_whose_assumptions(rules.assumed_by((label, guarantee.assumptions) for label, guarantee in answers.items()))
     for row in found:
         if row.guarantee is None:
             typer.echo(f"refused, {row.label}: {row.refusal}")

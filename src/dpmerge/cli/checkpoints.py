@@ -18,6 +18,7 @@ from dpmerge.planning import AverageRule
 from dpmerge.rules import Looked
 
 LastOption = Annotated[int | None, option("Use this many checkpoints, the last ones; without it, all.")]
+AllowGapsOption = Annotated[bool, option("Accept missing checkpoints.")]
 ProvenanceOption = Annotated[
     Looked, option("Checkpoints and parameters were chosen by looking (then all checkpoints count), or beforehand.")
 ]
@@ -36,7 +37,7 @@ class Averaging:
 @options("Checkpoints")
 class Checkpoints:
     until: Annotated[int | None, option("Step of the latest checkpoint used; without it, the run's last.")] = None
-    allow_gaps: Annotated[bool, option("Accept missing checkpoints.")] = False
+    allow_gaps: AllowGapsOption = False
 
 
 @options("Examples")

@@ -86,7 +86,7 @@ class PointAccounting(Smoothness, Converted):
 
 
 @options("Question")
-class Question:
+class EpsilonOrDelta:
     delta: Annotated[float | None, option("Ask for ε at this δ.")] = None
     epsilon: Annotated[float | None, option("Ask for δ at this ε.")] = None
 

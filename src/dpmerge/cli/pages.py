@@ -108,12 +108,12 @@ def report(
 
     The models, what fits some targets, the frontier, ε over all weights, the budget.
     """
-    from dpmerge.explorer import Question, report as make_report
+    from dpmerge.explorer import ReportScope, report as make_report
 
     granted.require(delta)
     require_place(out, ".html")
     require_library(".html")
-    asked = Question(delta, tuple(epsilon or ()), points, grid)
+    asked = ReportScope(delta, tuple(epsilon or ()), points, grid)
     loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     with execution.workers("combinations") as run:

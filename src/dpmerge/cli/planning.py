@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -25,7 +26,7 @@ from dpmerge.cli.output import print_json, print_lines, print_warnings, print_wh
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import finite_or_null, write_json
-from dpmerge.planning import OptionRule, Plan, check_frontier, heatmap, heatmap_grid
+from dpmerge.planning import Frontier, Heatmap, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
@@ -113,35 +114,33 @@ def frontier(
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
     elif stand_ins and evaluate is None:
         raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
-    folder = out or Path("simplex" if simplex else "frontier")
+    name = "simplex" if simplex else "frontier"
+    folder = out or Path(name)
     accounting.require(delta)
     loaded = Portfolio(portfolio)
     loaded.require_outside(folder)
-    document: Mapping[str, Any]
+    make: Callable[..., Heatmap | Frontier]
     if simplex:
         step = 0.05 if grid is None else grid
         heatmap_grid(loaded, delta, step)  # refuses before the folder is made
-        with execution.workers("combinations", folder) as run:
-            document = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run).as_dict()
+        make = partial(heatmap, step=step)
     else:
         targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
         check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
-        with execution.workers("combinations", folder) as run:
-            document = planning.frontier(
-                loaded,
-                delta=delta,
-                epsilons=targets,
-                accounting=accounting.accounting(),
-                utility=known,
-                scorer=scorer,
-                scored="stand-ins" if stand_ins else "private",
-                edge_points=points,
-                step=grid,
-                run=run,
-                progress=show_progress,
-            ).as_dict()
+        make = partial(
+            planning.frontier,
+            epsilons=targets,
+            utility=known,
+            scorer=scorer,
+            scored="stand-ins" if stand_ins else "private",
+            edge_points=points,
+            step=grid,
+            progress=show_progress,
+        )
+    with execution.workers("combinations", folder) as run:
+        document = make(loaded, delta=delta, accounting=accounting.accounting(), run=run).as_dict()
     show_progress("pictures")
-    written = _write(document, folder, "simplex" if simplex else "frontier")
+    written = _write(document, folder, name)
     show_progress("")
     if json:
         print_json(finite_or_null(document))

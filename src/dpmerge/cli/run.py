@@ -21,7 +21,7 @@ from dpmerge.checkpoints import (
     uncertainty as measure,
     write,
 )
-from dpmerge.cli.checkpoints import Checkpoints, Examples, LastOption, WarmUpOption, asking, average, predict
+from dpmerge.cli.checkpoints import AllowGapsOption, Checkpoints, Examples, LastOption, WarmUpOption, asking, average, predict
 from dpmerge.cli.commands import JsonOption, argument, group, only, option
 from dpmerge.cli.options import DeltaOption, Execution, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
@@ -142,7 +142,7 @@ def uncertainty(
     last: LastOption = None,
     burn_in: Annotated[int | None, option("No checkpoint before this step.")] = None,
     separation: Annotated[int | None, option("Use checkpoints this many steps apart.")] = None,
-    allow_gaps: Annotated[bool, option("Accept missing checkpoints.")] = False,
+    allow_gaps: AllowGapsOption = False,
     of: Annotated[Literal["mean", "last"], option("Interval of the models' mean score, or of the last model's.")] = "mean",
     confidence: Annotated[float, option("Of the intervals.")] = 0.95,
     json: JsonOption = False,

@@ -92,7 +92,7 @@ def _completed(
     done: SimpleQueue[Future[bytes]] = SimpleQueue()
     with _on_cores(jobs, running) if cluster is None else _on_cluster(cluster) as (executor, ahead):
         while True:
-            try:
+            with _faults_of_workers(cluster):
                 for index, item in islice(waiting, None if ahead is None else ahead - len(running)):
                     future = executor.submit(_attempt, _dumps((function, item)))
                     running[future] = index
@@ -101,16 +101,23 @@ def _completed(
                     return
                 future = done.get()
                 packed = future.result()
-            except BrokenProcessPool:
-                raise _Lost("a worker process died: killed, crashed or out of memory") from None
-            except CancelledError:
-                raise _Lost(f"the scheduler at {cluster} has gone away") from None
-            except Exception as fault:  # not the piece's own, which comes back as a result
-                raise _Lost(f"a piece of work could not be done: {_in_short(fault.__cause__ or fault)}") from None
             result, error = pickle.loads(packed)
             if error is not None:
                 raise error
             yield running.pop(future), result
+
+
+@contextmanager
+def _faults_of_workers(cluster: str | None) -> Iterator[None]:
+    """A fault that is not a piece's own, which comes back as a result, means that the work is lost."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise _Lost("a worker process died: killed, crashed or out of memory") from None
+    except CancelledError:
+        raise _Lost(f"the scheduler at {cluster} has gone away") from None
+    except Exception as fault:
+        raise _Lost(f"a piece of work could not be done: {_in_short(fault.__cause__ or fault)}") from None
 
 
 def _attempt(packed: bytes) -> bytes:

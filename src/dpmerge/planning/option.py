@@ -78,6 +78,12 @@ class Question:
                 found[name] = error
         return found
 
+    @property
+    def finite_alone(self) -> list[float]:
+        """The finite ε of the models alone."""
+        known = [found.epsilon for found in self.alone.values() if isinstance(found, Guarantee)]
+        return [epsilon for epsilon in known if 0 < epsilon < math.inf]
+
     @cached_property
     def profiles(self) -> list[Profile]:
         return [run_profile(model, self.accounting.shuffle).profile for model in self.portfolio.models]

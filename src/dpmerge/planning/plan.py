@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.notebook import frame, html_table
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.planning.search import Search
-from dpmerge.rules import Guarantee, Target, round_down, round_up
+from dpmerge.rules import Target, round_down, round_up
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -114,11 +113,15 @@ class Plan:
             known[option.rule] = _kept(known.get(option.rule, ()), [option])
         return replace(self, known=known)
 
-    def targets(self, count: int) -> list[float]:
-        """The ε worth a search: from half the smallest of a model alone to the largest, both ends first, then middles."""
-        known = [found.epsilon for found in self.question.alone.values() if isinstance(found, Guarantee)]
-        alone = [epsilon for epsilon in known if 0 < epsilon < math.inf]
-        low, high = (0.5 * min(alone), max(alone)) if alone else (0.1, 10.0)
+    def span(self, around: Sequence[float] = ()) -> tuple[float, float]:
+        """The ε of interest: from half the smallest of a model alone to the largest, wider if ε `around` lie outside."""
+        alone = self.question.finite_alone
+        found = [epsilon for epsilon in (*around, *alone, *(0.5 * one for one in alone)) if epsilon > 0] or [0.1, 10.0]
+        return min(found), max(found)
+
+    def targets(self, count: int, around: Sequence[float] = ()) -> list[float]:
+        """The ε worth a search, evenly in log ε over the span: both ends first, then middles."""
+        low, high = self.span(around)
         last = max(1, count - 1)
         order, step = [0, last], last
         while step > 1:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, Guarantee, about_delta, build, of_many
+from dpmerge.rules import Accounting, Guarantee, about_delta, assumed_by as by_each, build, of_many
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -104,13 +104,8 @@ def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accoun
 
 
 def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """Every assumption once, and which of the rules drawn make it."""
-    found: dict[str, list[str]] = {}
-    for title, assumptions in stated:
-        for text in map(of_many, assumptions):
-            if title not in found.setdefault(text, []):
-                found[text].append(title)
-    return found
+    """Every assumption once, as many averages share it, and which of the rules drawn make it."""
+    return by_each((title, map(of_many, texts)) for title, texts in stated)
 
 
 def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,12 @@ from dpmerge.planning.points import (
 )
 from dpmerge.profiles import FloatArray, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Accounting, Standing, Target, selection_epsilons, significant
+from dpmerge.rules import Accounting, Guarantee, Standing, Target, selection_epsilons, significant
+
+GridRule = Literal["selection", "combination"]
+GRID_RULES: tuple[GridRule, ...] = ("selection", "combination")
+Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
+_STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
 
 
 def simplex_grid(models: int, step: float) -> FloatArray:
@@ -199,3 +204,41 @@ def _combinations(
     standing: Standing = "conditional" if any(one["standing"] == "conditional" for one in found) else "proved"
     panels = [Panel("combination", by, standing, f"{title}, {by.upper()}", [one[by] for one in found]) for by in accountants]
     return panels, [one["assumptions"] for one in found]
+
+
+class Landscape:
+    """ε on a grid over the weights of two or three models, coarse points first. Nothing is interpolated between the points."""
+
+    def __init__(self, portfolio: Portfolio, models: tuple[str, ...]) -> None:
+        for name in models:
+            portfolio.weights({name: 1.0})  # refuses a name that is not in the portfolio
+        if len(set(models)) != len(models) or len(models) not in _STEPS:
+            raise TargetError(f"a picture of weights needs two or three different models, not {len(models)}")
+        self.models = models
+        self.step = _STEPS[len(models)]
+        self.points: list[list[float]] = simplex_grid(len(models), self.step).tolist()
+        cells = round(1 / self.step)
+        coarseness = [math.gcd(*(round(weight * cells) for weight in point)) for point in self.points]
+        self.order = sorted(range(len(self.points)), key=coarseness.__getitem__, reverse=True)
+        # By the point's index; None where the rule is refused.
+        self.found: dict[GridRule, dict[int, Guarantee | None]] = {rule: {} for rule in GRID_RULES}
+
+    @property
+    def done(self) -> int:
+        return sum(len(known) for known in self.found.values())
+
+    @property
+    def total(self) -> int:
+        return len(GRID_RULES) * len(self.points)
+
+    def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
+        """Account one more point, the quick rule first."""
+        rule = next(rule for rule in GRID_RULES if len(self.found[rule]) < len(self.points))
+        known = self.found[rule]
+        index = self.order[len(known)]
+        weights = {name: weight for name, weight in zip(self.models, self.points[index], strict=True) if weight > 0}
+        try:
+            known[index] = account(rule, weights)
+        except AccountingError:
+            known[index] = None
+        return rule, known[index]

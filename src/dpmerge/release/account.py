@@ -16,7 +16,7 @@ from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import Budget, Entry, Planned, models_content, standing
+from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content, standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels, contents_of
 from dpmerge.rules import (
@@ -53,7 +53,7 @@ class Account:
     release was allowed by the filter, only the filter counts.
     """
 
-    def __init__(self, budget: Budget, entries: Sequence[Entry], new: Planned | None = None) -> None:
+    def __init__(self, budget: Budget, entries: Sequence[Entry], new: PendingEntry | None = None) -> None:
         self.budget = budget
         self.filter = filter_of(budget, entries)
         self.tight_delta = budget.delta
@@ -261,7 +261,7 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     elif filter_order is not None:
         raise LedgerError("the order of a filter was given, and no share of δ for it")
     for portfolio in declared:
-        require_same_data("the ledger", budget, portfolio)
+        budget.require_same_data(portfolio, "the ledger")
         held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
         contents.append({"kind": "portfolio", "at": now(), "nonce": secrets.token_hex(32), **held})
     entries: list[Entry] = []
@@ -279,17 +279,6 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     return entries
 
 
-def require_same_data(name: str, budget: Budget, portfolio: Portfolio) -> None:
-    """Refuse a portfolio of other data, or of another notion of neighbours."""
-    record = portfolio.models[0].record
-    if record.dataset != budget.dataset:
-        raise LedgerError(f"{name} is for dataset {budget.dataset!r}; the portfolio is for {record.dataset!r}")
-    if record.adjacency != budget.adjacency:
-        raise LedgerError(
-            f"{name} counts for {budget.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
-        )
-
-
 def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
     """How releases are counted, in words."""
     told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
@@ -298,15 +287,10 @@ def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | Non
         told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
     rule = filter_of(budget, entries)
     if rule is not None:
-        told.append(
-            f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {_so_far(budget, entries, rule)}"
-        )
+        so_far = "releases so far do not pass it"
+        with contextlib.suppress(AccountingError):
+            used = Account(budget, entries).used(rule)
+            closed = "" if rule.allows(used) else ", so it is closed"
+            so_far = f"releases so far use {used.divergence:.4g} of {rule.room:.4g}{closed}"
+        told.append(f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {so_far}")
     return told
-
-
-def _so_far(budget: Budget, entries: Sequence[Entry], rule: Filter) -> str:
-    try:
-        used = Account(budget, entries).used(rule)
-    except AccountingError:
-        return "releases so far do not pass it"
-    return f"releases so far use {used.divergence:.4g} of {rule.room:.4g}" + ("" if rule.allows(used) else ", so it is closed")

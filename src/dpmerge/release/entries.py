@@ -10,6 +10,7 @@ from typing import Any
 from dpmerge.errors import LedgerError
 from dpmerge.files import canonical, sha256
 from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release.certificate import now
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import identities
 from dpmerge.rules import Exposure, Guarantee, Rule
@@ -39,6 +40,15 @@ def standing(entries: Sequence[Entry]) -> list[Entry]:
     last = {entry.content["of"]: entry.kind for entry in entries if entry.kind in ("voided", "completed")}
     gone = {number for number, kind in last.items() if kind == "voided"}
     return [entry for entry in entries if entry.kind == "release" and entry.number not in gone]
+
+
+def became(entries: Sequence[Entry], release: Entry, kind: str) -> list[dict[str, Any]]:
+    """What later entries of this kind say of a release, in order."""
+    return [one.content for one in entries if one.kind == kind and one.content["of"] == release.number]
+
+
+def voided(number: int, reason: str, by: str) -> dict[str, Any]:
+    return {"kind": "voided", "at": now(), "of": number, "reason": reason, "by": by}
 
 
 def unfinished(entries: Sequence[Entry]) -> list[Entry]:
@@ -110,6 +120,16 @@ class Budget:
     def hash(self) -> str:
         return sha256(canonical(self.header()))
 
+    def require_same_data(self, portfolio: Portfolio, name: str) -> None:
+        """Refuse a portfolio of other data, or of another notion of neighbours; `name` is the ledger's."""
+        record = portfolio.models[0].record
+        if record.dataset != self.dataset:
+            raise LedgerError(f"{name} is for dataset {self.dataset!r}; the portfolio is for {record.dataset!r}")
+        if record.adjacency != self.adjacency:
+            raise LedgerError(
+                f"{name} counts for {self.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
+            )
+
     def total(self, rules: Sequence[Rule], delta: float | None = None) -> Guarantee:
         """ε at the budget's δ, or on the edge of the budget δ at its ε, by the best of rules that each bound the same.
 
@@ -127,7 +147,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PendingEntry:
     """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be.
 
     `dependent`: what it is, or that it is made, depends on what earlier releases showed. Other outcomes of these would have led

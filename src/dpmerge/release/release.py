@@ -14,9 +14,10 @@ from dpmerge.records import Portfolio
 from dpmerge.release.certificate import CARD, NAME
 from dpmerge.release.choice import Chosen
 from dpmerge.release.entering import Entered, entered
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import contents_of
-from dpmerge.release.ledger import Ledger, Planned
+from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, coupled_outcomes, covers
@@ -241,12 +242,12 @@ def _planned(
     out: Path,
     dependent: bool,
     drawn: tuple[str, ...] = (),
-) -> Planned:
+) -> PendingEntry:
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
-    return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
+    return PendingEntry(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
 
 
-def _holding(planned: Planned, ledger: Ledger | None) -> Planned:
+def _holding(planned: PendingEntry, ledger: Ledger | None) -> PendingEntry:
     """With what the models hold: the ledger keeps it, and without one two models of one step must still be the same."""
     names = {name for form in planned.forms for name in form.involved}
     models = [model for model in planned.portfolio.models if model.name in names]

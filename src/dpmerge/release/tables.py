@@ -13,6 +13,8 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, NullPool, 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from dpmerge.errors import LedgerError
+from dpmerge.files import canonical
+from dpmerge.release.entries import Entry
 
 metadata = MetaData()
 header = Table(
@@ -121,3 +123,10 @@ def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] 
         return None
     rows = connection.execute(entries.select().order_by(entries.c.number)).mappings()
     return dict(headers[0]), [dict(row) for row in rows]
+
+
+def append(connection: Connection, entry: Entry) -> None:
+    """Write an entry, and that the ledger ends with it."""
+    row = {"number": entry.number, "content": canonical(entry.content).decode(), "previous": entry.previous, "hash": entry.hash}
+    connection.execute(entries.insert().values(**row))
+    connection.execute(header.update().values(entries=entry.number, head=entry.hash))

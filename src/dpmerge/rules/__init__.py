@@ -34,6 +34,7 @@ from dpmerge.rules.selection import Selection as Selection, selection_epsilons a
 from dpmerge.rules.statements import (
     about_delta as about_delta,
     about_records as about_records,
+    assumed_by as assumed_by,
     require_wanted as require_wanted,
     round_down as round_down,
     round_up as round_up,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from dpmerge.records import DpSgd, Gaussian
-from dpmerge.rules.transport import Run
+from dpmerge.rules.transport import WeightedRun
 
 # None: real numbers are averaged. "stored": stored ones that the noise covers. "joint": stored ones too coarse for that.
 Arithmetic = Literal["stored", "joint"]
@@ -21,7 +21,7 @@ _PRECISION = {"F32": 24, "BF16": 8}
 _REAL = "the average is one of real numbers. For stored ones this is conditional on their rounding, and needs the last noise "
 
 
-def last_noise(runs: Iterable[Run]) -> dict[str, float]:
+def last_noise(runs: Iterable[WeightedRun]) -> dict[str, float]:
     """λ·ν of each model: the noise, in the average, of the last update that moved it. A model that never moved is public."""
     found = {}
     for run in runs:

@@ -116,3 +116,13 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
         which = "; ".join(f"{generator} for {', '.join(names)}" for generator, names in by_generator.items())
         found.append(f"training noise of a generator that is not known to be cryptographic is as good as true noise ({which})")
     return tuple(found)
+
+
+def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """Every assumption once, and which of the rules drawn make it."""
+    found: dict[str, list[str]] = {}
+    for title, assumptions in stated:
+        for text in assumptions:
+            if title not in found.setdefault(text, []):
+                found[text].append(title)
+    return found

@@ -57,10 +57,7 @@ def train_portfolio(
     with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
         made = run_all(train_run, unfinished, cluster=cluster, jobs=processes)
-    for job, summary in zip(unfinished, made, strict=True):
-        if not all((out / model).is_dir() for model in summary["models"]):
-            raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
-        finished[job.name] = summary
+    finished |= {job.name: _seen_here(job, summary, out) for job, summary in zip(unfinished, made, strict=True)}
     scores = _measured(file, out, len(loaded.test))
     told = {model: {"run": of["run"], **facts} for of in finished.values() if of for model, facts in of["models"].items()}
     return {
@@ -70,6 +67,13 @@ def train_portfolio(
         "models": {model: facts for model, facts in told.items() if model in scores},
         "utilities": str(out / "utilities.json"),
     }
+
+
+def _seen_here(job: Job, summary: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The summary of a run that a worker made, once its models are there."""
+    if not all((out / model).is_dir() for model in summary["models"]):
+        raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
+    return summary
 
 
 def _begins_or_continues(job: Job, data: Data) -> int:

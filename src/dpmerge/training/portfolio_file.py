@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
 from dpmerge.training.data import DataSource
-from dpmerge.training.trainer import ALTERNATIVES, Run, Trainer, find_trainer
+from dpmerge.training.trainer import ALTERNATIVES, RunForm, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
@@ -59,14 +59,14 @@ class PortfolioFile:
 
     path: Path
     about: _Data
-    runs: dict[str, Run]
+    runs: dict[str, RunForm]
     trainers: dict[str, Trainer]
 
     @classmethod
     def load(cls, path: Path) -> PortfolioFile:
         """Read and validate; any fault is one line that names the file and the field."""
         read = parse_strict(_File, _as_json(path), str(path), TrainingError)
-        runs: dict[str, Run] = {}
+        runs: dict[str, RunForm] = {}
         trainers: dict[str, Trainer] = {}
         for name, given in read.runs.items():
             where, whole = f"{path}: run {name!r}", _with_defaults(read.defaults, given or {})

@@ -35,7 +35,7 @@ ALTERNATIVES = (("steps", "epochs"), ("batch", "rate", "full_batch"))
 TELL_EVERY = 0.3  # seconds
 
 
-class Run(Strict):
+class RunForm(Strict):
     """What every run says. `warmup` and `checkpoints` are counted as the run is: in steps or in epochs."""
 
     model: str
@@ -52,7 +52,7 @@ class Run(Strict):
     checkpoints: tuple[Count, ...] = ()
 
     @model_validator(mode="after")
-    def _one_of_each(self) -> Run:
+    def _one_of_each(self) -> RunForm:
         for group in ALTERNATIVES:
             if sum(getattr(self, name) is not None for name in group) != 1:
                 raise ValueError(f"give one of {', '.join(group)}")
@@ -99,7 +99,7 @@ class Job:
     """All that a worker needs to know; it loads the data itself."""
 
     name: str
-    settings: Run
+    settings: RunForm
     trainer: Trainer
     source: DataSource
     digest: str  # of the data
@@ -120,7 +120,7 @@ class Job:
 class Trainer:
     """Makes the models of one kind of run."""
 
-    form: ClassVar[type[Run]]  # what such a run may say in the file
+    form: ClassVar[type[RunForm]]  # what such a run may say in the file
     bounds_inputs: ClassVar[bool] = False  # whether inputs are shortened to the file's norm_bound
     uses_device: ClassVar[bool] = False  # whether a device other than the CPU may be chosen
 
@@ -138,14 +138,14 @@ class Trainer:
         raise NotImplementedError
 
 
-class LinearRun(Run):
+class LinearRun(RunForm):
     model: Literal["softmax", "logistic"]
 
 
 class Linear(Trainer):
     """Softmax or logistic regression in numpy, on the CPU; it starts from zero."""
 
-    form: ClassVar[type[Run]] = LinearRun
+    form: ClassVar[type[RunForm]] = LinearRun
     bounds_inputs = True
 
     def check(self, job: Job, data: Data) -> None:
