@@ -234,7 +234,7 @@ Thing = TypeVar("Thing")
 
 
 def thinned(values: Sequence[Thing], most: int) -> list[Thing]:
-    """At most so many of them, evenly, both ends among them."""
+    """At most `most` values, evenly spaced, including both ends."""
     count = len(values)
     return list(values) if count <= most else [values[round(k * (count - 1) / (most - 1))] for k in range(most)]
 

@@ -246,9 +246,8 @@ def _ledger(ledger: Data) -> Iterator[str]:
 def _words(report: Data) -> Iterator[str]:
     yield pages.prose("What “proved” and “conditional” mean", *_WORDS)
     target = _target(report["plans"][-1]["epsilon"]) if report["plans"] else "1"
-    recheck = f"dpmerge plan PORTFOLIO --epsilon {target} --delta {report['delta']!r}"
     yield (
-        "<h2>How to recheck this</h2>\n<p>Whoever has the records of the runs can compute every number here again, for example "
-        f"with <code>{escape(recheck)}</code>. A model that was released comes with a certificate, and "
-        "<code>dpmerge verify RELEASE</code> says whether it holds.</p>"
+        "<h2>How to recheck this</h2>\n<p>Every number here can be computed again from the records of the runs, for example by "
+        f"a plan of this portfolio for ε = {target} and δ = {report['delta']!r}. A released model comes with a certificate, "
+        "and verifying it checks that the guarantee holds for its files.</p>"
     )

@@ -240,7 +240,7 @@ class Option:
 def draw_strength(
     kappa: float | None, validation_epsilon: float | None, validation: Validation | None, adjacency: Adjacency
 ) -> float | None:
-    """κ as given, or the one for which the records of a private validation set pay so much."""
+    """κ, or the κ at which the validation set's cost is `validation_epsilon`."""
     if validation_epsilon is None:
         return kappa
     if validation is None:

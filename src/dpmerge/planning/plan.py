@@ -76,8 +76,8 @@ class Plan:
         """The plan for another ε at the same δ.
 
         `search` names the rules whose best weights are searched for anew, by default all. With none the answer comes from what
-        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so nothing that is said to fit is less
-        than proved, but it may be less than the best. What a search finds is known to the plan that it returns.
+        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so every option reported as
+        fitting is proved; a better one may exist. The returned plan also knows what its search found.
         """
         Target(epsilon=epsilon)
         known, options = dict(self.known), []

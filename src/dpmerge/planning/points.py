@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Mapper(Protocol):
-    """`jobs.run_all`, with where to run and where to keep what is finished already decided."""
+    """`jobs.run_all` with executor and result store bound."""
 
     def __call__(self, function: Callable[[T], R], items: Sequence[T], *, keys: Sequence[str]) -> list[R]:
         """The function of every item, in order."""

@@ -25,7 +25,7 @@ class GaussianLaw(Law):
     mu: float
 
     def bounded(self) -> tuple[Law | None, float]:
-        """In closed form there is no grid to protect; only what would overflow is no privacy at all."""
+        """A closed form needs no bound for a grid; values that would overflow count as no privacy."""
         return (self, 0.0) if self.mu < 1e100 else (None, 1.0)
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:

@@ -97,10 +97,10 @@ class Account:
         if self._declared:
             what = f"it involves {others}, not declared here" if others else "it was chosen by a private validation set"
         raise LedgerError(
-            f"{name}: this release depends on what earlier ones showed, and {what}; a ledger provides for that before its "
-            "first release: it declares portfolios, all of whose models count from the start, so that any choice among them is "
-            "free, or has a filter, which takes a share of δ; a release that would have been the "
-            "same whatever earlier ones showed depends on none"
+            f"{name}: this release depends on what earlier ones showed, and {what}. A ledger must provide for that before its "
+            "first release: either it declares portfolios, whose models all count from the start so that any choice among them "
+            "is free, or it has a filter, which takes a share of δ. Releases chosen independently of earlier ones need no "
+            "provision."
         )
 
     def _runs_of(self, names: Iterable[str]) -> str:

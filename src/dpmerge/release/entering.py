@@ -87,7 +87,7 @@ def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
 # --- what a budget still allows, on top of everything released before ---------------------------------------------------------
 
 
-_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # what is said to fit is said in so many digits, and fits as it is said
+_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # rounded down to three digits, then rechecked
 
 
 def what_fits(ledger: Ledger, portfolio: Portfolio) -> dict[str, Any]:

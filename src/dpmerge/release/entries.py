@@ -130,8 +130,8 @@ class Budget:
 class Planned:
     """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be.
 
-    `dependent`: what it is, or that it is made, depends on what earlier releases showed. Other outcomes of these would have led
-    to another release, so counting this one is too little, unless by a filter.
+    `dependent`: chosen using the output of earlier releases. With other outputs another release would have been made, so
+    counting only this one is not enough, except under a filter.
     `drawn` is what was drawn for it, and `temporary` the folder that is there as long as nothing of it was seen. `contents` are
     the digests of the models' tensors by name; where they are not known, a run and a record are taken for one model.
     """

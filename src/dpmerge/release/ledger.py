@@ -226,7 +226,7 @@ class Ledger:
             entries = self._entries(connection)
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
-                raise LedgerError(f"{self.name}: entry {number} is no release, so there is nothing to void")
+                raise LedgerError(f"{self.name}: entry {number} is not a release, so there is nothing to void")
             self._require_unseen(entries, found[0], machine_is_gone)
             word = {"machine_is_gone": True} if machine_is_gone else {}
             self._append(connection, entries, {**_voided(number, reason.strip(), "user"), **word})

@@ -94,7 +94,7 @@ def _sqlite(path: str, new: bool) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connection]:
-    """Alone with the ledger, others waiting until this is committed or given up; or one view of it that waits for nobody."""
+    """Exclusive transaction, or (`alone=False`) a non-blocking read snapshot."""
     try:
         with engine.begin() as connection:
             for statement in _BEGIN[engine.dialect.name, alone]:

@@ -114,7 +114,7 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
     except DpmergeError as fault:
         verdict.broken.append(f"no guarantee follows from what is certified: {fault}")
         return
-    except Exception as fault:  # numbers that nobody chose in earnest may trip anything
+    except Exception as fault:  # malformed numbers may raise any error
         verdict.broken.append(f"no guarantee can be computed from what is certified: {type(fault).__name__}: {fault}")
         return
     if not math.isfinite(again.epsilon):

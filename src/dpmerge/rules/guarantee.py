@@ -200,7 +200,7 @@ def _why_not(by: By, available: tuple[Accountant, ...]) -> str:
 
 
 def _content(part: object) -> Any:
-    """What a rule's argument says, as text that differs wherever the argument does."""
+    """A rule's argument as JSON data; different arguments give different data."""
     if isinstance(part, Weights):
         return [[model.name, model.record.model_dump_json(), weight.hex()] for model, weight in part.used] + [
             list(part.portfolio.names)

@@ -22,7 +22,7 @@ def fresh_generator() -> np.random.Generator:
 
 
 def fingerprint(generator: np.random.Generator) -> str:
-    """Of the state it is in, whose key nobody can search for."""
+    """Hash of the generator state; its key is too long to brute-force."""
     return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:32]
 
 

@@ -68,7 +68,7 @@ class ModuleTensors:
             raise _moved(sorted(moved))
 
     def _looks_changed(self, name: str, value: Any) -> bool:
-        """What a look at every step tells of what is not trained; at the end everything is compared."""
+        """Per-step check of untrained tensors; at the end everything is compared."""
         if name in self._changed or name in self._left_out or id(value) in self._trained:
             return False
         if name in self._small and isinstance(value, torch.Tensor):
@@ -163,8 +163,7 @@ def _bits(name: str, value: torch.Tensor) -> torch.Tensor:
     except (RuntimeError, TypeError, NotImplementedError) as fault:
         why = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
         raise TrainingError(
-            f"the module's tensor {name!r} ({value.dtype}, {value.layout}) cannot be read, so nobody can tell whether it "
-            f"changed: {why}"
+            f"the module's tensor {name!r} ({value.dtype}, {value.layout}) cannot be read, so changes cannot be detected: {why}"
         ) from None
 
 

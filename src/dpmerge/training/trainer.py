@@ -69,7 +69,7 @@ class Run(Strict):
         return self.batch / examples if self.batch is not None else self.rate
 
     def in_steps(self, count: int, examples: int) -> int:
-        """So many epochs, if that is what the run is counted in: ⌈1/rate⌉ steps each."""
+        """Convert epochs to steps (⌈1/rate⌉ each); a count of steps stays."""
         rate = self.rate_for(examples)
         per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
         return count * per_epoch if self.epochs else count
