@@ -18,7 +18,7 @@ HOW_TO_READ = (
     "are weight vectors whose ε was computed, one marker each; the steps say what the best of them reaches from that ε on. "
     "Solid lines are accounted by privacy loss distributions (PLD), dashed ones by Rényi divergences (RDP). What is dotted, "
     "hollow and pale is conditional: it holds only under an assumption that fails in general."
-    f" Every ε assumes that {RECORD}; and the assumptions of the rule's theorem."
+    f" Every ε assumes that {RECORD}. It also needs the assumptions of the rule's theorem."
 )
 _PROVENANCE = {
     "a-priori": "Weights found here were chosen without looking at the models or the data.",

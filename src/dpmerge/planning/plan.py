@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to beware of, each once."""
+        """The warnings of all options, each once."""
         found = [option.guarantee for option in self.options if option.guarantee is not None]
         return tuple(dict.fromkeys(text for guarantee in found for text in guarantee.warnings))
 
@@ -115,7 +115,7 @@ class Plan:
         return replace(self, known=known)
 
     def targets(self, count: int) -> list[float]:
-        """The ε worth a search: from half the smallest of a model alone to the largest, both ends first, then middles."""
+        """Targets worth a search: from half the smallest ε of a single model to the largest; both ends first, then middles."""
         known = [found.epsilon for found in self.question.alone.values() if isinstance(found, Guarantee)]
         alone = [epsilon for epsilon in known if 0 < epsilon < math.inf]
         low, high = (0.5 * min(alone), max(alone)) if alone else (0.1, 10.0)
@@ -127,7 +127,7 @@ class Plan:
         return [low * (high / low) ** (index / last) for index in dict.fromkeys(order)]
 
     def _judged(self, option: Option, epsilon: float) -> Option:
-        """The option beside a target: whether it fits, and why not or what it leaves, rounded down."""
+        """The option compared with a target: whether it fits, and why not, or what is left (rounded down)."""
         found = option.guarantee
         if found is None:
             return option
@@ -167,7 +167,7 @@ class Plan:
 
 
 def _kept(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
-    """What was found, unless something known of its rule is at least as private and as useful."""
+    """The known options and those found, without any that another one beats."""
     for option in found:
         if len(known) < _KNOWN and not any(one.beats(option) for one in known):
             known = (*(one for one in known if not option.beats(one)), option)

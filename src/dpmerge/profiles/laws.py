@@ -112,7 +112,7 @@ class RenyiLaw(Law):
         )
 
     def loss_variance(self) -> float:
-        """Never asked for: there is no grid."""
+        """Never used: this law has no grid."""
         return 0.0
 
 
@@ -127,7 +127,7 @@ class NonPrivateLaw(Law):
         return LossPmf(interval, 0, np.zeros(1), 1.0)
 
     def loss_variance(self) -> float:
-        """Never asked for: profiles that contain this law answer without a grid."""
+        """Never used: profiles that contain this law answer without a grid."""
         return 0.0
 
 

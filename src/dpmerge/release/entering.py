@@ -20,7 +20,7 @@ from dpmerge.tensors import is_proof, new_folder, remove_proof
 
 @dataclass
 class Entered:
-    """A temporary folder to write into, and the entry that was made before it; `certificates` is for whoever writes."""
+    """A temporary folder to write into, and the entry that was made before it; the writer fills in `certificates`."""
 
     folder: Path
     entry: Entry | None
@@ -133,7 +133,7 @@ class _Room:
         """How much of the budget all releases and this selection take together: at most 1 if they fit."""
         form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
         planned = Planned((form,), self.portfolio, form.exposure(self.portfolio), (), "", self.dependent)
-        most = 1 / self.ledger.budget.delta  # that of no privacy
+        most = 1 / self.ledger.budget.delta  # the share of a release without privacy
         try:
             return min(self.ledger.share(self.entries, planned), most)
         except AccountingError:

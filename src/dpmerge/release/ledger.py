@@ -130,7 +130,7 @@ class Ledger:
         self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
-        # What is promised must not come from a cache's files.
+        # A certified guarantee must not come from a file of the cache.
         with self._transaction(alone=True) as connection, without_cache():
             entries = self._entries(connection)
             account = Account(self.budget, entries, planned)
@@ -145,7 +145,7 @@ class Ledger:
             content = {
                 "kind": "release",
                 "at": now(),
-                "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
+                "nonce": secrets.token_hex(32),  # the published hash must not reveal the entry
                 "by": this_process(),
                 "out": planned.out,
                 **({} if planned.temporary is None else {"temporary": planned.temporary}),
@@ -216,9 +216,9 @@ class Ledger:
             self._append(connection, self._entries(connection), _voided(entry.number, reason, "proof"))
 
     def void(self, number: int, reason: str, *, machine_is_gone: bool = False) -> None:
-        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger.
+        """Void a release that, as the user states, nobody has seen; the reason stays in the ledger.
 
-        Where it was made on a machine or in a container that cannot be looked into, that this is gone is the user's word too.
+        If it was made on a machine or in a container that cannot be inspected, the user must also say that this is gone.
         """
         if not reason.strip():
             raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
@@ -263,7 +263,7 @@ class Ledger:
     # --- the database -----------------------------------------------------------------------------------------------------
 
     def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
-        """Alone with the ledger to write, or one view of it to read."""
+        """Exclusive transaction to write, or a snapshot to read."""
         found: AbstractContextManager[Connection] = _tables().transaction(self._engine, self.name, alone=alone)
         return found
 
@@ -306,7 +306,7 @@ def _voided(number: int, reason: str, by: str) -> dict[str, Any]:
 
 
 def _tables() -> Any:
-    """Loaded when a ledger is used: SQLAlchemy takes its time."""
+    """Loaded only when a ledger is used: importing SQLAlchemy is slow."""
     from dpmerge.release import tables
 
     return tables

@@ -112,7 +112,7 @@ def exist(connection: Connection) -> bool:
 
 
 def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The header and the entries as they are written, or nothing if this is no ledger."""
+    """The header and the entries as they are written, or nothing if this is not a ledger."""
     found = inspect(connection)
     if not all(found.has_table(table.name) for table in (header, entries)):
         return None

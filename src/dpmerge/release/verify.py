@@ -22,7 +22,7 @@ from dpmerge.release.signing import signed_by
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SAME = 1e-6  # what processors may differ by on the same path
-# What two grids may differ by, relatively and beside 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
+# How much two grids may differ, relatively and near 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
 _CLOSE, _CLOSE_PAIRS, _BESIDE_ZERO = 1e-4, 1e-2, 1e-6
 
 

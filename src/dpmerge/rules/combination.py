@@ -35,7 +35,7 @@ from dpmerge.rules.transport import Candidate, Run, Trajectories, candidate_sets
 
 @dataclass(frozen=True)
 class _Route:
-    """One valid account of the release."""
+    """One valid way to account for the release."""
 
     theorem: str
     profile: Profile

@@ -76,7 +76,7 @@ class Scratch:
         np.copyto(out, raw)
 
     def narrow(self, values: Floats, dtype: Dtype) -> Raw:
-        """Round once to `dtype`, ties to even; the caller has seen to it that nothing overflows. Valid until the next call."""
+        """Round once to `dtype`, ties to even; the caller has checked that nothing overflows. Valid until the next call."""
         out = self._rounded[: values.size * dtype.size].view(dtype.storage)
         if dtype is BF16:
             self._round_to_bfloat16(values, out)

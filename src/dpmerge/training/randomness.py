@@ -27,7 +27,7 @@ def fingerprint(generator: np.random.Generator) -> str:
 
 
 def together(generators: Sequence[NoiseGenerator | None]) -> NoiseGenerator | None:
-    """What a record says of the generators of one run; nothing if one of them is not known."""
+    """What a record states for all generators of one run; None if one of them is not known."""
     known = set(generators)
     if None in known:
         return None

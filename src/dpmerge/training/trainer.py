@@ -75,7 +75,7 @@ class Run(Strict):
         return count * per_epoch if self.epochs else count
 
     def recipe(self, labels: npt.NDArray[np.int64]) -> Recipe:
-        """For examples with these labels."""
+        """The recipe for examples with these labels."""
         return Recipe(**self.schedule(len(labels)))
 
     def schedule(self, examples: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def find_trainer(model: object) -> Trainer:
 
 
 def every(seconds: float, do: Callable[[int], None]) -> Callable[[int], None]:
-    """Do it at steps, not more often than that; a worker whose master has been killed gives up there."""
+    """Call `do` at steps, at most once in `seconds`; a worker whose parent process was killed stops there."""
     last = time.monotonic()
 
     def at(step: int) -> None:
