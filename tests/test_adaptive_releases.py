@@ -414,7 +414,7 @@ def test_any_choice_among_declared_models_is_free(tmp_path: Path) -> None:
     ledger.enter(alone(other))
     assert total(ledger) > whole
     with pytest.raises(
-        LedgerError, match="it involves run 'run e', not declared here; a ledger provides for that before its first"
+        LedgerError, match=r"it involves run 'run e', not declared here\. A ledger must provide for that before its first"
     ):
         ledger.enter(alone(builders.gaussian("e", noise_std=2.0, run="run e"), dependent=True))
     paying = ValidationForm(records=100, disjoint=True, epsilon=(0.5).hex()).model_dump()
@@ -440,7 +440,7 @@ def test_without_a_provision_a_dependent_release_is_refused(tmp_path: Path) -> N
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
     for attempt in (release, preview):
         with pytest.raises(
-            LedgerError, match=r"no rule for such a release; a ledger provides .* declares portfolios.* has a filter"
+            LedgerError, match=r"no rule for such a release\. A ledger must provide .* declares portfolios.* has a filter"
         ):
             attempt(portfolio, choice, tmp_path / "out", ledger=ledger, dependent=True)
     assert ledger.history() == []

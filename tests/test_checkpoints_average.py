@@ -110,7 +110,7 @@ def test_new_weight_is_the_recursion(count: int, weight: float, warm_up: bool) -
 @settings(deadline=None, max_examples=60)
 @given(counts, st.floats(0, 1e6))
 def test_polynomial_decay_is_the_recursion(count: int, gamma: float) -> None:
-    """RSc Eq. (8) counts from 1."""
+    """Eq. (8) of Recycling Scraps counts from 1."""
     exact = recursion(lambda i: (Fraction(gamma) + 1) / (i + 1 + Fraction(gamma)), count)
     close(averaging("pda", count, gamma=gamma).weights(), exact)
 

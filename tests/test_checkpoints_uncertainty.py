@@ -1,4 +1,4 @@
-"""Uncertainty from checkpoints: the estimator of RSc Thm A.1 against closed forms, abstention against brute force."""
+"""Uncertainty from checkpoints: Recycling Scraps' estimator (Thm A.1) against closed forms, abstention against brute force."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_files_that_cannot_be_meant_are_refused_by_field(tmp_path: Path) -> None
         ("runs: {a: 1\n", "not valid YAML: expected ',' or '}'.*line 2"),
         ("data: digits\ndata: mnist\n", r"the field 'data' appears twice \(line 2\)"),
         ("data: digits\nruns: {a: {clip: 1, clip: 2}}\n", "the field 'clip' appears twice"),
-        ("data: digits\nruns: {1: {clip: 1}}\n", "the name 1 is no text; quote it"),
+        ("data: digits\nruns: {1: {clip: 1}}\n", "the name 1 is not text; quote it"),
         ("data: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         ("- a\n- b\n", "[Ii]nput should be an object"),
         ("", "[Ii]nput should be an object"),

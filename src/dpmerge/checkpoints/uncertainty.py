@@ -39,8 +39,8 @@ class Uncertainty:
 def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = None) -> Any:
     """S, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
 
-    Thm A.1 of Recycling Scraps (RSc). Equal weights p estimate the variance of the mean; all weight on the last, that of the
-    last value alone (RSc Thm 5.1).
+    Thm A.1 of Recycling Scraps. Equal weights p estimate the variance of the mean; all weight on the last, that of the last
+    value alone (Thm 5.1 there).
     """
     array = np.asarray(values, dtype=np.float64)
     _require_two(len(array))
@@ -51,7 +51,8 @@ def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = N
 def interval_widths(variance: npt.ArrayLike, models: int, confidence: float = CONFIDENCE) -> Any:
     """2·t·√S with Student's quantile for `models` − 1 degrees of freedom.
 
-    RSc §5.1.3 names no distribution. Student's is the exact one for equal weights if the scores are independent and normal.
+    Recycling Scraps (§5.1.3) names no distribution. Student's is the exact one for equal weights if the scores are independent
+    and normal.
     """
     _require_confidence(confidence)
     _require_two(models)
@@ -64,7 +65,7 @@ def uncertainty(
     """From each model's scores (examples × classes), in order; one model's scores are held at a time.
 
     The label is that of the largest Σ p_i score_i, the smallest such label if there are several; the width is that of the
-    interval around that score (RSc §5.1.3). Without weights, all models count equally.
+    interval around that score (Recycling Scraps §5.1.3). Without weights, all models count equally.
     """
     _require_confidence(confidence)
     count = 0

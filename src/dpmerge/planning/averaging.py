@@ -16,7 +16,7 @@ from dpmerge.records import DpFtrl, DpSgd, Mechanism, Strict
 
 AverageRule = Literal["ema", "uta", "pda", "uniform"]
 _DIGITS = 60
-_MOST = 1_000_000  # a certificate is data from elsewhere: nobody waits longer for its weights
+_MOST = 1_000_000  # limit: a certificate is untrusted, and its weights must not take forever
 
 
 class Averaging(Strict):
@@ -49,7 +49,7 @@ class Averaging(Strict):
         return self
 
     def weights(self) -> list[float]:
-        """One weight for each checkpoint, the oldest first. One below the range of floats is 0, and so are all older ones."""
+        """One weight for each checkpoint, the oldest first. A weight below the range of floats is 0, and so are older ones."""
         found: list[float] = []
         with localcontext(Context(prec=_DIGITS)):
             kept = Decimal(1)

@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to beware of, each once."""
+        """The warnings of all options, each once."""
         found = [option.guarantee for option in self.options if option.guarantee is not None]
         return tuple(dict.fromkeys(text for guarantee in found for text in guarantee.warnings))
 
@@ -75,8 +75,8 @@ class Plan:
         """The plan for another ε at the same δ.
 
         `search` names the rules whose best weights are searched for anew, by default all. With none the answer comes from what
-        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so nothing that is said to fit is less
-        than proved, but it may be less than the best. What a search finds is known to the plan that it returns.
+        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so every option reported as
+        fitting is proved; a better one may exist. The returned plan also knows what its search found.
         """
         Target(epsilon=epsilon)
         known, options = dict(self.known), []
@@ -130,7 +130,7 @@ class Plan:
         return [low * (high / low) ** (index / last) for index in dict.fromkeys(order)]
 
     def _judged(self, option: Option, epsilon: float) -> Option:
-        """The option beside a target: whether it fits, and why not or what it leaves, rounded down."""
+        """The option compared with a target: whether it fits, and why not, or what is left (rounded down)."""
         found = option.guarantee
         if found is None:
             return option
@@ -170,7 +170,7 @@ class Plan:
 
 
 def _kept(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
-    """What was found, unless something known of its rule is at least as private and as useful."""
+    """The known options and those found, without any that another one beats."""
     for option in found:
         if len(known) < _KNOWN and not any(one.beats(option) for one in known):
             known = (*(one for one in known if not option.beats(one)), option)

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Mapper(Protocol):
-    """`jobs.run_all`, with where to run and where to keep what is finished already decided."""
+    """`jobs.run_all` with executor and result store bound."""
 
     def __call__(self, function: Callable[[T], R], items: Sequence[T], *, keys: Sequence[str]) -> list[R]:
         """The function of every item, in order."""
@@ -36,7 +36,7 @@ class Scorer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the function and the model files: scores of other models are not mistaken for these."""
+        """Identifies the function and the model files, so that stored scores of other models are not used."""
 
     def __call__(self, weights: Point) -> float:
         """The score."""
@@ -87,7 +87,7 @@ def _point(
 def _guarantee(weights: Weights, delta: float, accounting: Accounting) -> Guarantee | None:
     """At the δ asked for, or nothing where the rule or the accountant has no answer."""
     try:
-        with without_cache():  # points are many, and kept by whoever asked for them
+        with without_cache():  # there are many points, and the caller stores them
             return accounting.guarantee(build("combination", weights, accounting), delta=delta)
     except AccountingError:
         return None

@@ -78,7 +78,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Edge:
-    """ε over the edge between two models: at every point, by the weight of the second."""
+    """ε of merges of two models, by the weight of the second."""
 
     delta: float
     adjacency: Adjacency
@@ -158,7 +158,7 @@ def edge(
     accounting: Accounting = DEFAULT,
     run: Mapper = run_all,
 ) -> Edge:
-    """ε of every merge of two models, by each rule and accountant; what `heatmap` is for three."""
+    """ε of every merge of two models, by each rule and accountant: the counterpart of `heatmap`, which is for three."""
     Target(delta=delta)
     if len(portfolio.names) != 2:
         raise TargetError(f"a curve over one weight needs two models; this portfolio has {len(portfolio.names)}")

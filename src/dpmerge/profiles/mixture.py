@@ -31,7 +31,7 @@ def mixture_epsilon(parts: Parts, delta: float, interval: float | None = None) -
     remove, add = DIRECTIONS
     epsilon = _one_direction(parts, delta, remove, interval)
     if math.isfinite(epsilon) and sum(weight * part.chernoff(epsilon, add) for weight, part in parts) <= delta:
-        return epsilon  # the other direction needs no more
+        return epsilon  # this ε is enough for the other direction too
     return max(epsilon, _one_direction(parts, delta, add, interval))
 
 

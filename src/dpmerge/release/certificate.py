@@ -88,7 +88,7 @@ class LedgerForm(Extended):
     entry: Digest
     epsilon: Epsilon
     delta: Delta
-    theorem: str | None = None  # by which everything together was counted
+    theorem: str | None = None  # how the total was computed
 
 
 class SignatureForm(Strict):
@@ -147,7 +147,7 @@ class Certificate(Strict):
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Certificate:
-        """Fields that belong together agree; else a true guarantee could stand beside another release."""
+        """Refuse fields that contradict each other: else a true guarantee could be attached to another release."""
         rule, merge = self.rule, self.merge
         records = {name: form.record for name, form in self.records.items()}
         for contradiction, there in {

@@ -21,7 +21,7 @@ from dpmerge.tensors import is_proof, new_folder, remove_proof
 
 @dataclass
 class Entered:
-    """A temporary folder to write into, and the entry that was made before it; `certificates` is for whoever writes."""
+    """A temporary folder to write into, and the entry that was made before it; the writer fills in `certificates`."""
 
     folder: Path
     entry: Entry | None
@@ -88,7 +88,7 @@ def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
 # --- what a budget still allows, on top of everything released before ---------------------------------------------------------
 
 
-_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # what is said to fit is said in so many digits, and fits as it is said
+_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # rounded down to three digits, then rechecked
 
 
 def what_fits(ledger: Ledger, portfolio: Portfolio) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class _Room:
         """How much of the budget all releases and this selection take together: at most 1 if they fit."""
         form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
         planned = PendingEntry((form,), self.portfolio, form.exposure(self.portfolio), (), "", self.dependent)
-        most = 1 / self.ledger.budget.delta  # that of no privacy
+        most = 1 / self.ledger.budget.delta  # the share of a release without privacy
         try:
             return min(self.ledger.share(self.entries, planned), most)
         except AccountingError:

@@ -102,7 +102,7 @@ class RuleForm(Extended):
         return portfolio.weights(self.values)
 
     def build(self, portfolio: Portfolio, *, proved: bool = False) -> Rule:
-        """The rule; with `proved`, without what was assumed of gradients on the user's word, or of the rounding of files."""
+        """The rule; with `proved`, without the user's assumptions on gradients and on the rounding of files."""
         assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
         shuffle = None if self.shuffle_rate is None else ShuffleAsPoisson(float.fromhex(self.shuffle_rate))
         rule = build(

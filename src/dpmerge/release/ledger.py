@@ -127,7 +127,7 @@ class Ledger:
         self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
-        # What is promised must not come from a cache's files.
+        # A certified guarantee must not come from a file of the cache.
         with self._transaction(alone=True) as connection, without_cache():
             entries = self._entries(connection)
             account = Account(self.budget, entries, planned)
@@ -142,7 +142,7 @@ class Ledger:
             content = {
                 "kind": "release",
                 "at": now(),
-                "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
+                "nonce": secrets.token_hex(32),  # the published hash must not reveal the entry
                 "by": this_process(),
                 "out": planned.out,
                 **({} if planned.temporary is None else {"temporary": planned.temporary}),
@@ -213,9 +213,9 @@ class Ledger:
             self._append(connection, self._entries(connection), voided(entry.number, reason, "proof"))
 
     def void(self, number: int, reason: str, *, machine_is_gone: bool = False) -> None:
-        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger.
+        """Void a release that, as the user states, nobody has seen; the reason stays in the ledger.
 
-        Where it was made on a machine or in a container that cannot be looked into, that this is gone is the user's word too.
+        If it was made on a machine or in a container that cannot be inspected, the user must also say that this is gone.
         """
         if not reason.strip():
             raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
@@ -223,7 +223,7 @@ class Ledger:
             entries = self._entries(connection)
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
-                raise LedgerError(f"{self.name}: entry {number} is no release, so there is nothing to void")
+                raise LedgerError(f"{self.name}: entry {number} is not a release, so there is nothing to void")
             self._require_unseen(entries, found[0], machine_is_gone)
             word = {"machine_is_gone": True} if machine_is_gone else {}
             self._append(connection, entries, {**voided(number, reason.strip(), "user"), **word})
@@ -260,7 +260,7 @@ class Ledger:
     # --- the database -----------------------------------------------------------------------------------------------------
 
     def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
-        """Alone with the ledger to write, or one view of it to read."""
+        """Exclusive transaction to write, or a snapshot to read."""
         found: AbstractContextManager[Connection] = _tables().transaction(self._engine, self.name, alone=alone)
         return found
 
@@ -292,7 +292,7 @@ class Ledger:
 
 
 def _tables() -> Any:
-    """Loaded when a ledger is used: SQLAlchemy takes its time."""
+    """Loaded only when a ledger is used: importing SQLAlchemy is slow."""
     from dpmerge.release import tables
 
     return tables

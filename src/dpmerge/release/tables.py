@@ -96,7 +96,7 @@ def _sqlite(path: str, new: bool) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connection]:
-    """Alone with the ledger, others waiting until this is committed or given up; or one view of it that waits for nobody."""
+    """Exclusive transaction, or (`alone=False`) a non-blocking read snapshot."""
     try:
         with engine.begin() as connection:
             for statement in _BEGIN[engine.dialect.name, alone]:
@@ -114,7 +114,7 @@ def exist(connection: Connection) -> bool:
 
 
 def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The header and the entries as they are written, or nothing if this is no ledger."""
+    """The header and the entries as they are written, or nothing if this is not a ledger."""
     found = inspect(connection)
     if not all(found.has_table(table.name) for table in (header, entries)):
         return None

@@ -22,7 +22,7 @@ from dpmerge.release.signing import signed_by
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SAME = 1e-6  # what processors may differ by on the same path
-# What two grids may differ by, relatively and beside 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
+# How much two grids may differ, relatively and near 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
 _CLOSE, _CLOSE_PAIRS, _BESIDE_ZERO = 1e-4, 1e-2, 1e-6
 
 
@@ -114,7 +114,7 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
     except DpmergeError as fault:
         verdict.broken.append(f"no guarantee follows from what is certified: {fault}")
         return
-    except Exception as fault:  # numbers that nobody chose in earnest may trip anything
+    except Exception as fault:  # malformed numbers may raise any error
         verdict.broken.append(f"no guarantee can be computed from what is certified: {type(fault).__name__}: {fault}")
         return
     if not math.isfinite(again.epsilon):

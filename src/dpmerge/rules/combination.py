@@ -44,7 +44,7 @@ from dpmerge.rules.transport import (
 
 @dataclass(frozen=True)
 class _Route:
-    """One valid account of the release."""
+    """One valid way to account for the release."""
 
     theorem: str
     profile: Profile

@@ -92,7 +92,7 @@ def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[f
 
 
 def about_records(models: Iterable[Model]) -> tuple[str, ...]:
-    """What RECORD (theory.md §0) rests on in these models' records: someone's word, generators that are not cryptographic."""
+    """What RECORD (theory.md §0) rests on in these records: what users state, and generators that are not cryptographic."""
     found, known = [], tuple(models)
     for model in known:
         if model.record.source == "stated-by-user":

@@ -215,7 +215,7 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
         result[:active, t - first] = np.where(may_reset, np.minimum(drift, reset), drift)
         if t == steps - 1:
             break
-        if merged[t] == 0:  # nobody adds noise at this step: no shift may be left to it
+        if merged[t] == 0:  # no run adds noise at this step: no shift may be left to it
             idle = bool(np.all(s == 0))
             if not idle:
                 result[:active, t - first] = np.inf

@@ -74,7 +74,7 @@ def load(path: Path, where: str) -> Any:
         raise CheckpointError(f"{where}: torch {torch.__version__} does not read pickles safely; install torch 2.6 or newer")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as fault:  # torch raises whatever the damaged file makes it trip over
+    except Exception as fault:  # a damaged file may make torch raise any error
         reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
         raise CheckpointError(
             f"{where}: cannot be read with weights_only=True ({reason:.200}); save model.state_dict() alone, or convert it to "

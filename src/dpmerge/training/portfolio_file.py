@@ -93,7 +93,7 @@ class PortfolioFile:
         return DataSource(about.data, None if folder is None else folder.resolve(), about.classes, positive, mean, deviation)
 
     def asked(self, name: str) -> dict[str, Any]:
-        """Everything that decides how this run is made, as plain data: a run is not made again as long as it stays so."""
+        """Everything that decides how this run is made, as plain data: an unchanged run is not trained again."""
         ignored = set() if self.trainer(name).bounds_inputs else {"norm_bound"}
         about = self.about.model_dump(mode="json", include=_Data.model_fields.keys() - ignored, exclude_none=True)
         return about | self.runs[name].model_dump(mode="json", exclude_defaults=True)
@@ -131,7 +131,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the name {key!r} is no text; quote it", key_node.start_mark
+                    None, None, f"the name {key!r} is not text; quote it", key_node.start_mark
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the field {key!r} appears twice", key_node.start_mark)

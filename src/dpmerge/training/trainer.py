@@ -69,13 +69,13 @@ class RunForm(Strict):
         return self.batch / examples if self.batch is not None else self.rate
 
     def in_steps(self, count: int, examples: int) -> int:
-        """So many epochs, if that is what the run is counted in: ⌈1/rate⌉ steps each."""
+        """Convert epochs to steps (⌈1/rate⌉ each); a count of steps stays."""
         rate = self.rate_for(examples)
         per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
         return count * per_epoch if self.epochs else count
 
     def recipe(self, labels: npt.NDArray[np.int64]) -> Recipe:
-        """For examples with these labels."""
+        """The recipe for examples with these labels."""
         return Recipe(**self.schedule(len(labels)))
 
     def schedule(self, examples: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def find_trainer(model: object) -> Trainer:
 
 
 def every(seconds: float, do: Callable[[int], None]) -> Callable[[int], None]:
-    """Do it at steps, not more often than that; a worker whose master has been killed gives up there."""
+    """Call `do` at steps, at most once in `seconds`; a worker whose parent process was killed stops there."""
     last = time.monotonic()
 
     def at(step: int) -> None:
