@@ -211,7 +211,7 @@ def test_the_order_is_that_of_the_records(tmp_path: Path) -> None:
         ([builders.model("a", {"kind": "approx-dp", "epsilon": 1.0, "delta": 0.0, "run": "one"})], "has no steps"),
         (
             [builders.model("a", {"kind": "dp-ftrl", "noise_multiplier": 1.0, "steps": 8, "restarts": 0}, "zero-out")],
-            "names no run",
+            "its record has no run",
         ),
     ],
 )
@@ -274,9 +274,9 @@ def test_a_checkpoint_taken_out_of_the_middle_is_missed(first: int, apart: int, 
 
 def test_fewer_checkpoints_than_asked_for_are_refused() -> None:
     run = run_in_memory()
-    with pytest.raises(PortfolioError, match=r"the last 10 checkpoints were asked for, but up to step 60 there are 6"):
+    with pytest.raises(PortfolioError, match=r"`last` is 10, but there are 6 checkpoints up to step 60"):
         run.last(10)
-    with pytest.raises(PortfolioError, match=r"the last 4 checkpoints were asked for, but up to step 30 there are 3"):
+    with pytest.raises(PortfolioError, match=r"`last` is 4, but there are 3 checkpoints up to step 30"):
         run.last(4, until=30)
     with pytest.raises(PortfolioError, match="the last 0"):
         run.last(0)

@@ -225,9 +225,9 @@ def test_inputs_from_a_file(tmp_path: Path) -> None:
         ({"x": np.ones(3)}, "needs an array inputs"),
         ({"inputs": np.ones(3), "y": np.ones(3)}, "needs an array inputs"),
         ({"inputs": np.ones((0, 3))}, "inputs is empty"),
-        ({"inputs": np.ones((2, 3)), "labels": np.array([0, 1, 2])}, "one number from 0 on"),
-        ({"inputs": np.ones((2, 3)), "labels": np.array([0.0, 1.0])}, "one number from 0 on"),
-        ({"inputs": np.ones((2, 3)), "labels": np.array([0, -1])}, "one number from 0 on"),
+        ({"inputs": np.ones((2, 3)), "labels": np.array([0, 1, 2])}, "integers from 0 on"),
+        ({"inputs": np.ones((2, 3)), "labels": np.array([0.0, 1.0])}, "integers from 0 on"),
+        ({"inputs": np.ones((2, 3)), "labels": np.array([0, -1])}, "integers from 0 on"),
         ({"inputs": np.array([object()])}, "not an .npz file"),
     ],
 )
@@ -306,7 +306,7 @@ def test_the_command_says_what_is_covered(trained: Run, tmp_path: Path) -> None:
     assert "the inputs do not depend on the private data" in result.output
     assert "checkpoints up to step 30 are covered" in result.output
     assert "exists already" in complaint(*common, "--out", tmp_path / "said.csv")
-    assert "choose one by the suffix" in complaint(*common, "--out", tmp_path / "said.txt")
+    assert "unknown suffix" in complaint(*common, "--out", tmp_path / "said.txt")
     assert "must exceed 1" in complaint(*common, "--norm-bound", 0.5, "--out", tmp_path / "more.csv")
     assert "no predictor named" in complaint(*common, "--predict", "linear", "--out", tmp_path / "more.csv")
     assert {path.name for path in tmp_path.iterdir()} == {"said.csv"}

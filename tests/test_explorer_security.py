@@ -162,7 +162,7 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
 )
 def test_what_is_said_twice_is_refused(client: TestClient, body: str) -> None:
     response = client.post("/v1/account", content=body, headers={"content-type": "application/json"})
-    assert "occurs twice" in is_problem(response, 422)
+    assert "same key twice" in is_problem(response, 422)
 
 
 def test_whoever_is_refused_is_hung_up_on(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""An audit as plain data, and as a picture: what is claimed, what is proved and what was measured, over δ."""
+"""An audit as plain data, and as a figure: claimed and measured ε over δ."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def picture(audit: Audit) -> dict[str, Any]:
         "title": audit.about,
         "subtitle": f"{audit.game}: {audit.trials} {what}, confidence {audit.confidence:.10g}",
         "caption": (
-            "A claim says that ε is at most so much. The measured line says that it is at least so much, with the stated "
-            "confidence for all δ together: a claim below it is false."
+            "Claims are upper bounds on ε; the measured line is a lower bound, with the stated confidence for all δ jointly. A "
+            "claim below it is false."
         ),
         "warning": f"Exceeded: {', '.join(broken)}." if broken else None,
         "x_label": "δ",

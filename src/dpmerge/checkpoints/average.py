@@ -38,12 +38,12 @@ def average(
 ) -> Released:
     """Write the average of a run's checkpoints to the new folder `out`, with certificate and model card.
 
-    `last` is how many checkpoints are averaged, all if it is not given; `until` the step of the latest one. Integer tensors
-    are those of the latest one. `ledger` and `dependent` are as in a release.
+    `last` is the number of checkpoints averaged (default: all); `until` is the step of the latest one. Integer tensors are
+    copied from the latest one. `ledger` and `dependent` are as in `release`.
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
-        raise WeightsError("uta averages the last checkpoints: say how many (last); uniform averages all of them")
+        raise WeightsError("uta averages the last checkpoints and needs their number (`last`); uniform averages all of them")
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     chosen = averaging(rule, len(used), decay=decay, new_weight=new_weight, warm_up=warm_up, gamma=gamma)
     weights = dict(zip((model.name for model in used), chosen.weights(), strict=True))
@@ -60,7 +60,7 @@ def average(
         progress=progress,
     )
     lost = sum(weight == 0 for weight in weights.values())
-    left_out = [f"the {lost} earliest checkpoints have weights below the range of floats, and take no part"] if lost else []
+    left_out = [f"the weights of the {lost} earliest checkpoints underflow to 0: they are not averaged"] if lost else []
     return replace(released, notes=(*released.notes, *left_out, *loaded.notes(used, provenance)))
 
 
@@ -73,7 +73,7 @@ def averaging(
     warm_up: bool = False,
     gamma: float | None = None,
 ) -> Averaging:
-    """The rule over so many checkpoints; parameters that are not its own, or out of range, are refused in one line."""
+    """The rule for this number of checkpoints; parameters of other rules, or out of range, are rejected."""
     stated = {"decay": decay, "new_weight": new_weight, "warm_up": warm_up, "gamma": gamma}
     text = json.dumps({"rule": rule, "checkpoints": checkpoints, **stated})
     return parse_strict(Averaging, text, f"the average {rule!r}", WeightsError)

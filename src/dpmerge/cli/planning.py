@@ -30,14 +30,14 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
 
-# Typer takes no list of literals.
+# Typer does not support lists of literals.
 PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
 
 
 def plan(
     portfolio: PortfolioArgument,
-    epsilon: Annotated[float, option("The ε to stay within.")],
-    delta: Annotated[float, option("The δ to stay within.")],
+    epsilon: Annotated[float, option("Target ε, not to be exceeded.")],
+    delta: Annotated[float, option("Target δ, not to be exceeded.")],
     utility: Utility,
     tempered: Tempered,
     accounting: MergeAccounting,
@@ -47,7 +47,7 @@ def plan(
 ) -> None:
     """The best weights within (ε, δ), under every rule.
 
-    Ranked by utility; whatever does not fit says why.
+    Ranked by utility; options that miss the target show the reason.
     """
     loaded = Portfolio(portfolio)
     found = dpmerge.plan(
@@ -81,20 +81,20 @@ def _print(found: Plan, title: str) -> None:
     typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
     print_lines("  - ", best.guarantee.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
-        typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")
+        typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
 
 
 def frontier(
     context: typer.Context,
     portfolio: PortfolioArgument,
-    delta: Annotated[float, option("The δ of every ε.")],
+    delta: Annotated[float, option("The δ at which ε is computed.")],
     utility: Utility,
     accounting: PointAccounting,
     execution: Execution,
     epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
     points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
     grid: Annotated[
-        float | None, option("Instead of edges, all combinations in multiples of this step (--simplex: 0.05 by default).")
+        float | None, option("Instead of edges, all weights that are multiples of this step (--simplex: 0.05 by default).")
     ] = None,
     evaluate: Annotated[
         str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
@@ -106,13 +106,13 @@ def frontier(
 ) -> None:
     """Utility against ε at many targets, drawn.
 
-    Random selection is exact at every target; linear combinations are tried. Pictures, and their numbers as JSON. With
-    --simplex, ε over all weights of three models. A run that was killed continues from the finished points.
+    Random selection is solved exactly at every target; linear combinations are tried on a grid. Writes figures, and their
+    numbers as JSON. With --simplex, ε over all weights of three models. A killed run can be continued by the same command.
     """
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
     elif stand_ins and evaluate is None:
-        raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
+        raise UtilityError("--stand-ins needs --evaluate; a utility file states it itself")
     folder = out or Path("simplex" if simplex else "frontier")
     accounting.require(delta)
     loaded = Portfolio(portfolio)
@@ -120,12 +120,12 @@ def frontier(
     document: Mapping[str, Any]
     if simplex:
         step = 0.05 if grid is None else grid
-        heatmap_grid(loaded, delta, step)  # refuses before the folder is made
+        heatmap_grid(loaded, delta, step)  # validate before the folder is created
         with execution.workers("combinations", folder) as run:
             document = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run).as_dict()
     else:
         targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
-        check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
+        check_frontier(delta, targets, known, scorer, points, grid)  # validate before the folder is created
         with execution.workers("combinations", folder) as run:
             document = planning.frontier(
                 loaded,
@@ -156,7 +156,7 @@ def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedS
 
 
 def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
-    """The document as JSON (infinities as null), then as pictures; each file appears whole."""
+    """Write JSON (infinities as null), then figures; each file is written atomically."""
     plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
     write_json(plain, paths[0])
@@ -166,7 +166,7 @@ def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
 
 
 def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
-    """Where the pictures are, what they assume and what they do not cover."""
+    """Print the files, their assumptions and a warning, if any."""
     print_lines("", written)
     print_whose_assumptions(document["assumptions"])
     if document["warning"]:

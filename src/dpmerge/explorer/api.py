@@ -28,8 +28,8 @@ from dpmerge.planning import Plan, Utilities, frontier
 from dpmerge.rules import require_wanted
 
 R = TypeVar("R")
-DELTA = 1e-5  # the δ whose plans are made when the server starts
-_COMPUTING = 2  # computations at once; more only get in each other's way
+DELTA = 1e-5  # plans for this δ are computed from the start
+_COMPUTING = 2  # concurrent computations; more would slow each other down
 _LISTENERS = 32
 _PROBLEM = {
     "description": "A problem (RFC 9457)",
@@ -45,7 +45,7 @@ JobId = Annotated[str, InPath(max_length=64)]
 
 @dataclass(frozen=True)
 class Explorer:
-    """What a server is started with. Releases go into `releases`, by default a hidden folder of the portfolio."""
+    """The server's settings. Releases are written to `releases`, by default `.releases` in the portfolio."""
 
     portfolio: Path
     door: Door = field(default_factory=Door)
@@ -58,7 +58,7 @@ class Explorer:
     rungs: int = RUNGS
 
     def app(self) -> Guard:
-        """The application behind its door, once portfolio, utilities and ledger were read without fault."""
+        """The ASGI application with its access checks; raises if portfolio, utilities or ledger are invalid."""
         server = _Server(self)
 
         @asynccontextmanager
@@ -72,7 +72,7 @@ class Explorer:
         app = FastAPI(
             title="dpmerge explorer",
             version="1",
-            description="Guarantees of merged models. An ε that is null is not finite.",
+            description="Guarantees of merged models. A null ε means no finite ε.",
             lifespan=lifespan,
             responses=_PROBLEMS,
             docs_url=None,
@@ -86,7 +86,7 @@ class Explorer:
 
 
 class _Server:
-    """What the routes share."""
+    """State shared by all routes."""
 
     def __init__(self, explorer: Explorer) -> None:
         portfolio = dpmerge.Portfolio(explorer.portfolio)
@@ -101,19 +101,19 @@ class _Server:
         self._computing, self._reading = asyncio.Semaphore(_COMPUTING), asyncio.Semaphore(_COMPUTING)
 
     async def compute(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Work in a thread, a few at a time, while the server goes on answering."""
+        """Run the function in a thread, a few at a time, so that the server stays responsive."""
         async with self._computing:
             return await unattended(partial(function, *arguments))
 
     async def consult(self, function: Callable[..., R], *arguments: Any) -> R:
-        """The same for the ledger, which others may keep locked: accounting does not wait for it."""
+        """The same, with separate slots for the ledger: another process may lock it, and accounting must not wait."""
         async with self._reading:
             return await unattended(partial(function, *arguments))
 
     def listen(self, job: Job) -> AsyncIterator[str]:
-        """A job's events, to a number of listeners that leaves room for other requests."""
+        """A job's events. The number of listeners is limited, to leave room for other requests."""
         if self.listeners >= _LISTENERS:
-            raise HTTPException(429, "too many clients follow jobs already; ask for the job's state instead")
+            raise HTTPException(429, "too many clients are following jobs; poll the job's state instead")
         self.listeners += 1
 
         async def events() -> AsyncIterator[str]:
@@ -128,7 +128,7 @@ class _Server:
     def job(self, name: str) -> Job:
         found = self.jobs.get(name)
         if found is None:
-            raise HTTPException(404, "no job with this id; finished jobs are forgotten after a while")
+            raise HTTPException(404, "no job with this id; only the most recent finished jobs are kept")
         return found
 
 
@@ -145,7 +145,7 @@ def _reading(server: _Server) -> APIRouter:
 
     @router.get("/v1/portfolio", response_model=models.PortfolioAnswer)
     async def portfolio(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
-        """The models, each alone: ε at δ by PLD and RDP, utility, training, warnings."""
+        """Each model alone: ε at δ by PLD and RDP, utility, training, warnings."""
         require_wanted(delta, any_delta)
         utility = state.utility
         return {
@@ -168,14 +168,14 @@ def _reading(server: _Server) -> APIRouter:
 
     @router.get("/v1/simplex", response_model=models.SimplexAnswer)
     async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = (), any_delta: AnyDeltaQuery = False) -> Any:
-        """ε at every point of a grid over the weights of two or three models, as far as it is known by now."""
+        """ε at every point of a grid over the weights of two or three models; later calls return more points."""
         require_wanted(delta, any_delta)
         found = await server.compute(state.landscape, delta, tuple(model))
         return JSONResponse(finite_or_null({"delta": delta, **found.as_dict()}))
 
     @router.post("/v1/plan", response_model=models.PlanAnswer, responses={202: {"model": models.JobAnswer}})
     async def plan(asked: models.PlanRequest) -> Any:
-        """The best weights per rule for a target; with `effort` full a job (202) that searches as `dpmerge plan` does."""
+        """The best weights per rule for a target. `effort` full starts a job (202) that searches like `dpmerge plan`."""
         require_wanted(asked.delta, asked.any_delta)
         if asked.effort == "full":
             return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked), asked).status(), 202)
@@ -197,7 +197,7 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         accounting=state.accounting,
         progress=job.report,
     )
-    state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
+    state.ladder(asked.delta).learn(found.options)  # so that quick plans include it
     return _plan(found, 1, 1)
 
 
@@ -223,34 +223,34 @@ def _jobs(server: _Server) -> APIRouter:
 
     @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
     async def start_frontier(asked: models.FrontierRequest) -> Any:
-        """Utility against ε, as a job; its result is the document that `dpmerge frontier --json` prints."""
+        """Start a job for utility against ε; its result is the document that `dpmerge frontier --json` prints."""
         require_wanted(asked.delta, asked.any_delta)
         return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked, keeps=True).status()
 
     @router.get("/v1/jobs/{job}", response_model=models.JobAnswer)
     async def job_state(job: JobId) -> Any:
-        """How far a job is, and its result once there is one."""
+        """A job's progress, and its result once it is done."""
         return server.job(job).status()
 
     @router.get("/v1/jobs/{job}/events", response_class=StreamingResponse, responses=_EVENTS)
     async def job_events(job: JobId) -> StreamingResponse:
-        """Progress as server-sent events: `progress`, and `end` once."""
+        """Server-sent events: `progress` after each change, then one `end`."""
         return StreamingResponse(server.listen(server.job(job)), media_type="text/event-stream")
 
     @router.get("/v1/jobs/{job}/figure", response_model=models.FigureAnswer)
     async def job_figure(job: JobId) -> Any:
-        """The picture of a finished frontier, as plotly.js draws it."""
+        """The figure of a finished frontier, for plotly.js."""
         found = server.job(job)
         if found.kind != "frontier" or found.result is None:
-            raise HTTPException(404, "this job has no picture: only a finished frontier has one")
+            raise HTTPException(404, "this job has no figure: only a finished frontier has one")
         return JSONResponse(web_figure(found.result))
 
     @router.delete("/v1/jobs/{job}", status_code=202, response_model=models.JobAnswer)
     async def cancel_job(job: JobId) -> Any:
-        """Ask a job to stop; it does at its next piece. Needs the token."""
+        """Ask a job to stop after its current piece of work. Needs the token."""
         found = server.job(job)
         if found.lasting:
-            raise HTTPException(409, "a release that has begun cannot be stopped")
+            raise HTTPException(409, "a release that has started cannot be stopped")
         found.cancel()
         return found.status(with_result=False)
 
@@ -292,22 +292,22 @@ def _releasing(server: _Server) -> APIRouter:
 
     @router.post("/v1/releases/preview", response_model=models.ReleasePreview)
     async def preview(asked: models.ReleaseRequest) -> Any:
-        """Exactly what a release would write and spend; nothing is written."""
+        """What a release would write and spend; nothing is written."""
         return finite_or_null(await server.consult(releases.preview, asked))
 
     @router.post("/v1/releases", status_code=202, response_model=models.JobAnswer)
     async def release(asked: models.ReleaseRequest, request: Request) -> Any:
-        """Release, by the same code as `dpmerge merge`, as a job. Needs the token, and a server that allows it."""
-        if not request.scope.get(AUTHORISED):  # the door has checked; a route that changes something asks again
+        """Start a release job; same code as `dpmerge merge`. Needs the token, and a server that allows releases."""
+        if not request.scope.get(AUTHORISED):  # already checked by Guard; checked again before a change
             raise HTTPException(401, "this needs the server's token")
         if not server.explorer.allow_release:
-            raise HTTPException(403, "releasing is off: this server was started without leave to release")
-        await server.consult(releases.check, asked)  # refuses at once what would be refused anyway
+            raise HTTPException(403, "this server does not allow releases")
+        await server.consult(releases.check, asked)  # reject invalid requests before a job starts
         return server.jobs.start("release", partial(_release, releases, asked), lasting=True).status()
 
     @router.post("/v1/verify", status_code=202, response_model=models.JobAnswer)
     async def verify(asked: models.VerifyRequest) -> Any:
-        """Recompute everything a release's certificate says, from its files, the portfolio and the ledger, as a job."""
+        """Start a job that rechecks a release's certificate against its files, the portfolio and the ledger."""
         releases.require(asked.name)
         return server.jobs.start("verify", partial(_verify, releases, asked.name)).status()
 

@@ -1,7 +1,7 @@
-"""What is known at one δ, found piece by piece in the background: plans at many targets, and the weights somebody looks at.
+"""Plans and ε values at one δ, computed step by step in the background.
 
-A move of a slider is answered from here by `Plan.at`, without a search. `dpmerge plan`, and a plan with full effort, search at
-the target itself and may find a little more.
+The page's slider is answered from here by `Plan.at`, without a search. `dpmerge plan`, and a plan with full effort, search at
+the exact target and may find slightly better weights.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ GridRule = Literal["selection", "combination"]
 RULES: tuple[GridRule, ...] = ("selection", "combination")
 Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 RUNGS = 33
-_LANDSCAPES = 8  # choices of corners that are kept
+_LANDSCAPES = 8  # landscapes that are kept
 _STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
-_ANY = 1e9  # a target that everything private meets
+_ANY = 1e9  # a target that every finite ε meets
 
 
 class Landscape:
-    """ε on a grid over the weights of two or three models, coarse points first. Nothing is interpolated between the points."""
+    """ε on a grid over the weights of two or three models, coarse points first. No interpolation."""
 
     def __init__(self, portfolio: Portfolio, models: tuple[str, ...]) -> None:
         for name in models:
-            portfolio.weights({name: 1.0})  # refuses a name that is not in the portfolio
+            portfolio.weights({name: 1.0})  # raises if the portfolio has no such model
         if len(set(models)) != len(models) or len(models) not in _STEPS:
-            raise TargetError(f"a picture of weights needs two or three different models, not {len(models)}")
+            raise TargetError(f"ε over weights is drawn for two or three different models, not {len(models)}")
         self.models = models
         self.step = _STEPS[len(models)]
         self.points: list[list[float]] = simplex_grid(len(models), self.step).tolist()
         cells = round(1 / self.step)
         coarseness = [math.gcd(*(round(weight * cells) for weight in point)) for point in self.points]
         self.order = sorted(range(len(self.points)), key=coarseness.__getitem__, reverse=True)
-        # By the point's index; None where the rule is refused.
+        # By index of the point; None if the rule refuses it.
         self.found: dict[GridRule, dict[int, Guarantee | None]] = {rule: {} for rule in RULES}
 
     @property
@@ -53,7 +53,7 @@ class Landscape:
         return len(RULES) * len(self.points)
 
     def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
-        """Account one more point, the quick rule first."""
+        """Account one more point; the faster rule first."""
         rule = next(rule for rule in RULES if len(self.found[rule]) < len(self.points))
         known = self.found[rule]
         index = self.order[len(known)]
@@ -65,10 +65,10 @@ class Landscape:
         return rule, known[index]
 
     def as_dict(self) -> dict[str, Any]:
-        """For every rule ε and standing at every point; pending where it is not known yet."""
+        """ε and standing of every rule at every point; "pending" if not computed yet."""
         rules = {}
         for rule in RULES:
-            known = dict(self.found[rule])  # the background goes on meanwhile
+            known = dict(self.found[rule])  # a copy: the background thread keeps adding points
             rows = [known.get(index) for index in range(len(self.points))]
             rules[rule] = {
                 "epsilons": [None if row is None else row.epsilon for row in rows],
@@ -79,7 +79,7 @@ class Landscape:
 
 
 class Ladder:
-    """What is known at one δ, and how far the background is: selections and combinations searched at `rungs` targets each."""
+    """The plans found so far at one δ: selections and combinations are searched at `rungs` targets each."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Ladder:
         account: Account,
     ) -> None:
         self.portfolio, self.utility, self.delta = portfolio, utility, delta
-        self.abandoned = False  # something went wrong: the page goes on with what there is
+        self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
         self._accounting, self._account = accounting, account
@@ -106,7 +106,7 @@ class Ladder:
 
     @property
     def known(self) -> Plan:
-        """A plan that knows all that was found; at first each model alone and joint release."""
+        """A plan with every option found so far; initially each model alone and joint release."""
         with self._lock:
             if self._known is None:
                 self._known = dpmerge.plan(
@@ -133,7 +133,7 @@ class Ladder:
         return self.abandoned or (self.done == self.total and self._unfinished is None)
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
-        """The landscape over these models, from now on the first to be worked on."""
+        """The landscape over these models; it becomes the first in the queue."""
         found = self.landscapes.pop(models, None) or Landscape(self.portfolio, models)
         self.landscapes[models] = found
         while len(self.landscapes) > _LANDSCAPES:
@@ -141,7 +141,7 @@ class Ladder:
         return found
 
     def advance(self) -> None:
-        """Add one piece: the selections first, which are quick; then the landscape looked at last; then the combinations."""
+        """Do one step: selections first, which are fast; then the most recent landscape; then combinations."""
         landscape = self._unfinished
         if self.climbed["selection"] < self._rungs:
             self._climb("selection")
@@ -153,12 +153,12 @@ class Ladder:
             self._climb("combination")
 
     def learn(self, options: Iterable[Option]) -> None:
-        """Keep what a search found, for this target and others."""
+        """Add the options of a search; they may also fit other targets."""
         with self._lock:
             self._known = self.known.knowing(option for option in options if option.rule in RULES)
 
     def plan(self, epsilon: float) -> Plan:
-        """The best that is known for the target: one option for each rule, and one for each model alone."""
+        """The best options found so far: one for each rule, and one for each model alone."""
         return self.known.at(epsilon, search=())
 
     @property

@@ -1,4 +1,4 @@
-"""What goes over the wire: requests that refuse what they do not know, and answers. Where an ε is null, none is finite."""
+"""HTTP requests, which reject unknown fields, and answers. A null ε means no finite ε."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dpmerge.planning import Option
 from dpmerge.records import Sampling
 from dpmerge.rules import THEOREMS, By, Guarantee, Looked
 
-Rule = Literal["selection", "combination", "joint"]  # tempered selection needs κ, which this API does not take
-# Proved, under an assumption that fails in general, covered by no theorem, or without a finite ε.
+Rule = Literal["selection", "combination", "joint"]  # tempered selection needs κ, which this API does not support
+# In order: proved; proved under an assumption that may fail; covered by no theorem; no finite ε.
 Standing = Literal["proved", "conditional", "refused", "none"]
-SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
+SMALLEST_DELTA = 1e-100  # accounting is valid down to here (docs/architecture.md); a fraction of a smaller δ may underflow
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
-# The name of a release: one folder in the releases' own, never a path.
+# The name of a release: a folder name, never a path.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
-_NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
+_NOTHING = "no finite ε at this δ: nothing is guaranteed"
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class _Merge(_AskedAtDelta):
 
 
 class AccountRequest(_Merge):
-    """A merge, and either δ (to learn ε) or ε (to learn δ)."""
+    """A merge, and either δ (the answer is ε) or ε (the answer is δ)."""
 
     delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
     epsilon: Annotated[float, Field(le=1e6)] | None = None
@@ -50,7 +50,7 @@ class AccountRequest(_Merge):
 
 
 class PlanRequest(_AskedAtDelta):
-    """A target. `full` searches at the target itself, as a job; `quick` answers from plans made beforehand."""
+    """A target. `full` starts a job that searches at this target; `quick` answers from precomputed plans."""
 
     epsilon: Epsilon
     delta: Delta = 1e-5
@@ -66,7 +66,7 @@ class FrontierRequest(_AskedAtDelta):
 
 
 class ReleaseRequest(_Merge):
-    """What to release, and under which name: exactly these weights; with ε, refused if they do not meet it."""
+    """A release with exactly these weights. If ε is given and not met, the release is refused."""
 
     name: Name
     delta: Delta
@@ -86,7 +86,7 @@ class _Told(BaseModel):
 
 
 class Problem(_Told):
-    """An error (RFC 9457) with the library's text."""
+    """An error (RFC 9457) with the library's message."""
 
     type: str = "about:blank"
     title: str
@@ -119,7 +119,7 @@ class PortfolioAnswer(_Told):
 
 
 class _Guaranteed(_Told):
-    """`sentence` is `claim` with its assumptions. Without a finite ε both say why there is none."""
+    """`sentence` is `claim` with its assumptions. Without a finite ε, both give the reason."""
 
     claim: str
     sentence: str
@@ -155,14 +155,14 @@ class TargetAnswer(_Told):
 
 
 class Warming(_Told):
-    """How many of the plans made beforehand are there: until all are, better weights may turn up."""
+    """Progress of the precomputed plans: better weights may be found until `done` equals `total`."""
 
     done: int
     total: int
 
 
 class PlanAnswer(_Told):
-    """The options for a target, best first; `best` is the index of the first that fits."""
+    """The options for a target, best first; `best` is the index of the first that meets the target."""
 
     target: TargetAnswer
     provenance: str
@@ -173,14 +173,14 @@ class PlanAnswer(_Told):
 
 
 class GridAnswer(_Told):
-    """One rule at every point of the grid: ε, null where it is not known or none is finite, and how it stands."""
+    """One rule at every point of the grid. ε is null if it is pending, refused or not finite; `standings` tells which."""
 
     epsilons: list[float | None]
     standings: list[Standing | Literal["pending"]]
 
 
 class SimplexAnswer(_Told):
-    """ε over the weights of two or three models; asked again, more points are known. Nothing is said between the points."""
+    """ε over the weights of two or three models; later calls return more points; no interpolation."""
 
     delta: float
     models: list[str]
@@ -192,7 +192,7 @@ class SimplexAnswer(_Told):
 
 
 class JobAnswer(_Told):
-    """A job: follow it at `/v1/jobs/{id}/events`, fetch its result at `/v1/jobs/{id}`."""
+    """A job. Its events are at `/v1/jobs/{id}/events`, its result at `/v1/jobs/{id}`."""
 
     id: str
     kind: str
@@ -205,14 +205,14 @@ class JobAnswer(_Told):
 
 
 class FigureAnswer(_Told):
-    """What plotly.js draws."""
+    """A plotly.js figure."""
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
 
 class EntryAnswer(_Told):
-    """One entry of the ledger; `of` is the number of the release that it ends."""
+    """One ledger entry. An entry that completes, recovers or voids a release gives its number in `of`."""
 
     number: int
     kind: str
@@ -227,7 +227,7 @@ class EntryAnswer(_Told):
 
 
 class ReleaseFolder(_Told):
-    """A release that this server can verify, and its entry in the ledger."""
+    """A release that this server can verify, and its ledger entry."""
 
     name: str
     entry: int | None
@@ -240,7 +240,7 @@ class ReleasesAnswer(_Told):
 
 
 class Spent(_Told):
-    """What all releases together guarantee."""
+    """The guarantee of all releases together."""
 
     epsilon: float | None
     delta_at_budget_epsilon: float
@@ -250,7 +250,7 @@ class Spent(_Told):
 
 
 class Fits(_Told):
-    """What of this portfolio may still be released."""
+    """Models of this portfolio that still fit the budget."""
 
     alone: list[str]
     in_selection_with: str | None
@@ -270,7 +270,7 @@ class BudgetAnswer(_Told):
 
 
 class ReleasePreview(_Told):
-    """What a release would write and spend. A draw also writes the files of one model; `fits` is null without a ledger."""
+    """What a release would write and spend. A draw also writes the drawn model's files; `fits` is null without a ledger."""
 
     name: str
     weights: dict[str, float]
@@ -286,7 +286,7 @@ class ReleasePreview(_Told):
 
 
 class ReleasedAnswer(_Told):
-    """What a release left: the result of its job."""
+    """A finished release: the result of its job."""
 
     name: str
     certificate: dict[str, Any]
@@ -294,7 +294,7 @@ class ReleasedAnswer(_Told):
 
 
 class VerdictAnswer(_Told):
-    """A recheck, the result of its job. `code` 0: it holds, 1: it does not, 2: it could not be checked."""
+    """A finished recheck: the result of its job. `code` 0: valid, 1: not valid, 2: could not be checked."""
 
     name: str
     code: Literal[0, 1, 2]
@@ -310,11 +310,11 @@ class Health(_Told):
     version: str
 
 
-# --- nouns as answers -------------------------------------------------------------------------------------------------------
+# --- library objects as answers ---------------------------------------------------------------------------------------------
 
 
 def standing_of(found: Guarantee | None) -> Standing:
-    """How a guarantee stands; one without a finite ε is none, however well it is proved."""
+    """The standing of a guarantee: "none" if ε is infinite, even if proved."""
     if found is None:
         return "refused"
     return found.standing if math.isfinite(found.epsilon) else "none"

@@ -229,7 +229,7 @@ def _may_be_model(folder: Path) -> bool:
     if tensors:
         raise PortfolioError(
             f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
-            "write its record (docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the "
+            "write its record (docs/records.md; dpmerge.training.from_opacus makes one from an Opacus checkpoint), or move the "
             "folder elsewhere"
         )
     return False
