@@ -210,7 +210,7 @@ def test_the_token_is_not_logged(client: TestClient, caplog: pytest.LogCaptureFi
 
 def test_releasing_is_off_unless_allowed(tmp_path: Path) -> None:
     with explorer(tmp_path) as client:
-        assert "releasing is off" in is_problem(client.post("/v1/releases", json=RELEASE, headers=BEARER), 403)
+        assert "does not allow releases" in is_problem(client.post("/v1/releases", json=RELEASE, headers=BEARER), 403)
         assert releases(tmp_path) == []
 
 

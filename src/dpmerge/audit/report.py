@@ -16,12 +16,12 @@ _LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference
 
 
 def as_dict(audit: Audit) -> dict[str, Any]:
-    told, delta = audit.evidence, audit.delta
+    found, delta = audit.evidence, audit.delta
     evidence: Any
-    if isinstance(told, Guessing):
-        evidence = {**asdict(told), "guesses": told.guesses, "epsilon_at_least": told.epsilon(delta)}
+    if isinstance(found, Guessing):
+        evidence = {**asdict(found), "guesses": found.guesses, "epsilon_at_least": found.epsilon(delta)}
     else:
-        evidence = [_attack(attack, delta) for attack in told]
+        evidence = [_attack(attack, delta) for attack in found]
     return {
         "game": audit.game,
         "about": audit.about,
@@ -29,7 +29,7 @@ def as_dict(audit: Audit) -> dict[str, Any]:
         "confidence": audit.confidence,
         "trials": audit.trials,
         "seed": audit.seed,
-        "method": "one run, randomised canaries" if isinstance(told, Guessing) else "threshold events, Clopper–Pearson limits",
+        "method": "one run, randomised canaries" if isinstance(found, Guessing) else "threshold events, Clopper–Pearson limits",
         "epsilon_at_least": audit.epsilon,
         "mu_at_least": audit.mu,
         "epsilon_if_gaussian": audit.epsilon_if_gaussian,

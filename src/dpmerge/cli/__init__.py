@@ -62,9 +62,9 @@ def _version(wanted: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
 ) -> None:
-    told = logging.getLogger("dpmerge.records")
-    told.setLevel(logging.INFO)
-    told.handlers = [_OnStderr()]
+    logger = logging.getLogger("dpmerge.records")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_OnStderr()]
 
 
 class _OnStderr(logging.Handler):

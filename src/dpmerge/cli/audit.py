@@ -81,8 +81,8 @@ def _print(result: Audit) -> None:
     typer.echo(f"{result.game}: {result.about}")
     typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
     if isinstance(result.evidence, Guessing):
-        told = result.evidence
-        typer.echo(f"  {told.correct} of {told.guesses} guesses right about {told.canaries} canaries of one run")
+        guessing = result.evidence
+        typer.echo(f"  {guessing.correct} of {guessing.guesses} guesses right about {guessing.canaries} canaries of one run")
     else:
         for attack in result.evidence:
             typer.echo(
@@ -103,10 +103,10 @@ def _print(result: Audit) -> None:
 
 
 def _list(json: bool) -> None:
-    told = {name: about(name) for name in scenario_names()}
+    scenarios = {name: about(name) for name in scenario_names()}
     if json:
-        print_json(told)
-    elif told:
-        table("scenarios", ["name", "about"], [[name, text] for name, text in told.items()])
+        print_json(scenarios)
+    elif scenarios:
+        table("scenarios", ["name", "about"], [[name, text] for name, text in scenarios.items()])
     else:
         typer.echo("no scenarios: give module:function, or install the laboratory (pip install ./lab in dpmerge's repository)")

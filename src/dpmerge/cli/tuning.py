@@ -103,6 +103,6 @@ def _print(cost: rules.TuningCost) -> None:
 def _one_run(base: Mapping[str, Any]) -> str:
     if "model" in base:
         return f"{base['kind']}, the record of model {base['model']!r}, {base['adjacency']} neighbours"
-    told = f"a Gaussian mechanism with noise multiplier {rules.significant(base['noise_multiplier'])}"
+    text = f"a Gaussian mechanism with noise multiplier {rules.significant(base['noise_multiplier'])}"
     ways = {"exact": "its exact curve", "rdp": "Rényi divergences and the tight conversion"}
-    return told + (f", calibrated by {ways[base['calibrate']]}" if "calibrate" in base else "")
+    return text + (f", calibrated by {ways[base['calibrate']]}" if "calibrate" in base else "")

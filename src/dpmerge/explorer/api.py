@@ -164,7 +164,7 @@ def _reading(server: _Server) -> APIRouter:
         """The guarantee of one merge: ε at δ, or δ at ε."""
         require_wanted(asked.delta, asked.any_delta)
         found = await server.compute(partial(state.guarantee, **asked.model_dump(exclude={"any_delta"})))
-        return finite_or_null(models.told_guarantee(found))
+        return finite_or_null(models.guarantee_answer(found))
 
     @router.get("/v1/simplex", response_model=models.SimplexAnswer)
     async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = (), any_delta: AnyDeltaQuery = False) -> Any:
@@ -208,7 +208,7 @@ def _plan(found: Plan, done: int, total: int) -> dict[str, Any]:
             "provenance": found.provenance,
             "utilities_source": found.source,
             "best": next((index for index, option in enumerate(found.options) if option.feasible), None),
-            "options": [models.told_option(option) for option in found.options],
+            "options": [models.option_answer(option) for option in found.options],
             "warming": {"done": done, "total": total},
         }
     )

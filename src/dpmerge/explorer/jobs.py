@@ -169,13 +169,13 @@ async def unattended(work: Callable[[], R]) -> R:
             tell(outcome)
 
     def run() -> None:
-        told: tuple[Callable[[Any], None], Any]
+        outcome: tuple[Callable[[Any], None], Any]
         try:
-            told = (done.set_result, work())
+            outcome = (done.set_result, work())
         except Exception as error:
-            told = (done.set_exception, error)
+            outcome = (done.set_exception, error)
         with suppress(RuntimeError):  # the event loop is closed: the server has stopped
-            loop.call_soon_threadsafe(settle, *told)
+            loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, name="explorer-computing", daemon=True).start()
     return await done

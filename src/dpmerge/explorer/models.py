@@ -26,15 +26,15 @@ _NOTHING = "no finite ε at this δ: nothing is guaranteed"
 # --- requests ---------------------------------------------------------------------------------------------------------------
 
 
-class _Asked(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _AskedAtDelta(_Asked):
+class _RequestAtDelta(_Request):
     any_delta: Annotated[bool, Field(description="accept a δ above 0.01")] = False
 
 
-class _Merge(_AskedAtDelta):
+class _Merge(_RequestAtDelta):
     rule: Rule
     weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
@@ -49,7 +49,7 @@ class AccountRequest(_Merge):
     by: By = "best"
 
 
-class PlanRequest(_AskedAtDelta):
+class PlanRequest(_RequestAtDelta):
     """A target. `full` starts a job that searches at this target; `quick` answers from precomputed plans."""
 
     epsilon: Epsilon
@@ -57,7 +57,7 @@ class PlanRequest(_AskedAtDelta):
     effort: Literal["quick", "full"] = "quick"
 
 
-class FrontierRequest(_AskedAtDelta):
+class FrontierRequest(_RequestAtDelta):
     """Targets for a frontier at one δ, and how many combinations to try on each edge."""
 
     delta: Delta = 1e-5
@@ -74,18 +74,18 @@ class ReleaseRequest(_Merge):
     depends_on_releases: bool = False
 
 
-class VerifyRequest(_Asked):
+class VerifyRequest(_Request):
     name: Name
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------------
 
 
-class _Told(BaseModel):
+class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(_Told):
+class Problem(_Answer):
     """An error (RFC 9457) with the library's message."""
 
     type: str = "about:blank"
@@ -94,7 +94,7 @@ class Problem(_Told):
     detail: str
 
 
-class ModelCard(_Told):
+class ModelCard(_Answer):
     name: str
     kind: str
     run: str
@@ -107,7 +107,7 @@ class ModelCard(_Told):
     warnings: list[str]
 
 
-class PortfolioAnswer(_Told):
+class PortfolioAnswer(_Answer):
     dataset: str
     adjacency: str
     delta: float
@@ -118,7 +118,7 @@ class PortfolioAnswer(_Told):
     has_ledger: bool
 
 
-class _Guaranteed(_Told):
+class _Guaranteed(_Answer):
     """`sentence` is `claim` with its assumptions. Without a finite ε, both give the reason."""
 
     claim: str
@@ -149,19 +149,19 @@ class OptionAnswer(_Guaranteed):
     why: str
 
 
-class TargetAnswer(_Told):
+class TargetAnswer(_Answer):
     epsilon: float
     delta: float
 
 
-class Warming(_Told):
+class Warming(_Answer):
     """Progress of the precomputed plans: better weights may be found until `done` equals `total`."""
 
     done: int
     total: int
 
 
-class PlanAnswer(_Told):
+class PlanAnswer(_Answer):
     """The options for a target, best first; `best` is the index of the first that meets the target."""
 
     target: TargetAnswer
@@ -172,14 +172,14 @@ class PlanAnswer(_Told):
     warming: Warming
 
 
-class GridAnswer(_Told):
+class GridAnswer(_Answer):
     """One rule at every point of the grid. ε is null if it is pending, refused or not finite; `standings` tells which."""
 
     epsilons: list[float | None]
     standings: list[Standing | Literal["pending"]]
 
 
-class SimplexAnswer(_Told):
+class SimplexAnswer(_Answer):
     """ε over the weights of two or three models; later calls return more points; no interpolation."""
 
     delta: float
@@ -191,7 +191,7 @@ class SimplexAnswer(_Told):
     total: int
 
 
-class JobAnswer(_Told):
+class JobAnswer(_Answer):
     """A job. Its events are at `/v1/jobs/{id}/events`, its result at `/v1/jobs/{id}`."""
 
     id: str
@@ -204,14 +204,14 @@ class JobAnswer(_Told):
     result: PlanAnswer | ReleasedAnswer | VerdictAnswer | dict[str, Any] | None = None
 
 
-class FigureAnswer(_Told):
+class FigureAnswer(_Answer):
     """A plotly.js figure."""
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
 
-class EntryAnswer(_Told):
+class EntryAnswer(_Answer):
     """One ledger entry. An entry that completes, recovers or voids a release gives its number in `of`."""
 
     number: int
@@ -226,20 +226,20 @@ class EntryAnswer(_Told):
     hash: str
 
 
-class ReleaseFolder(_Told):
+class ReleaseFolder(_Answer):
     """A release that this server can verify, and its ledger entry."""
 
     name: str
     entry: int | None
 
 
-class ReleasesAnswer(_Told):
+class ReleasesAnswer(_Answer):
     entries: list[EntryAnswer]
     folders: list[ReleaseFolder]
     may_release: bool
 
 
-class Spent(_Told):
+class Spent(_Answer):
     """The guarantee of all releases together."""
 
     epsilon: float | None
@@ -249,7 +249,7 @@ class Spent(_Told):
     assumptions: list[str]
 
 
-class Fits(_Told):
+class Fits(_Answer):
     """Models of this portfolio that still fit the budget."""
 
     alone: list[str]
@@ -258,7 +258,7 @@ class Fits(_Told):
     text: list[str]
 
 
-class BudgetAnswer(_Told):
+class BudgetAnswer(_Answer):
     dataset: str
     adjacency: str
     budget: TargetAnswer
@@ -269,7 +269,7 @@ class BudgetAnswer(_Told):
     fits: Fits | None
 
 
-class ReleasePreview(_Told):
+class ReleasePreview(_Answer):
     """What a release would write and spend. A draw also writes the drawn model's files; `fits` is null without a ledger."""
 
     name: str
@@ -285,7 +285,7 @@ class ReleasePreview(_Told):
     notes: list[str]
 
 
-class ReleasedAnswer(_Told):
+class ReleasedAnswer(_Answer):
     """A finished release: the result of its job."""
 
     name: str
@@ -293,7 +293,7 @@ class ReleasedAnswer(_Told):
     notes: list[str]
 
 
-class VerdictAnswer(_Told):
+class VerdictAnswer(_Answer):
     """A finished recheck: the result of its job. `code` 0: valid, 1: not valid, 2: could not be checked."""
 
     name: str
@@ -305,7 +305,7 @@ class VerdictAnswer(_Told):
     warnings: list[str]
 
 
-class Health(_Told):
+class Health(_Answer):
     status: Literal["ok"]
     version: str
 
@@ -320,12 +320,12 @@ def standing_of(found: Guarantee | None) -> Standing:
     return found.standing if math.isfinite(found.epsilon) else "none"
 
 
-def told_guarantee(found: Guarantee) -> dict[str, Any]:
+def guarantee_answer(found: Guarantee) -> dict[str, Any]:
     because = found.details.get("joint_because")
     return {**found.as_dict(), **_words(found, f"{_NOTHING} ({because})" if because else _NOTHING)}
 
 
-def told_option(option: Option) -> dict[str, Any]:
+def option_answer(option: Option) -> dict[str, Any]:
     return {**option.as_dict(), **_words(option.guarantee, option.why or _NOTHING)}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
-from dpmerge.explorer.models import NAME, ReleaseRequest, told_guarantee
+from dpmerge.explorer.models import NAME, ReleaseRequest, guarantee_answer
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.records import Portfolio
 from dpmerge.release import (
@@ -110,7 +110,7 @@ class Releases:
         notes = [NO_LEDGER] if self._ledger is None else []
         return {
             "name": asked.name,
-            "guarantee": told_guarantee(seen.choice.guarantee),
+            "guarantee": guarantee_answer(seen.choice.guarantee),
             "weights": choice.form.values,
             "provenance": choice.provenance,
             "files": list(seen.files.always),

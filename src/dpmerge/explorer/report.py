@@ -11,7 +11,7 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
-from dpmerge.explorer.models import told_option
+from dpmerge.explorer.models import option_answer
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.files import finite_or_null
@@ -99,7 +99,7 @@ def report(
             "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
             "targets_chosen": chosen,
             "plans": [
-                {"epsilon": plan.epsilon, "delta": plan.delta, "options": [told_option(option) for option in plan.options]}
+                {"epsilon": plan.epsilon, "delta": plan.delta, "options": [option_answer(option) for option in plan.options]}
                 for plan in plans
             ],
             "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},

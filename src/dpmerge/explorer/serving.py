@@ -61,7 +61,7 @@ class Serving:
         server = uvicorn.Server(config)
         # Shutdown closes open event streams; no traceback needed.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        with _told(self._host, self.port):
+        with _explained(self._host, self.port):
             self.place.listen(_CONNECTIONS)
         return server
 
@@ -74,14 +74,14 @@ class Serving:
 @contextmanager
 def taking(host: str, port: int) -> Iterator[Serving]:
     """Bind an address of this machine, and keep it for the server."""
-    with _told(host, port):
+    with _explained(host, port):
         # Door trusts localhost to be this machine, so a resolver must not decide it.
         name = "127.0.0.1" if host == "localhost" else host
         places = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = places[0]
         found = socket.socket(family, kind, protocol)  # with an explicit protocol, asyncio sets TCP_NODELAY
     with found:
-        with _told(host, port):
+        with _explained(host, port):
             if os.name == "posix":  # elsewhere it would let other processes use the port
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -91,7 +91,7 @@ def taking(host: str, port: int) -> Iterator[Serving]:
 
 
 @contextmanager
-def _told(host: str, port: int) -> Iterator[None]:
+def _explained(host: str, port: int) -> Iterator[None]:
     """Errors of the operating system, with what to do."""
     try:
         yield
