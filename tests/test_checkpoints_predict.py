@@ -162,7 +162,7 @@ def test_rows_that_are_probabilities_already(tmp_path: Path) -> None:
         ([[1.0, 0.0]], r"shape \[1, 2\] for 2 inputs"),
         ([1.0, 0.0], r"shape \[2\] for 2 inputs"),
         ([[], []], r"shape \[2, 0\] for 2 inputs"),
-        ([[1.0, 0.0, 0.0]] * 2, "gives 3 classes, 'step-10' gives 2"),
+        ([[1.0, 0.0, 0.0]] * 2, "has 3 classes, 'step-10' has 2"),
         ("nonsense", "the predictor failed"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_predictor_that_fails_is_one_line(trained: Run) -> None:
 
     with pytest.raises(EvaluationError, match=r"failed on checkpoint 'step-5': KeyError\('no such tensor'\)"):
         predictions(trained, "opa", predictor, np.zeros(2))
-    with pytest.raises(PortfolioError, match="the last 7 checkpoints"):
+    with pytest.raises(PortfolioError, match="`last` is 7"):
         predictions(trained, "opa", predictor, np.zeros(2), last=7)
 
 
@@ -239,7 +239,7 @@ def test_files_that_are_no_inputs(content: dict[str, Any], reason: str, tmp_path
 
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:
     for task, data, reason in (
-        (None, None, "name a task"),
+        (None, None, "give a `task`"),
         (None, tmp_path / "none.npz", "not an .npz file"),
         ("digits", tmp_path, "need no folder"),
         ("mnist", tmp_path, "no such file"),

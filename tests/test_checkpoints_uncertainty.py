@@ -201,7 +201,7 @@ class TestChosenSteps:
         separation = None if times is None else apart * times
         there = range(steps[-1], max(burn_in or 0, steps[0]) - 1, -(separation or apart))
         if len(there) < (last or 2):
-            with pytest.raises(CheckpointError, match=r"longer than the run|at least two|asked for"):
+            with pytest.raises(CheckpointError, match=r"longer than the run|at least two|there are only"):
                 chosen_steps(steps, last=last, burn_in=burn_in, separation=separation)
             return
         chosen = chosen_steps(steps, last=last, burn_in=burn_in, separation=separation)

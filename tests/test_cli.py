@@ -192,7 +192,7 @@ BASE = ["account", PORTFOLIO, "--rule", "joint", "--weights", WEIGHTS]
             ],
             "not negative",
         ),
-        ([*BASE, "--delta", "1e-5", "--shuffle-rate", "0.1"], "together with"),
+        ([*BASE, "--delta", "1e-5", "--shuffle-rate", "0.1"], "needs --treat-shuffle-as-poisson"),
         ([*BASE, "--delta", "1e-5", "--treat-shuffle-as-poisson", "--shuffle-rate", "2"], "must lie in"),
         (["account", "nowhere", "--alone"], "no such folder"),
         (["account", PORTFOLIO, "--alone", "--delta", "2"], "between 0 and 1"),

@@ -1,4 +1,4 @@
-// Calls to the server. The token lives in this page's memory alone: never in the address, never stored.
+// Calls to the server. The token is kept in this page's memory only: never in the address, never stored.
 
 /** @type {string | null} */
 let token = null;
@@ -38,7 +38,7 @@ async function request(method, path, body) {
 async function checked(method, path, body) {
   let response = await request(method, path, body);
   while (response.status === 401 && askForToken !== null) {
-    const why = token === null ? "This needs the token that the terminal printed when the explorer was started." : "That token was not the right one.";
+    const why = token === null ? "This needs the token that the terminal printed when the explorer started." : "That token was not the right one.";
     const given = await askForToken(why);
     if (given === null) break;
     token = given;
@@ -59,7 +59,7 @@ export const cancelJob = (id) => checked("DELETE", `/v1/jobs/${encodeURIComponen
 
 /**
  * Follow a job by its server-sent events to its last state. EventSource cannot send a token, so the stream is read here.
- * @param {string} id @param {(state: JobAnswer) => void} told hears every event
+ * @param {string} id @param {(state: JobAnswer) => void} told is called with every event
  * @returns {Promise<JobAnswer | null>}
  */
 export async function follow(id, told) {
@@ -84,7 +84,7 @@ export async function follow(id, told) {
 }
 
 /**
- * Only the latest of many calls matters: while one is under way, the next waits, and those between are dropped.
+ * Only the latest call matters: while one is running, the next waits, and calls in between are dropped.
  * @template {unknown[]} Given
  * @param {(...given: Given) => Promise<void>} call
  */

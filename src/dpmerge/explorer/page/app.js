@@ -1,4 +1,4 @@
-// The page where people turn the privacy knob: one target, and everything that follows from it.
+// The explorer's page: one privacy target, and everything computed for it.
 
 import { get, latest, messageOf, onTokenNeeded, post } from "./api.js";
 import { byId, deltaText } from "./dom.js";
@@ -39,7 +39,7 @@ class Page {
     this.releases = new Releases(portfolio);
     this.weights = new Weights(portfolio, this.target, (rule, weights) => this.releases.open(rule, weights, this.target, false), () => this.ask());
     this.frontier = new Frontier(this.range, this.target);
-    // Each part goes its own way: what is slow or fails keeps no other from following the target.
+    // Each part updates independently: a slow or failing part does not block the others.
     this.parts = [
       following("plan", () => this.plan(this.target)),
       following("weights", () => this.weights.setTarget(this.target)),
@@ -85,7 +85,7 @@ class Page {
     byId("target-error").textContent = `${why} The page still shows ε = ${this.target.epsilon}, δ = ${this.target.delta}.`;
   }
 
-  /** @param {Partial<Target>} changed @param {HTMLInputElement | null} [from] the input that somebody uses: it is left as it is */
+  /** @param {Partial<Target>} changed @param {HTMLInputElement | null} [from] the input being edited: it is not overwritten */
   setTarget(changed, from = null) {
     this.target = { ...this.target, ...changed };
     const { epsilon, delta } = this.target;
@@ -103,7 +103,7 @@ class Page {
     this.ask();
   }
 
-  // --- what follows from it -------------------------------------------------------------------------------------------------
+  // --- results for the target -----------------------------------------------------------------------------------------------
 
   ask() {
     for (const part of this.parts) part();
@@ -184,7 +184,7 @@ function chooseRule(rule) {
 
 // --- the token --------------------------------------------------------------------------------------------------------------
 
-/** @type {Promise<string | null> | null} calls that need the token at the same time share one question */
+/** @type {Promise<string | null> | null} concurrent calls that need the token share one dialog */
 let answering = null;
 
 /** @param {string} why @returns {Promise<string | null>} */

@@ -1,4 +1,4 @@
-// Elements, and numbers for people. Text from the server only ever becomes text.
+// Elements, and numbers for people. Text from the server is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -90,7 +90,7 @@ const RULES = { single: "One model alone", selection: "Random selection", combin
 /** @param {string} rule */
 export const ruleText = (rule) => RULES[rule] || rule;
 
-/** @param {string} kind @param {string} sign @param {string} word so that nothing hangs on a colour */
+/** @param {string} kind @param {string} sign @param {string} word so that meaning never depends on colour alone */
 const signed = (kind, sign, word) => h("span", { class: `badge ${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), word);
 
 /** @type {Record<string, [string, string]>} */
@@ -98,7 +98,7 @@ const STANDINGS = { proved: ["✓", "proved"], conditional: ["◇", "conditional
 /** @param {string} standing */
 export const badge = (standing) => signed(standing, ...STANDINGS[standing]);
 
-/** It names the target, so that it is true wherever it stands. @param {boolean} fits @param {number} epsilon */
+/** It names the target, so that it is understood anywhere on the page. @param {boolean} fits @param {number} epsilon */
 export const fitBadge = (fits, epsilon) => (fits ? signed("fits", "●", `fits ε ≤ ${epsilon}`) : signed("misses", "○", `does not fit ε ≤ ${epsilon}`));
 
 export const uncoveredBadge = () => signed("misses", "○", "not covered after looking");

@@ -42,7 +42,7 @@ export class Frontier {
       if (job === null) return;
       const figure = await get(`/v1/jobs/${job.id}/figure`);
       await loadPlotly();
-      this.drawn = { delta, document: job.result, figure }; // all at once: no picture is called another's
+      this.drawn = { delta, document: job.result, figure }; // set together, so that figure and δ always match
       await this.repaint();
       this.table(this.drawn);
       byId("frontier-warning").textContent = job.result.warning || "";
@@ -70,7 +70,7 @@ export class Frontier {
     });
   }
 
-  /** What hangs on δ is drawn for one; another is drawn when it is asked for. */
+  /** The figure is for one δ; for another δ it is drawn again on request. */
   note() {
     const { delta } = this.target;
     const other = this.tried && !this.making && this.drawn?.delta !== delta;
@@ -130,7 +130,7 @@ export class Frontier {
       paper_bgcolor: CLEAR,
       plot_bgcolor: CLEAR,
       width: undefined,
-      height: undefined, // the page's style says how large it is, also after the window has changed
+      height: undefined, // CSS sets the size, also after the window is resized
       autosize: true,
       margin: { l: narrow ? 8 : 56, r: 12, t: 12, b: 20 },
       font: { ...legible(layout.font), family: "system-ui, sans-serif" },

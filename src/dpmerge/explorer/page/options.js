@@ -28,7 +28,7 @@ export function showVerdict(plan) {
   fill(place, h("strong", {}, `Nothing known fits ${target}.`), near);
 }
 
-/** Nothing is known for the target: what was known is for another. */
+/** Clear the options: they are for another target. */
 export function forgetPlan() {
   shown = "";
   for (const id of ["verdict", "options", "assumed"]) byId(id).replaceChildren();

@@ -10,7 +10,7 @@ const PLOT = { left: 62, right: 500, top: 20, bottom: 290 };
 /** @typedef {{answer: SimplexAnswer, rule: GridRule, target: Target, covered: boolean}} View */
 
 export class Picture {
-  /** It lasts as long as the corners: the handle may be in somebody's hand while what is under it changes.
+  /** It exists as long as the corners: data may change while the user drags the handle.
    * @param {string[]} corners @param {(point: number[]) => void} dragged @param {(key: string) => boolean} pressed */
   constructor(corners, dragged, pressed) {
     this.corners = corners;
