@@ -373,7 +373,7 @@ def test_scores_belong_to_their_models_and_function(trained: Path) -> None:
         ("unknown", "no evaluator is named"),
         ("no.such.module:f", "cannot be loaded"),
         ("math:nothing", "cannot be loaded"),
-        ("math:pi", "no function"),
+        ("math:pi", "not a function"),
     ],
 )
 def test_evaluators_that_are_none(name: str, complaint: str) -> None:

@@ -203,5 +203,5 @@ def test_models_of_one_run_are_no_independent_runs(tmp_path: Path) -> None:
     from dpmerge.checkpoints import Spread
 
     on_disk(tmp_path / "p", (pair("a"), 1.0), (pair("b"), 2.0))
-    with pytest.raises(PortfolioError, match="'a' and 'b' are of one run, 'r', and independent runs were asked for"):
+    with pytest.raises(PortfolioError, match="'a' and 'b' are of the same run, 'r', but runs must be independent"):
         Spread.over_runs(tmp_path / "p")

@@ -219,7 +219,7 @@ def test_a_run_may_say_the_same_otherwise_than_the_defaults(tmp_path: Path) -> N
         ({"data": "tests.test_train_command:arrays"}, "how many classes there are must be stated: field classes"),
         ({"data": "tests.test_train_command:arrays", "classes": 3}, "field dataset: records need a name"),
         ({"data": "nowhere:at_all", "classes": 3}, "cannot be loaded: ModuleNotFoundError"),
-        ({"data": "tests.test_train_command:LINEAR", "classes": 3}, "is no function"),
+        ({"data": "tests.test_train_command:LINEAR", "classes": 3}, "is not a function"),
         ({"data": "tests.test_train_command:no_pair", "classes": 3}, "must give .train, test."),
         ({"data": "tests.test_train_command:arrays", "classes": 2}, "needs a label from 0 to 1"),
         ({"data": "tests.test_train_command:endless", "classes": 3}, "must be finite numbers of shape"),

@@ -45,12 +45,12 @@ def average(
 ) -> Released:
     """Write the average of a run's checkpoints to the new folder `out`, with certificate and model card.
 
-    `last` is how many checkpoints are averaged, all if it is not given; `until` the step of the latest one. Integer tensors
-    are those of the latest one. `ledger` and `dependent` are as in a release.
+    `last` is the number of checkpoints averaged (default: all); `until` is the step of the latest one. Integer tensors are
+    copied from the latest one. `ledger` and `dependent` are as in `release`.
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
-        raise WeightsError("uta averages the last checkpoints: say how many (last); uniform averages all of them")
+        raise WeightsError("uta averages the last checkpoints and needs their number (`last`); uniform averages all of them")
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     chosen = averaging(rule, len(used), **parameters)
     weights = dict(zip((model.name for model in used), chosen.weights(), strict=True))
@@ -67,7 +67,7 @@ def average(
         progress=progress,
     )
     lost = sum(weight == 0 for weight in weights.values())
-    left_out = [f"the {lost} earliest checkpoints have weights below the range of floats, and take no part"] if lost else []
+    left_out = [f"the weights of the {lost} earliest checkpoints underflow to 0: they are not averaged"] if lost else []
     return replace(released, notes=(*released.notes, *left_out, *loaded.notes(used, provenance)))
 
 

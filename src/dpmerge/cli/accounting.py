@@ -1,4 +1,4 @@
-"""`dpmerge account` and `dpmerge compare`: what models guarantee."""
+"""`dpmerge account` and `dpmerge compare`: the guarantees of models and merges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WEIGHTS = "name=value,…, e.g. a=0.2,b=0.8 or a=1/3,…; they sum to 1, and a 
 WeightsOption = Annotated[str, option(_WEIGHTS)]
 ProvenanceOption = Annotated[
     rules.Looked | None,
-    option("How the weights were chosen. Joint release counts all models; a-priori: only those with weight."),
+    option("How the weights were chosen. Joint release counts all models; if a-priori, only those with weight."),
 ]
 _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP"}
 
@@ -48,7 +48,7 @@ def account(
 ) -> None:
     """What a merge guarantees: ε at δ, or δ at ε.
 
-    With its theorem and every assumption. --alone: each model by itself. --tuning: releasing the best of several runs.
+    With its theorem and every assumption. --alone: each model separately. --tuning: releasing the best of several runs.
     """
     if tuning.tuning is not None:
         only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
@@ -66,12 +66,12 @@ def account(
         "json",
     )
     if portfolio is None:
-        raise PortfolioError("name a portfolio: a folder of models")
+        raise PortfolioError("give a portfolio: a folder of models")
     if alone:
         only(context, "with --alone", Granted, "portfolio", "delta", "alone", "json")
         return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
     if rule is None or weights is None:
-        raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
+        raise TargetError("a merge needs --rule and --weights; for each model alone, use --alone")
     rules.Target(epsilon=question.epsilon, delta=question.delta)
     how = accounting.accounting()
     built = rules.build(rule, Weights.parse(Portfolio(portfolio), weights), how, provenance=provenance)
@@ -99,7 +99,7 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
     columns = ["model", "kind", *_ACCOUNTANTS.values()]
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
     print_warnings(warnings)
-    for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # one line about all of them
+    for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # once, for all models
         typer.echo(f"assuming: {text}")
     for entry, noted in found.values():
         for text in noted:
@@ -109,7 +109,7 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
 
 
 def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """One model's ε by every accountant, and what its own record assumes."""
+    """One model's ε by every accountant, and the assumptions of its record."""
     entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
     entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
     try:
@@ -136,7 +136,7 @@ def compare(
 ) -> None:
     """The same weights under every rule and baseline.
 
-    Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
+    Random selection, linear combination (proved, and by the papers' formula), joint release, and composition.
     """
     rules.Target(epsilon=question.epsilon, delta=question.delta)
     given = Weights.parse(Portfolio(portfolio), weights)

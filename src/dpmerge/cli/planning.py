@@ -31,14 +31,14 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
 
-# Typer takes no list of literals.
+# Typer does not support lists of literals.
 PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
 
 
 def plan(
     portfolio: PortfolioArgument,
-    epsilon: Annotated[float, option("The ε to stay within.")],
-    delta: Annotated[float, option("The δ to stay within.")],
+    epsilon: Annotated[float, option("Target ε, not to be exceeded.")],
+    delta: Annotated[float, option("Target δ, not to be exceeded.")],
     utility: Utility,
     tempered: Tempered,
     accounting: MergeAccounting,
@@ -48,7 +48,7 @@ def plan(
 ) -> None:
     """The best weights within (ε, δ), under every rule.
 
-    Ranked by utility; whatever does not fit says why.
+    Ranked by utility; options that miss the target show the reason.
     """
     loaded = Portfolio(portfolio)
     found = dpmerge.plan(
@@ -82,20 +82,20 @@ def _print(found: Plan, title: str) -> None:
     typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
     print_lines("  - ", best.guarantee.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
-        typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")
+        typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
 
 
 def frontier(
     context: typer.Context,
     portfolio: PortfolioArgument,
-    delta: Annotated[float, option("The δ of every ε.")],
+    delta: Annotated[float, option("The δ at which ε is computed.")],
     utility: Utility,
     accounting: PointAccounting,
     execution: Execution,
     epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
     points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
     grid: Annotated[
-        float | None, option("Instead of edges, all combinations in multiples of this step (--simplex: 0.05 by default).")
+        float | None, option("Instead of edges, all weights that are multiples of this step (--simplex: 0.05 by default).")
     ] = None,
     evaluate: Annotated[
         str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
@@ -107,8 +107,8 @@ def frontier(
 ) -> None:
     """Utility against ε at many targets, drawn.
 
-    Random selection is exact at every target; linear combinations are tried. Pictures, and their numbers as JSON. With
-    --simplex, ε over all weights of three models. A run that was killed continues from the finished points.
+    Random selection is solved exactly at every target; linear combinations are tried on a grid. Writes figures, and their
+    numbers as JSON. With --simplex, ε over all weights of three models. A killed run can be continued by the same command.
     """
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
@@ -155,7 +155,7 @@ def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedS
 
 
 def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
-    """The document as JSON (infinities as null), then as pictures; each file appears whole."""
+    """Write JSON (infinities as null), then figures; each file is written atomically."""
     plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
     write_json(plain, paths[0])
@@ -165,7 +165,7 @@ def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
 
 
 def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
-    """Where the pictures are, what they assume and what they do not cover."""
+    """Print the files, their assumptions and a warning, if any."""
     print_lines("", written)
     print_whose_assumptions(document["assumptions"])
     if document["warning"]:
