@@ -113,7 +113,7 @@ def frontier(
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
     elif stand_ins and evaluate is None:
-        raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
+        raise UtilityError("--stand-ins needs --evaluate; a utility file states it itself")
     name = "simplex" if simplex else "frontier"
     folder = out or Path(name)
     accounting.require(delta)

@@ -115,7 +115,7 @@ def _faults_of_workers(cluster: str | None) -> Iterator[None]:
     except BrokenProcessPool:
         raise _Lost("a worker process died: killed, crashed or out of memory") from None
     except CancelledError:
-        raise _Lost(f"the scheduler at {cluster} has gone away") from None
+        raise _Lost(f"the connection to the scheduler at {cluster} was lost") from None
     except Exception as fault:
         raise _Lost(f"a piece of work could not be done: {_in_short(fault.__cause__ or fault)}") from None
 
