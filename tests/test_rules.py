@@ -313,7 +313,7 @@ def test_assumed_smoothness_is_conditional_and_named() -> None:
     weights = builders.portfolio(*FULL).weights({"a": 0.8, "b": 0.2})
     found = Combination(weights, assume_smoothness=0.2).guarantee(delta=1e-5)
     assert found.standing == "conditional"
-    assert any("--assume-smoothness" in text for text in found.assumptions)
+    assert any("an assumption of the user" in text for text in found.assumptions)
 
 
 def test_full_batch_phase_of_a_sampled_run_uses_the_number_of_records() -> None:
