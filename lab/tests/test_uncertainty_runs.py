@@ -104,7 +104,7 @@ class TestSpread:
         home = folders["home"]
         with pytest.raises(PortfolioError, match=r"'a-20' and 'b-20' were not trained by the same recipe"):
             Spread.over_runs(home / "different")
-        with pytest.raises(PortfolioError, match="at least two are needed"):
+        with pytest.raises(PortfolioError, match="at least two independent runs are needed"):
             Spread.over_runs(home / "run")
         with pytest.raises(PortfolioError, match="is a checkpoint of run"):
             Spread.over_checkpoints(home / "runs")
