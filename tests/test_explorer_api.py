@@ -37,7 +37,9 @@ from tests.release_builders import WEIGHTS, on_disk, runs
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("explorer")
+    folder = tmp_path_factory.mktemp("explorer")
+    runs(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
