@@ -1,4 +1,4 @@
-"""Releases through the explorer: the same code as `dpmerge merge` and `dpmerge verify`, under names instead of paths."""
+"""Releases through the explorer: the same code as `dpmerge merge` and `dpmerge verify`, with names instead of paths."""
 
 from __future__ import annotations
 

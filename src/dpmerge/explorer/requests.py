@@ -14,7 +14,7 @@ Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
 # A release's name is the name of its folder, never a path.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
+Name = Annotated[str, Field(pattern=NAME, description="name of a release: at most 64 letters, digits, - and _")]
 
 
 class _Request(BaseModel):

@@ -106,7 +106,7 @@ class Door:
         if method == "POST":
             kind = (_single(headers, b"content-type") or "").split(";")[0].strip().lower()
             if kind != "application/json":  # another site's HTML form cannot send JSON
-                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
         if not self._needs_token(reading, method, path):
             return False
         self._check_token(_single(headers, b"authorization"))
