@@ -1,5 +1,18 @@
 """How private one run is: Rényi divergences, privacy loss distributions, GDP."""
 
+from dpmerge.profiles.absorption import (
+    Faces as Faces,
+    Grid as Grid,
+    Split as Split,
+    Stairs as Stairs,
+    drained as drained,
+    faces as faces,
+    followed as followed,
+    minorant as minorant,
+    pooled as pooled,
+    spread as spread,
+    stairs as stairs,
+)
 from dpmerge.profiles.cells import monotone_pmfs as monotone_pmfs
 from dpmerge.profiles.formulas import (
     ORDERS as ORDERS,
@@ -42,4 +55,9 @@ from dpmerge.profiles.runs import (
     run_profile as run_profile,
     sampling_rate as sampling_rate,
 )
-from dpmerge.profiles.shifts import ShiftLaw as ShiftLaw, binomial_quantile as binomial_quantile, sum_of_coins as sum_of_coins
+from dpmerge.profiles.shifts import (
+    ShiftLaw as ShiftLaw,
+    binomial_quantile as binomial_quantile,
+    binomial_survival as binomial_survival,
+    sum_of_coins as sum_of_coins,
+)

@@ -31,13 +31,12 @@ _LARGEST = 400.0  # of M²: beyond, ε is of no interest
 class Stairs:
     """Pieces of one run: `coins[n][k]` is the probability of k units at piece n, whose noise then has energy `lengths[n]`.
 
-    The last piece is the last step. `growth[n]` is by how much piece n may drive apart what was there before it. `most` is the
-    largest number of units that is followed; more of them are given up, with all else that is: probability `excess`.
+    The last piece is the last step. `most` is the largest number of units that is followed; more of them are given up, with
+    all else that is: probability `excess`.
     """
 
     coins: tuple[FloatArray, ...]
     lengths: FloatArray
-    growth: FloatArray
     unit: float
     most: int
     excess: float
@@ -53,58 +52,42 @@ class Stairs:
         return len(self.coins) ** 3 / 6 * (self.most + 1) ** 2 * max(law.size for law in self.coins)
 
 
-def stairs(
-    gain: FloatArray, energy: FloatArray, rate: FloatArray, growth: FloatArray, pieces: int, tail: float, fineness: int = 8
-) -> Stairs:
-    """Lay out a run: a step multiplies what is there by `growth`, adds `gain` with probability `rate`, and has noise `energy`.
+def stairs(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, tail: float, bundle: int = 1) -> Stairs:
+    """Lay out a run: at each step the record adds `gain` with probability `rate`, and the noise has `energy`.
 
     Long runs are laid out in blocks, short ones near the end: what a block's coins bring counts at the block's end, so that
-    its noise absorbs only what was there at its start. Gains that differ are rounded up to multiples of 1/fineness of the
-    largest. The last step has noise.
+    its noise absorbs only what was there at its start. Gains that differ are rounded up to multiples of 1/8 of the largest,
+    and what a piece brings to a multiple of `bundle` of them. The last step has noise.
     """
     moving = np.flatnonzero(gain > 0)
     first = int(moving[0]) if moving.size else gain.size - 1
-    gain, energy, rate, growth = gain[first:], energy[first:], rate[first:], growth[first:]
+    gain, energy, rate = gain[first:], energy[first:], rate[first:]
+    largest = float(gain.max()) or 1.0
+    unit = largest if np.all((gain == 0) | (gain > largest * (1 - 1e-9))) else largest / 8
+    units = np.ceil(gain / unit * (1 - 1e-12))
     coins: list[FloatArray] = []
     lengths: list[float] = []
-    grown: list[float] = []
-    waiting, driven, excess = np.ones(1), 1.0, 0.0  # what earlier coins bring to the next piece
+    waiting, excess = np.ones(1), 0.0  # what earlier coins bring to the next piece
     spans = list(_spans(energy, pieces))
-    later = [np.append(np.cumprod(growth[start + 1 : stop][::-1])[::-1], 1.0) for start, stop in spans]
-    largest = max(float(np.max(gain[start:stop] * after)) for (start, stop), after in zip(spans, later, strict=True)) or 1.0
-    alike = bool(np.all(growth == 1)) and bool(np.all((gain == 0) | (gain > largest * (1 - 1e-9))))
-    unit = largest if alike else largest / fineness
-    for (start, stop), after in zip(spans, later, strict=True):
-        units = np.ceil(gain[start:stop] * after / unit * (1 - 1e-12))
-        own, lost = _units_gained(units, rate[start:stop], tail / (2 * len(spans)))
+    for start, stop in spans:
+        own, lost = _units_gained(units[start:stop], rate[start:stop], tail / (2 * len(spans)))
+        own = _moved(own, np.ceil(np.arange(own.size) / bundle))
         excess += lost
-        length = float(np.sum(energy[start:stop] * after**2)) * (1 - 1e-12)
-        driven *= float(np.prod(growth[start:stop]))
+        length = float(np.sum(energy[start:stop])) * (1 - 1e-12)
         if stop - start == 1:
-            waiting, own = np.convolve(_stretched(waiting, growth[start]), own), np.ones(1)
+            waiting, own = np.convolve(waiting, own), np.ones(1)
         if length > 0:
-            coins.append(waiting if stop - start == 1 else _stretched(waiting, driven))
+            coins.append(waiting)
             lengths.append(length)
-            grown.append(driven)
-            waiting, driven = own, 1.0
+            waiting = own
         else:
             waiting = np.convolve(waiting, own)
-    total = np.ones(1)
-    for law in coins:
-        total = np.convolve(total, law)
-    above = np.cumsum(total[::-1])[::-1]
-    most = max(int(np.count_nonzero(above > tail / 2)) - 1, 0)
-    kept = tuple(law[: most + 1] for law in coins)
-    return Stairs(kept, np.array(lengths), np.array(grown), unit, most, excess)
+    most = _most(coins, tail)
+    return Stairs(tuple(law[: most + 1] for law in coins), np.array(lengths), unit * bundle, most, excess)
 
 
-def _stretched(law: FloatArray, growth: float) -> FloatArray:
-    """Units multiplied by a growth, rounded up; what shrinks stays as it is."""
-    if growth <= 1 or law.size == 1:
-        return law
-    moved = np.zeros(math.ceil((law.size - 1) * growth * (1 - 1e-12)) + 1)
-    np.add.at(moved, np.ceil(np.arange(law.size) * growth * (1 - 1e-12)).astype(np.int64), law)
-    return moved
+def _moved(law: FloatArray, places: FloatArray) -> FloatArray:
+    return np.asarray(np.bincount(places.astype(np.int64), weights=law), dtype=np.float64)
 
 
 def _spans(energy: FloatArray, pieces: int) -> Iterator[tuple[int, int]]:
@@ -253,27 +236,54 @@ def _add_faces(table: FloatArray, found: Faces, count: int, cells: int, top: flo
 # --- choices that need less work ------------------------------------------------------------------------------------------
 
 
-def spread(run: Stairs, tail: float) -> ShiftLaw:
-    """The law of M if each participation is spread evenly over all later noise.
+def spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, tail: float, bundle: int = 1) -> ShiftLaw:
+    """The law of M if each participation is spread evenly over all later noise; arguments as for `stairs`, without growth.
 
-    From the last piece to the first: k units that join v later ones add (k² + 2kv)/E, E the energy that is left.
+    From the last piece to the first: an amount a that joins v of later ones adds (a² + 2av)/E, E the energy that is left.
+    Amounts are exact, and v is followed in parts of the largest amount so far.
     """
-    left = np.cumsum(run.lengths[::-1])[::-1] / run.unit**2
+    spans = list(_spans(energy, pieces))
+    # What a block brings is absorbed after it, by what is left then; a single step's own noise takes part.
+    left = np.cumsum(energy[::-1])[::-1] * (1 - 1e-12)
+    left = np.append(left, left[-1])
+    laws = [_units_gained((gain[a:b] > 0).astype(np.float64), rate[a:b], tail / (2 * len(spans))) for a, b in spans]
+    amounts = np.array([float(gain[a:b].max()) for a, b in spans]) * bundle
+    coins = [_moved(law, np.ceil(np.arange(law.size) / bundle)) for law, _ in laws]
+    scale = np.maximum.accumulate(np.maximum(amounts, 1e-300)[::-1])[::-1]
+    parts = 1 if np.all((amounts == 0) | (amounts > scale[0] * (1 - 1e-9))) else 8
+    rows = parts * _most(coins, tail)
+    excess = sum(lost for _, lost in laws)
 
     def squares(cells: int, top: float) -> FloatArray:
-        table = np.zeros((run.most + 1, cells + 1))
+        table = np.zeros((rows + 1, cells + 1))
         table[0, 0] = 1.0
-        for law, energy in zip(run.coins[::-1], left[::-1].tolist(), strict=True):
+        for n in range(len(spans) - 1, -1, -1):
+            a, b = spans[n]
+            if n + 1 < len(spans):
+                table = _driven(table, float(scale[n + 1] / scale[n]))
+            law, amount, after = coins[n], amounts[n], float(left[a] if b - a == 1 else left[b])
             fresh = law[0] * table
+            held = np.flatnonzero(table.any(axis=1)).tolist()
             for k in range(1, law.size):
-                for later in range(run.most + 1 - k):
-                    shift = math.ceil((k * k + 2 * k * later) / energy / (top / cells) * (1 - 1e-12))
-                    if shift <= cells:
-                        fresh[later + k, shift:] += law[k] * table[later, : cells + 1 - shift]
+                for row in held:
+                    price = (k * amount) ** 2 + 2 * k * amount * row * scale[n] / parts
+                    shift = math.ceil(price / after / (top / cells) * (1 - 1e-12))
+                    place = row + math.ceil(k * amount / scale[n] * parts * (1 - 1e-12))
+                    if shift <= cells and place <= rows:
+                        fresh[place, shift:] += law[k] * table[row, : cells + 1 - shift]
             table = fresh
         return np.asarray(table.sum(axis=0))
 
-    return _refined(squares, tail, run.excess)
+    return _refined(squares, tail, excess)
+
+
+def _most(coins: Sequence[FloatArray], tail: float) -> int:
+    """The largest number of units that has to be followed."""
+    total = np.ones(1)
+    for law in coins:
+        total = np.convolve(total, law)
+    above = np.cumsum(total[::-1])[::-1]
+    return max(int(np.count_nonzero(above > tail / 2)) - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -317,14 +327,15 @@ def followed(found: Faces, slope: float, grid: Grid, scale: float) -> Split:
     return Split(masses, run.excess)
 
 
-def drained(run: Stairs, slope: float, grid: Grid, scale: float, fineness: int = 4) -> Split:
+def drained(run: Stairs, slope: float, grid: Grid, scale: float) -> Split:
     """Absorb at a fixed rate (units per energy) whenever there is something: no coin is looked at before it falls."""
     energies = run.lengths / run.unit**2
+    fineness = max(1, min(4, _ROWS // max(run.most, 1)))
     rows, cells = min(fineness * max(run.most, 1), _ROWS), grid.cells[0]
     table = np.zeros((rows + 1, cells + 1))
     table[0, 0] = 1.0
     for n, law in enumerate(run.coins):
-        table = _gained(_driven(table, float(run.growth[n])), law, fineness)
+        table = _gained(table, law, fineness)
         taken = int(slope * energies[n] * fineness * (1 + 1e-12))
         if taken and n + 1 < len(run.coins):
             table = _absorbed(table, min(taken, rows), float(energies[n]) * fineness**2 * grid.own)
@@ -399,4 +410,6 @@ def _law(squares: FloatArray, masses: FloatArray, excess: float) -> ShiftLaw:
     above = np.minimum(np.cumsum(masses[::-1])[::-1], 1.0)
     probs = above - np.append(above[1:], 0.0)
     kept = probs > 0
+    if not kept.any():
+        return ShiftLaw(np.array([math.inf]), np.ones(1), excess)
     return ShiftLaw(np.sqrt(squares[kept]) * _ABOVE, probs[kept], excess)

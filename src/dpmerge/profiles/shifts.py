@@ -56,7 +56,7 @@ class ShiftLaw:
             k = np.arange(high + 1)
             log_choose = gammaln(count + 1) - gammaln(k + 1) - gammaln(count - k + 1)
             probs = np.exp(log_choose + k * math.log(rate) + (count - k) * math.log1p(-rate))
-        return cls(grid(0, high, value), np.asarray(probs, dtype=np.float64), _survival(count, rate, high))
+        return cls(grid(0, high, value), np.asarray(probs, dtype=np.float64), binomial_survival(count, rate, high))
 
     def plus(self, other: ShiftLaw) -> ShiftLaw:
         values = (self.values[:, None] + other.values[None, :]).ravel()
@@ -98,15 +98,15 @@ class ShiftLaw:
 def binomial_quantile(count: int, rate: float, tail: float) -> int:
     """The smallest m that a Binomial(count, rate) exceeds with probability at most `tail`, by doubling then bisection."""
     low, high = -1, 1
-    while high < count and _survival(count, rate, high) > tail:
+    while high < count and binomial_survival(count, rate, high) > tail:
         low, high = high, min(2 * high, count)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _survival(count, rate, middle) > tail else (low, middle)
+        low, high = (middle, high) if binomial_survival(count, rate, middle) > tail else (low, middle)
     return high
 
 
-def _survival(count: int, rate: float, m: int) -> float:
+def binomial_survival(count: int, rate: float, m: int) -> float:
     """P(K > m) = I_rate(m + 1, count − m) of a Binomial(count, rate), raised above its rounding."""
     return float(betainc(m + 1, count - m, rate)) * (1 + 1e-12) if m < count else 0.0
 

@@ -41,8 +41,13 @@ class Sampling(Strict):
         return self
 
 
-class Phase(Strict):
-    """Consecutive steps with the same settings; what is not given here is as in the mechanism."""
+class Phase(Extended):
+    """Consecutive steps with the same settings; what is not given here is as in the mechanism.
+
+    `weight_decay` is decoupled, as SGD applies it: θ ← (1 − ηω)θ − η(…), outside clip and noise. Not given, it is 0.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"weight_decay"})
 
     steps: Steps
     learning_rate: NonNegative
@@ -50,6 +55,7 @@ class Phase(Strict):
     clip: Positive | None = None
     sampling: Sampling | None = None
     expected_batch: Positive | None = None
+    weight_decay: NonNegative | None = None
 
 
 class FullPhase(Strict):
@@ -61,6 +67,7 @@ class FullPhase(Strict):
     clip: Positive
     sampling: Sampling
     expected_batch: Positive
+    weight_decay: NonNegative = 0.0
 
 
 class DpSgd(Extended):

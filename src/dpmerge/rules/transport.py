@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.profiles import FloatArray, ShuffleAsPoisson, binomial_quantile, record_effect, sampling_rate
-from dpmerge.records import Adjacency, DpSgd, Gaussian, Model
+from dpmerge.profiles import FloatArray, ShuffleAsPoisson, binomial_quantile, binomial_survival, record_effect, sampling_rate
+from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model
 
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 _LONGEST_LOOP = 20_000
@@ -40,7 +40,7 @@ class Trajectories:
 
     effect s, noise ν: of one record and of the noise on one update. rate q. pull ηβM/B: how much faster than the distance
     the gradients of the common records may drive two copies apart, M/B of a batch at most. cap 2ηCM/B: their largest
-    difference. `tame`: the step map is non-expansive.
+    difference. `tame`: the step map is non-expansive. growth g: by how much a step may drive two copies apart (§9.1).
     """
 
     runs: tuple[WeightedRun, ...]
@@ -50,6 +50,7 @@ class Trajectories:
     pull: FloatArray
     cap: FloatArray
     tame: BoolArray
+    growth: FloatArray
     failure: float
     records_bound: tuple[int | None, ...]
     adjacency: Adjacency
@@ -78,18 +79,21 @@ class Trajectories:
 
 
 def trajectories(
-    runs: Sequence[WeightedRun], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float
+    runs: Sequence[WeightedRun], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float, tamed: float = 0.0
 ) -> Trajectories:
     """Lay the runs out. `failure` is δ₀: how likely some Poisson batch may exceed the bound M used for it.
 
     A step that is non-expansive whatever the batch (M = every record) is laid out with that bound, so it spends none of
     δ₀. The bound needs the number of records: n ≤ ⌈(B+1)/q⌉ where B is the expected batch, rounded down. A run without
-    Poisson phases divides by at least the number of records instead.
+    Poisson phases divides by at least the number of records instead. Where no batch makes a step expansive except with
+    probability `tamed` in all, the bound is the largest batch that does not, and that probability is part of δ₀ instead.
     """
     total = max(run.steps for run in runs)
     shape = (len(runs), total)
     effect, noise, rate, pull, cap = (np.zeros(shape) for _ in range(5))
     rate += 1.0
+    growth = np.ones(shape)
+    spent = 0.0
     tame = np.ones(shape, dtype=bool)
     bounds: list[int | None] = []
     sampled_steps = sum(run.steps for run in runs)
@@ -108,16 +112,42 @@ def trajectories(
             column += phase.steps
             eta, clip, batch = phase.learning_rate, phase.clip, phase.expected_batch
             q = sampling_rate(phase, run.model.name, shuffle)
+            decay = eta * (phase.weight_decay or 0.0)
             share = 1.0 if records is None else records / batch
-            if records is not None and q < 1 and not (run.convex and eta * run.smoothness * share <= 2):
-                share = binomial_quantile(records, q, failure / sampled_steps) / batch
+            if records is not None and q < 1 and not (run.convex and eta * run.smoothness * share <= 2 - 2 * decay):
+                largest, above = _batch_bound(run, phase, records, q, tamed / sampled_steps, failure / sampled_steps)
+                share, spent = largest / batch, spent + above * phase.steps
             effect[span], noise[span] = eta * a * clip / batch, eta * phase.noise_multiplier * clip / batch
             rate[span] = q
             pull[span] = eta * run.smoothness * share if eta > 0 else 0.0
             cap[span] = 2 * eta * clip * share
             tame[span] = run.convex and eta * run.smoothness * share <= 2
+            growth[span] = _growth(pull[row, column - 1], decay, run.convex)
         bounds.append(records)
-    return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, failure, tuple(bounds), adjacency)
+    delta_0 = spent if tamed else failure
+    return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, growth, delta_0, tuple(bounds), adjacency)
+
+
+def _growth(pull: float, decay: float, convex: bool) -> float:
+    """A Lipschitz constant of the common records' step: their pull is ηβM/B, and decoupled weight decay shrinks by 1 − ηω.
+
+    Gradients of convex functions are co-coercive: up to 2(1 − ηω) their pull costs nothing (theory.md §9.1).
+    """
+    return max(1 - decay, decay + pull - 1) if convex else abs(1 - decay) + pull
+
+
+def _batch_bound(run: WeightedRun, phase: FullPhase, records: int, q: float, tamed: float, failure: float) -> tuple[int, float]:
+    """The bound on a batch of this phase, and with which probability one batch exceeds it.
+
+    It is set beforehand: from the public bound on the number of records, never from batches seen.
+    """
+    if run.convex and tamed > 0:
+        eta = phase.learning_rate
+        least = (2 - 2 * eta * (phase.weight_decay or 0.0)) * phase.expected_batch / (eta * run.smoothness)
+        largest = math.floor(least * (1 - 1e-12))
+        if largest > 0 and (above := binomial_survival(records, q, largest)) <= tamed:
+            return largest, above
+    return binomial_quantile(records, q, failure), failure
 
 
 def _records_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:

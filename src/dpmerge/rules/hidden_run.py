@@ -1,0 +1,329 @@
+"""Theorem `hidden-run` (docs/theory.md §9): the last iterates are released, averaged, perhaps with fresh noise; nothing else.
+
+Later noise hides earlier participations, and the record's coins stay secret. What a run owes for its participations is
+absorbed by its own later noise, at the price that the laws in profiles/ compute; what is left, the last step of all runs and
+the noise of the release share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from dpmerge.profiles import (
+    Faces,
+    FloatArray,
+    Grid,
+    Law,
+    Profile,
+    ShiftLaw,
+    Split,
+    Stairs,
+    drained,
+    faces,
+    followed,
+    minorant,
+    pooled,
+    spread,
+    stairs,
+    sum_of_coins,
+)
+from dpmerge.records import Adjacency
+from dpmerge.rules.guarantee import Target
+from dpmerge.rules.merged_steps import shift_law
+from dpmerge.rules.transport import Trajectories
+
+_TOO_FAR = 1e100  # growth beyond which a run is not hidden
+_PIECES = 60
+_WORK = 6e7  # operations for the faces of one run
+_ATOMS = 600
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The law of M, which rows are hidden, which absorption it belongs to, and the runs' steps that are revealed beside it."""
+
+    law: ShiftLaw
+    hidden: tuple[int, ...]
+    absorption: str
+
+    def profile(self, revealed: Iterable[tuple[Law, int]], failure: float, adjacency: Adjacency) -> Profile:
+        """Beside other laws a grid is needed, and with it fewer atoms."""
+        others = list(revealed)
+        law = on_a_grid(self.law, 160 if others else _ATOMS)
+        return Profile.of([(shift_law(law, adjacency), 1), *others], failure + law.excess)
+
+
+def on_a_grid(law: ShiftLaw, atoms: int) -> ShiftLaw:
+    """Shifts rounded up to a uniform grid."""
+    if law.values.size <= atoms or not np.all(np.isfinite(law.values)):
+        return law
+    cell = float(law.values[-1]) / atoms
+    cells = np.minimum(np.ceil(law.values / cell * (1 - 1e-12)), atoms).astype(np.int64)
+    probs = np.bincount(cells, weights=law.probs, minlength=atoms + 1)
+    values = np.arange(atoms + 1.0) * (cell * (1 + 1e-12))
+    kept = np.flatnonzero(probs > 0)
+    return ShiftLaw(values[kept], np.asarray(probs[kept], dtype=np.float64), law.excess)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One hidden run in units of its last step: gains, energies and coins, and the growth that was divided out."""
+
+    gain: FloatArray
+    energy: FloatArray
+    rate: FloatArray
+    growth: FloatArray
+    later: FloatArray
+    weight: float
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        return tuple(part.tobytes() for part in (self.gain, self.energy, self.rate, self.growth))
+
+    def scaled(self, last: float) -> tuple[FloatArray, FloatArray]:
+        """Gains and energies with growth divided out; `last` is the energy of the last step."""
+        energy = self.energy * self.later**2
+        energy[-1] = last
+        return self.gain * self.later, energy
+
+    def plain(self, last: float = 1.0) -> tuple[FloatArray, FloatArray]:
+        """Gains and energies as if nothing were ever driven apart or forgotten."""
+        energy = self.energy.copy()
+        energy[-1] = last
+        return self.gain, energy
+
+
+def hideable(runs: Trajectories) -> tuple[int, ...]:
+    """The runs of which something is known: how far their steps drive two copies apart."""
+    found = []
+    for i in range(len(runs.runs)):
+        start = int(np.argmax(runs.effect[i] > 0))
+        if np.sum(np.log(np.maximum(runs.growth[i, start + 1 :], 1.0))) < math.log(_TOO_FAR):
+            found.append(i)
+    return tuple(found)
+
+
+def _run(runs: Trajectories, i: int) -> _Run:
+    moving = runs.effect[i] > 0
+    start = int(np.argmax(moving)) if moving.any() else runs.steps - 1
+    growth = runs.growth[i, start:].copy()
+    growth[0] = 1.0  # before the first participation there is nothing to drive apart
+    later = np.append(np.cumprod(growth[:0:-1])[::-1], 1.0)
+    cut = slice(start, None)
+    return _Run(runs.effect[i, cut], runs.noise[i, cut] ** 2, runs.rate[i, cut], growth, later, runs.runs[i].weight)
+
+
+def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: Target) -> Hidden:
+    """The smallest law of M that a search finds, for these hidden rows; the others have shown all but their last step."""
+    rows = [_run(runs, i) for i in hidden]
+    others = [i for i in range(len(runs.runs)) if i not in hidden]
+    energy = float(np.sum((runs.weights * runs.noise[:, -1]) ** 2)) + noise**2
+    tail = 1e-4 * (target.delta or 1e-8)
+    coins = sum_of_coins(
+        [ShiftLaw.coin(runs.weights[i] * float(runs.effect[i, -1]), float(runs.rate[i, -1])) for i in others], tail
+    )
+    if energy == 0:
+        return Hidden(ShiftLaw(np.array([math.inf]), np.ones(1)), tuple(hidden), "none")
+    if all(np.all((row.rate >= 1) | (row.gain == 0)) for row in rows) and coins.values.size == 1:
+        square = _full_batch(rows, float(coins.values[0]), energy)
+        law = ShiftLaw(np.array([math.sqrt(square) * (1 + 1e-9)]), np.ones(1), coins.excess)
+        return Hidden(law, tuple(hidden), "minorant")
+    score = _scorer(target, runs.adjacency)
+    if len(rows) == 1 and not others:
+        found = min(_alone(rows[0], energy / rows[0].weight ** 2, tail), key=lambda pair: score(pair[1]))
+    else:
+        found = _together(rows, coins, energy, tail, score)
+    return Hidden(found[1], tuple(hidden), found[0])
+
+
+def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]:
+    def score(law: ShiftLaw) -> float:
+        profile = Profile.of([(shift_law(on_a_grid(law, _ATOMS), adjacency), 1)], law.excess)
+        if target.delta is not None:
+            return profile.epsilon(target.delta)
+        assert target.epsilon is not None
+        return max(profile.delta(target.epsilon))
+
+    return score
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------------
+
+
+def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]]:
+    """The laws of one run alone, for every absorption that is worth computing; `last` is the energy of its last step."""
+    gain, energy = row.scaled(last)
+    if np.all(row.growth <= 1):  # what shrinks may as well stay as it is: equal gains can be counted
+        plain = row.plain(last)[1]
+        laid = _affordable(row.gain, plain, row.rate, tail)
+        if laid is not None:
+            yield "minorant", minorant(faces(laid, tail), 10 * tail)
+            if np.all(row.growth == 1):
+                return
+        yield from _drains(row.gain, plain, row.rate, tail)
+    yield "spread", _spread(gain, energy, row.rate, tail)
+
+
+def _spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> ShiftLaw:
+    """Where a record takes part often, several participations count as one."""
+    mean = float(np.sum(rate[gain > 0]))
+    bundle = math.ceil((mean + 6 * math.sqrt(mean)) / 100)
+    pieces = 800 if bundle == 1 else max(12, min(150, int(mean / (6 * bundle))))
+    return spread(gain, energy, rate, pieces if np.any(gain < gain.max()) or bundle > 1 else _PIECES, tail, bundle)
+
+
+def _affordable(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> Stairs | None:
+    """The finest stairs of which the faces can be listed."""
+    for pieces in (_PIECES, 40, 28, 20):
+        laid = stairs(gain, energy, rate, pieces, tail)
+        if laid.work <= _WORK:
+            return laid
+    return None
+
+
+def _bundled(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> Stairs:
+    """Stairs on which at most 300 units are followed: where a record takes part often, several count as one."""
+    laid = stairs(gain, energy, rate, 150, tail)
+    if laid.most <= 300:
+        return laid
+    bundle = math.ceil(laid.most / 300)
+    mean = float(np.sum(rate * gain)) / laid.unit
+    return stairs(gain, energy, rate, max(12, min(150, int(mean / (6 * bundle)))), tail, bundle)
+
+
+def _drains(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> Iterator[tuple[str, ShiftLaw]]:
+    """Drains at a few rates above the mean rate of participation."""
+    laid = _bundled(gain, energy, rate, tail)
+    mean = float(np.sum(gain * rate)) / float(energy.sum())
+    for factor in (1.15, 1.5, 2.5, 5.0):
+        reach = laid.unit * max(laid.most, 1)
+        yield "drain", _on_its_grid(partial(_drain, laid, mean * factor), reach, float(energy[-1]), tail)
+
+
+def _drain(laid: Stairs, slope: float, grid: Grid) -> list[Split]:
+    return [drained(laid, slope * laid.unit, grid, laid.unit)]
+
+
+def _on_its_grid(splits: Callable[[Grid], list[Split]], reach: float, energy: float, tail: float) -> ShiftLaw:
+    """Pooled on a grid that reaches as far as the tail asks for; at first as far as everything that may be left."""
+    grid = Grid(200.0 / 120, reach / 120, (120, 120))
+    for cells in ((120, 120), (300, 300)):
+        law = [np.cumsum(side[::-1])[::-1] for side in _marginals(splits(grid), grid)]
+        tops = [max(int(np.count_nonzero(above > tail)), 1) for above in law]
+        grid = Grid(grid.own * tops[0] / cells[0], grid.left * tops[1] / cells[1], cells)
+    return pooled(splits(grid), grid, energy)
+
+
+def _marginals(parts: Sequence[Split], grid: Grid) -> tuple[FloatArray, FloatArray]:
+    own, left = np.ones(1), np.ones(1)
+    for part in parts:
+        own = np.convolve(own, part.masses.sum(axis=1))[: grid.cells[0] + 1]
+        left = np.convolve(left, part.masses.sum(axis=0))[: grid.cells[1] + 1]
+    return own, left
+
+
+# --- several runs -----------------------------------------------------------------------------------------------------------
+
+
+def _together(
+    rows: Sequence[_Run], coins: ShiftLaw, energy: float, tail: float, score: Callable[[ShiftLaw], float]
+) -> tuple[str, ShiftLaw]:
+    """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
+    share = tail / max(len(rows), 1)
+    laid: dict[tuple[bytes, ...], Faces | Stairs] = {}
+    for row in rows:
+        if row.key not in laid:
+            gain, own = row.plain() if np.all(row.growth <= 1) else row.scaled(1.0)
+            run = _affordable(gain, own, row.rate, share)
+            laid[row.key] = faces(run, share) if run is not None else _bundled(gain, own, row.rate, share)
+    scales = [(_stairs(laid[row.key]), row.weight * _stairs(laid[row.key]).unit) for row in rows]
+
+    def at(slope: float) -> ShiftLaw:
+        def splits(grid: Grid) -> list[Split]:
+            known: dict[tuple[tuple[bytes, ...], float], Split] = {}
+            parts = [_fixed(coins, grid)]
+            for row, (run, scale) in zip(rows, scales, strict=True):
+                if (row.key, row.weight) not in known:
+                    found, own = laid[row.key], row.weight * slope * run.unit
+                    known[row.key, row.weight] = (
+                        followed(found, own, grid, scale) if isinstance(found, Faces) else drained(found, own, grid, scale)
+                    )
+                parts.append(known[row.key, row.weight])
+            return parts
+
+        return _on_its_grid(splits, reach, energy, tail)
+
+    reach = sum(max(run.most, 1) * scale for run, scale in scales) + float(coins.values[-1])
+    steepest = reach / energy
+    found = {k: at(steepest * 2.0**-k) for k in (1.0, 3.0, 5.0)}
+    scores = {k: score(law) for k, law in found.items()}
+    for step in (1.0, 1.0, 0.5):
+        best = min(scores, key=lambda k: scores[k])
+        for k in (best - step, best + step):
+            if k not in scores:
+                found[k] = at(steepest * 2.0**-k)
+                scores[k] = score(found[k])
+    best = min(scores, key=lambda k: scores[k])
+    every = all(isinstance(one, Faces) for one in laid.values())
+    return ("minorant" if every else "drain"), found[best]
+
+
+def _stairs(found: Faces | Stairs) -> Stairs:
+    return found.stairs if isinstance(found, Faces) else found
+
+
+def _fixed(coins: ShiftLaw, grid: Grid) -> Split:
+    """The last coins of runs that have shown all else."""
+    masses = np.zeros((grid.cells[0] + 1, grid.cells[1] + 1))
+    columns = np.ceil(coins.values / grid.left * (1 - 1e-12)).astype(np.int64)
+    kept = columns <= grid.cells[1]
+    np.add.at(masses[0], columns[kept], coins.probs[kept])
+    return Split(masses, coins.excess)
+
+
+# --- full batches -----------------------------------------------------------------------------------------------------------
+
+
+def _full_batch(rows: Sequence[_Run], fixed: float, energy: float) -> float:
+    """M² without coins: every run follows its minorant up to the slope λy, and y = F/energy is solved for."""
+    hulls = [_hull(*row.scaled(1.0)) for row in rows]
+
+    def left(y: float) -> tuple[float, float]:
+        own, rest = 0.0, fixed
+        for row, (slopes, lengths, total) in zip(rows, hulls, strict=True):
+            rates = np.minimum(slopes, row.weight * y)
+            own += float(rates**2 @ lengths)
+            rest += row.weight * (total - float(rates @ lengths))
+        return own, max(rest, 0.0)
+
+    low, high = 0.0, left(0.0)[1] / energy
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle)[1] > middle * energy else (low, middle)
+    own, rest = left(high)
+    return (own + rest**2 / energy) * (1 + 1e-12)
+
+
+def _hull(gain: FloatArray, energy: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+    """Slopes and lengths of the minorant before the last step, and everything that was gained."""
+    x = np.concatenate(([0.0], np.cumsum(energy[:-1])))
+    s = np.concatenate(([0.0], np.cumsum(gain[:-1])))
+    first = np.concatenate(([True], np.diff(x) > 0))  # after a step without noise nothing more is absorbed
+    kept: list[tuple[float, float]] = []
+    for point in zip(x[first].tolist(), s[first].tolist(), strict=True):
+        while len(kept) > 1 and _bends_down(kept[-2], kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    corners = np.array(kept)
+    lengths = np.diff(corners[:, 0])
+    slopes = np.diff(corners[:, 1]) / np.where(lengths > 0, lengths, 1.0)
+    return slopes, lengths, float(np.sum(gain))
+
+
+def _bends_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    return (b[1] - a[1]) * (c[0] - b[0]) >= (c[1] - b[1]) * (b[0] - a[0])
