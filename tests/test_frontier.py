@@ -171,7 +171,7 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
         points = curves["selection", by, "proved"]["points"]
         assert [point["epsilon"] for point in points] == targets
         for point in points:
-            best = selection_optimum(profiles, [0.93, 0.9, 0.8], point["epsilon"], DELTA, by)
+            best = selection_optimum(profiles, [0.93, 0.9, 0.8], point["epsilon"], DELTA, Accounting(by))
             assert (best is None) == (point["utility"] is None)
             if best is not None:
                 assert point["utility"] == pytest.approx(best.utility, abs=2e-5)

@@ -158,7 +158,7 @@ def test_what_does_not_fit_says_why() -> None:
 
 def test_conditional_is_said_in_words_and_by_a_mark() -> None:
     portfolio = builders.portfolio(*(_shuffled(name) for name in ("a", "b")))
-    found = document(portfolio, 2.0, shuffle=dpmerge.ShuffleAsPoisson(1.0))
+    found = document(portfolio, 2.0, accounting=dpmerge.Accounting(shuffle=dpmerge.ShuffleAsPoisson(1.0)))
     text = page(found)
     assert '<span class="standing conditional">◇ conditional</span>' in text
     assert '<span class="standing proved">' not in text

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from dpmerge.errors import EvaluationError, TargetError
 from dpmerge.profiles import FloatArray
+from dpmerge.rules import Standing
 from dpmerge.user_code import added, find, running
 
-Standing = Literal["proved", "conditional", "refuted"]
+ClaimStanding = Literal[Standing, "refuted"]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -34,7 +35,7 @@ class Claim:
     """
 
     label: str
-    standing: Standing
+    standing: ClaimStanding
     epsilon: float | Callable[[float], float]
     mu: float | None = None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit.game import Claim, Standing
+from dpmerge.audit.game import Claim, ClaimStanding
 from dpmerge.errors import TargetError
 from dpmerge.rules import round_down
 
@@ -35,7 +35,7 @@ class Finding:
     """What the audit says about one claim: at its δ, along the curve if the claim is one, and in μ if it is about μ."""
 
     claim: str
-    standing: Standing
+    standing: ClaimStanding
     curve: tuple[Comparison, ...]  # from the audit's δ on; the limits of the rates hold for every δ at once
     mu_claimed: float | None
     mu_measured: float | None

@@ -12,7 +12,7 @@ from dpmerge.errors import WeightsError
 from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Signer, release
-from dpmerge.rules import Accounting, Looked
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Looked
 
 
 def average(
@@ -30,7 +30,7 @@ def average(
     warm_up: bool = False,
     gamma: float | None = None,
     provenance: Looked = "after-looking",
-    accounting: Accounting | None = None,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,

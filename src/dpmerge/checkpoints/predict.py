@@ -22,7 +22,7 @@ from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DataError, DpmergeError, EvaluationError
 from dpmerge.files import write_whole
 from dpmerge.records import Model
-from dpmerge.rules import Accounting, Guarantee, Looked
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
 
 OutputRule = Literal["opa", "omv"]
@@ -73,7 +73,12 @@ def predictions(
 
 
 def predictions_guarantee(
-    run: Run, used: Sequence[Model], *, delta: float, provenance: Looked = "after-looking", accounting: Accounting | None = None
+    run: Run,
+    used: Sequence[Model],
+    *,
+    delta: float,
+    provenance: Looked = "after-looking",
+    accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> Guarantee:
     """What predictions with these checkpoints cost: the run up to the latest of them, for inputs that are public."""
     weights = {model.name: 1 / len(used) for model in used}

@@ -57,7 +57,7 @@ def explore(
     door = _door(host, port, token)
     with taking(host, port) as place:
         door = replace(door, port=place.port)
-        app = Explorer(portfolio, door, ledger, utility, granted.shuffle, allow_release, releases).app()
+        app = Explorer(portfolio, door, ledger, utility, granted.accounting(), allow_release, releases).app()
         server = place.listen(app)
         made = None if token is not None else door.token  # a token that was given is nobody else's to read
         if json:
@@ -122,7 +122,7 @@ def report(
             asked,
             run=run,
             utility=utility.of(loaded),
-            shuffle=granted.shuffle,
+            accounting=granted.accounting(),
             ledger=ledger,
             progress=show_progress,
         )

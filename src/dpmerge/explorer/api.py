@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 import dpmerge
 from dpmerge.explorer import models
 from dpmerge.explorer.jobs import Job, Jobs, unattended
-from dpmerge.explorer.ladder import RUNGS
+from dpmerge.explorer.ladder import PLANNED, RUNGS
 from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
@@ -25,7 +25,7 @@ from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.figures import web_figure
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Plan, Utilities, frontier
-from dpmerge.rules import require_wanted
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # the δ whose plans are made when the server starts
@@ -51,7 +51,7 @@ class Explorer:
     door: Door = field(default_factory=Door)
     ledger: str | None = None
     utility: str | None = None
-    shuffle: dpmerge.ShuffleAsPoisson | None = None
+    accounting: Accounting = DEFAULT_ACCOUNTING
     allow_release: bool = False
     releases: Path | None = None
     delta: float = DELTA
@@ -92,7 +92,7 @@ class _Server:
         portfolio = dpmerge.Portfolio(explorer.portfolio)
         utility = Utilities.asked(portfolio, explorer.utility, None)
         self.explorer = explorer
-        self.state = PortfolioState(portfolio, utility, explorer.shuffle, explorer.rungs)
+        self.state = PortfolioState(portfolio, utility, explorer.accounting, explorer.rungs)
         folder = explorer.releases or explorer.portfolio / ".releases"
         check_folder(folder, explorer.allow_release)
         self.releases = Releases(self.state, folder, explorer.ledger)
@@ -163,7 +163,8 @@ def _reading(server: _Server) -> APIRouter:
     async def account(asked: models.AccountRequest) -> Any:
         """The guarantee of one merge: ε at δ, or δ at ε."""
         require_wanted(asked.delta, asked.any_delta)
-        found = await server.compute(partial(state.guarantee, **asked.model_dump(exclude={"any_delta"})))
+        question = asked.model_dump(include={"rule", "weights", "delta", "epsilon", "provenance"})
+        found = await server.compute(partial(state.guarantee, **question, accounting=asked.accounting(state.accounting)))
         return finite_or_null(models.told_guarantee(found))
 
     @router.get("/v1/simplex", response_model=models.SimplexAnswer)
@@ -193,7 +194,7 @@ def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> di
         epsilon=asked.epsilon,
         delta=asked.delta,
         utility=state.utility,
-        rules=("single", "selection", "combination", "joint"),
+        rules=PLANNED,
         accounting=state.accounting,
         progress=job.report,
     )

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, get_args
 
 import dpmerge
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.explorer.models import standing_of
-from dpmerge.planning import Option, Plan, Utilities, simplex_grid
+from dpmerge.planning import Option, OptionRule, Plan, Utilities, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, Guarantee
+from dpmerge.rules import Accounting, GridRule, Guarantee, PlainRule
 
-GridRule = Literal["selection", "combination"]
-RULES: tuple[GridRule, ...] = ("selection", "combination")
+RULES: tuple[GridRule, ...] = get_args(GridRule)
+PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
 Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 RUNGS = 33
 _LANDSCAPES = 8  # choices of corners that are kept
@@ -114,7 +114,7 @@ class Ladder:
                     epsilon=_ANY,
                     delta=self.delta,
                     utility=self.utility,
-                    rules=("single", "joint", *RULES),
+                    rules=PLANNED,
                     accounting=self._accounting,
                     search=(),
                 )

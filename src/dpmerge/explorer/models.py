@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.planning import Option
 from dpmerge.records import Sampling
-from dpmerge.rules import THEOREMS, By, Guarantee, Looked
+from dpmerge.rules import THEOREMS, Accounting, By, GridRule, Guarantee, Looked, MixtureAccountant, PlainRule, Standing
 
-Rule = Literal["selection", "combination", "joint"]  # tempered selection needs κ, which this API does not take
-# Proved, under an assumption that fails in general, covered by no theorem, or without a finite ε.
-Standing = Literal["proved", "conditional", "refused", "none"]
+# How a guarantee stands, or why there is none: covered by no theorem, or without a finite ε.
+ShownStanding = Literal[Standing, "refused", "none"]
 SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
@@ -35,10 +35,14 @@ class _AskedAtDelta(_Asked):
 
 
 class _Merge(_AskedAtDelta):
-    rule: Rule
+    rule: PlainRule  # tempered selection needs κ, which this API does not take
     weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
     provenance: Looked | None = None
+
+    def accounting(self, granted: Accounting) -> Accounting:
+        """What the server grants, and what this request assumes."""
+        return replace(granted, assume_smoothness=self.assume_smoothness, any_delta=self.any_delta)
 
 
 class AccountRequest(_Merge):
@@ -47,6 +51,9 @@ class AccountRequest(_Merge):
     delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
     epsilon: Annotated[float, Field(le=1e6)] | None = None
     by: By = "best"
+
+    def accounting(self, granted: Accounting) -> Accounting:
+        return replace(super().accounting(granted), by=self.by)
 
 
 class PlanRequest(_AskedAtDelta):
@@ -102,8 +109,8 @@ class ModelCard(_Told):
     noise_multiplier: float | None
     sampling: Sampling | None
     utility: float | None
-    epsilon: Annotated[dict[Literal["pld", "rdp"], float | None], Field(description="by each accountant that applies")]
-    standing: Standing
+    epsilon: Annotated[dict[MixtureAccountant, float | None], Field(description="by each accountant that applies")]
+    standing: ShownStanding
     warnings: list[str]
 
 
@@ -125,7 +132,7 @@ class _Guaranteed(_Told):
     sentence: str
     epsilon: float | None
     delta: float
-    standing: Standing
+    standing: ShownStanding
     rule: str
     by: str
     weights: dict[str, float]
@@ -176,7 +183,7 @@ class GridAnswer(_Told):
     """One rule at every point of the grid: ε, null where it is not known or none is finite, and how it stands."""
 
     epsilons: list[float | None]
-    standings: list[Standing | Literal["pending"]]
+    standings: list[ShownStanding | Literal["pending"]]
 
 
 class SimplexAnswer(_Told):
@@ -186,7 +193,7 @@ class SimplexAnswer(_Told):
     models: list[str]
     step: float
     points: list[list[float]]
-    rules: dict[Literal["selection", "combination"], GridAnswer]
+    rules: dict[GridRule, GridAnswer]
     done: int
     total: int
 
@@ -313,7 +320,7 @@ class Health(_Told):
 # --- nouns as answers -------------------------------------------------------------------------------------------------------
 
 
-def standing_of(found: Guarantee | None) -> Standing:
+def standing_of(found: Guarantee | None) -> ShownStanding:
     """How a guarantee stands; one without a finite ε is none, however well it is proved."""
     if found is None:
         return "refused"

@@ -10,13 +10,23 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-import dpmerge
 from dpmerge.errors import AccountingError, UtilityError
 from dpmerge.explorer.ladder import RUNGS, Ladder, Landscape
 from dpmerge.explorer.models import standing_of
 from dpmerge.planning import Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, WEIGHTS, Accounting, By, Guarantee, Looked, RuleName, Target, build
+from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
+    MIXTURE_ACCOUNTANTS,
+    THEOREMS,
+    WEIGHTS,
+    Accounting,
+    Guarantee,
+    Looked,
+    RuleName,
+    Target,
+    build,
+)
 
 _LADDERS = 6  # values of δ whose ladders are kept
 _ANSWERS = 4096
@@ -31,7 +41,7 @@ class PortfolioState:
         self,
         portfolio: Portfolio,
         utility: Utilities | None = None,
-        shuffle: dpmerge.ShuffleAsPoisson | None = None,
+        accounting: Accounting = DEFAULT_ACCOUNTING,
         rungs: int = RUNGS,
     ) -> None:
         if utility is not None and utility.validation is not None:
@@ -40,7 +50,7 @@ class PortfolioState:
                 "use dpmerge plan"
             )
         self.portfolio, self.utility = portfolio, utility
-        self.accounting = Accounting(shuffle=shuffle, any_delta=True)  # who asks is asked for a large δ before
+        self.accounting = replace(accounting, any_delta=True)  # who asks is asked for a large δ before
         self._rungs = rungs
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
         self._remembered = lru_cache(_ANSWERS)(self._account)
@@ -120,14 +130,13 @@ class PortfolioState:
         *,
         delta: float | None = None,
         epsilon: float | None = None,
-        by: By = "best",
-        assume_smoothness: float | None = None,
         provenance: Looked | None = None,
+        accounting: Accounting | None = None,
     ) -> Guarantee:
-        """The guarantee of one merge, remembered."""
-        accounting = replace(self.accounting, by=by, assume_smoothness=assume_smoothness)
+        """The guarantee of one merge, remembered; accounted as all plans are, unless said otherwise."""
+        how = self.accounting.for_rule(rule) if accounting is None else accounting
         values = self.portfolio.weights(weights).values
-        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), accounting, provenance)
+        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), how, provenance)
 
     def _account(
         self, rule: RuleName, values: Sequence[float], target: Target, accounting: Accounting, provenance: Looked | None
@@ -145,9 +154,10 @@ class PortfolioState:
         warnings: dict[str, None] = {}
         epsilons: dict[str, float] = {}
         standings = {"refused"}
-        for by in ("pld", "rdp"):
+        for by in MIXTURE_ACCOUNTANTS:
+            how = replace(self.accounting.for_rule("joint"), by=by)
             try:
-                found = self.guarantee("joint", {model.name: 1.0}, delta=delta, by=by, provenance="a-priori")
+                found = self.guarantee("joint", {model.name: 1.0}, delta=delta, provenance="a-priori", accounting=how)
             except AccountingError as error:
                 warnings[str(error)] = None
                 continue

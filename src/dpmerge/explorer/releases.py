@@ -6,7 +6,6 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +161,7 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # whoever looked at the page has seen them
             provenance=asked.provenance,
-            accounting=replace(self._state.accounting, assume_smoothness=asked.assume_smoothness, any_delta=asked.any_delta),
+            accounting=asked.accounting(self._state.accounting),
         )
 
     def _place(self, name: str) -> Path:

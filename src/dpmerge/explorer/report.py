@@ -11,15 +11,15 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
+from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.models import told_option
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.files import finite_or_null
-from dpmerge.planning import Mapper, OptionRule, Utilities, edge, frontier, heatmap, simplex_grid
+from dpmerge.planning import Mapper, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, Target, about_delta, round_down, significant
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
 
-_RULES: tuple[OptionRule, ...] = ("single", "selection", "combination", "joint")
 _ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
 _GIVEN = "These targets were asked for."
 _OUR_OWN = (
@@ -55,12 +55,12 @@ def report(
     *,
     run: Mapper,
     utility: Utilities | None = None,
-    shuffle: dpmerge.ShuffleAsPoisson | None = None,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     ledger: str | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
     """The whole report as plain data (docs/report.md describes it); infinities are null."""
-    state = PortfolioState(portfolio, utility, shuffle)
+    state = PortfolioState(portfolio, utility, accounting)
     opened = None if ledger is None else _ledger(state, ledger)
     progress("each model alone")
     cards = state.models(asked.delta)
@@ -68,7 +68,9 @@ def report(
     targets, chosen = _targets(asked.epsilons, alone)
     accounting = state.accounting
     progress(f"plans for ε = {targets[0]:g}")
-    known = dpmerge.plan(portfolio, epsilon=targets[0], delta=asked.delta, utility=utility, rules=_RULES, accounting=accounting)
+    known = dpmerge.plan(
+        portfolio, epsilon=targets[0], delta=asked.delta, utility=utility, rules=PLANNED, accounting=accounting
+    )
     plans = [known]
     for epsilon in targets[1:]:
         progress(f"plans for ε = {epsilon:g}")

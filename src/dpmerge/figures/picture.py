@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpmerge.figures import style
+from dpmerge.rules import Standing
 
 
 def plain(value: Any) -> Any:
@@ -32,7 +33,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Standing = Literal["proved", "conditional", "measured", "reference"]
+LineStanding = Literal[Standing, "measured", "reference"]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -97,7 +98,7 @@ class Line(Form):
     y: list[float | None]
     low: list[float | None] | None = None
     high: list[float | None] | None = None
-    standing: Standing = "proved"
+    standing: LineStanding = "proved"
     rule: str | None = None
     by: str | None = None
     markers: bool = False

@@ -32,4 +32,4 @@ from dpmerge.planning.simplex import (
     heatmap_grid as heatmap_grid,
     simplex_grid as simplex_grid,
 )
-from dpmerge.planning.utility import Provenance as Provenance, Utilities as Utilities, ValidationSet as ValidationSet
+from dpmerge.planning.utility import Utilities as Utilities, ValidationSet as ValidationSet

@@ -20,10 +20,7 @@ from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.jobs import run_all
 from dpmerge.planning.optimum import Optimum, selection_frontier
 from dpmerge.planning.points import (
-    ACCOUNTANTS,
-    DEFAULT,
     Account,
-    Accountant,
     Mapper,
     Point,
     Scorer,
@@ -37,7 +34,16 @@ from dpmerge.planning.simplex import simplex_grid
 from dpmerge.planning.utility import Utilities
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Accounting, Standing, Target, build, round_up
+from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
+    MIXTURE_ACCOUNTANTS,
+    Accounting,
+    MixtureAccountant,
+    Standing,
+    Target,
+    build,
+    round_up,
+)
 
 Judge = Callable[[Sequence[Point]], list[dict[str, Any]]]
 PointKind = Literal["measured", "interpolated", "given"]
@@ -49,7 +55,7 @@ _TITLES: dict[Account, str] = {"proved": "linear combination", "formula": "linea
 @dataclass(frozen=True)
 class ModelAlone:
     name: str
-    epsilon: dict[Accountant, float]
+    epsilon: dict[MixtureAccountant, float]
     utility: float = 0.0
 
     @property
@@ -83,7 +89,7 @@ class Curve:
     """One rule by one accountant: the best at every target (`exact`), or what was tried; `refused` says why there is none."""
 
     rule: str
-    by: Accountant
+    by: MixtureAccountant
     standing: Standing
     title: str
     exact: bool
@@ -124,7 +130,7 @@ def frontier(
     delta: float,
     epsilons: Sequence[float],
     utility: Utilities | Mapping[str, float] | None = None,
-    accounting: Accounting = DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     scorer: Scorer | None = None,
     scored: Literal["private", "stand-ins"] = "private",
     edge_points: int = 25,
@@ -153,9 +159,9 @@ def frontier(
     elif utility is None:
         utility = Utilities.less_private_is_more_useful(portfolio, {model.name: model.smallest for model in models})
     progress("random selection")
-    curves = [_selection(portfolio, utility, targets, delta, accounting, by) for by in ACCOUNTANTS]
+    curves = [_selection(portfolio, utility, targets, delta, accounting, by) for by in MIXTURE_ACCOUNTANTS]
     for account, title in titles.items():
-        curves += [_combination(portfolio, utility, results, account, by, title) for by in ACCOUNTANTS]
+        curves += [_combination(portfolio, utility, results, account, by, title) for by in MIXTURE_ACCOUNTANTS]
     joint, joint_assumes = _joint(portfolio, utility, delta, accounting)
     drawn = selection_assumptions(portfolio, delta, accounting)
     assumed = [("random selection", drawn), ("joint release", joint_assumes)]
@@ -209,8 +215,8 @@ def check_frontier(
 def _models(portfolio: Portfolio, delta: float, accounting: Accounting) -> list[ModelAlone]:
     rows = []
     for name in portfolio.names:
-        epsilon: dict[Accountant, float] = {}
-        for by in ACCOUNTANTS:
+        epsilon: dict[MixtureAccountant, float] = {}
+        for by in MIXTURE_ACCOUNTANTS:
             try:
                 asked = replace(accounting, by=by, assume_smoothness=None)
                 rule = build("joint", portfolio.weights({name: 1.0}), asked, looked_at=())
@@ -275,7 +281,7 @@ def _selection(
     targets: tuple[float, ...],
     delta: float,
     accounting: Accounting,
-    by: Accountant,
+    by: MixtureAccountant,
 ) -> Curve:
     profiles: list[Profile] = []
     standing: Standing = "proved"
@@ -286,7 +292,7 @@ def _selection(
             known = run_profile(model, accounting.shuffle)
             standing = "conditional" if known.conditional else standing
             profiles.append(known.profile)
-        found = selection_frontier(profiles, utility.values, targets, delta, by, accounting.conversion)
+        found = selection_frontier(profiles, utility.values, targets, delta, replace(accounting, by=by))
     except AccountingError as error:
         why = str(error)
     points = tuple(
@@ -301,7 +307,7 @@ def _combination(
     utility: Utilities,
     results: dict[Point, dict[str, Any]],
     account: Account,
-    by: Accountant,
+    by: MixtureAccountant,
     title: str,
 ) -> Curve:
     tried = []

@@ -12,14 +12,11 @@ from typing import Any, Literal, Protocol, TypeVar
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, Guarantee, about_delta, build
+from dpmerge.rules import MIXTURE_ACCOUNTANTS, Accounting, Guarantee, MixtureAccountant, about_delta, build
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
-Accountant = Literal["pld", "rdp"]
 _ACCURACY = 1e-4
-DEFAULT = Accounting()
-ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -49,7 +46,7 @@ def combination_points(
     accounting: Accounting,
     run: Mapper,
     accounts: Iterable[Account] = ("proved", "formula"),
-    accountants: Iterable[Accountant] = ACCOUNTANTS,
+    accountants: Iterable[MixtureAccountant] = MIXTURE_ACCOUNTANTS,
     scorer: Scorer | None = None,
 ) -> list[dict[str, Any]]:
     """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
@@ -66,7 +63,7 @@ def _point(
     delta: float,
     accounting: Accounting,
     accounts: tuple[Account, ...],
-    accountants: tuple[Accountant, ...],
+    accountants: tuple[MixtureAccountant, ...],
     scorer: Scorer | None,
     point: Point,
 ) -> dict[str, Any]:

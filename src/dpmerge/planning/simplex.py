@@ -13,8 +13,6 @@ import numpy as np
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.jobs import run_all
 from dpmerge.planning.points import (
-    DEFAULT,
-    Accountant,
     Mapper,
     assumed_by,
     combination_points,
@@ -23,7 +21,16 @@ from dpmerge.planning.points import (
 )
 from dpmerge.profiles import FloatArray, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Accounting, Standing, Target, selection_epsilons, significant
+from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
+    MIXTURE_ACCOUNTANTS,
+    Accounting,
+    MixtureAccountant,
+    Standing,
+    Target,
+    selection_epsilons,
+    significant,
+)
 
 
 def simplex_grid(models: int, step: float) -> FloatArray:
@@ -47,7 +54,7 @@ class Panel:
     """ε at every point of a grid, under one rule by one accountant."""
 
     rule: str
-    by: Accountant
+    by: MixtureAccountant
     standing: Standing
     title: str
     epsilons: list[float]
@@ -113,7 +120,7 @@ def heatmap(
     *,
     delta: float,
     step: float = 0.05,
-    accounting: Accounting = DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     run: Mapper = run_all,
 ) -> Heatmap:
     """The four pictures of Fig. 2 of "Differentially Private Model Merging": ε at δ under each rule by each accountant.
@@ -150,7 +157,7 @@ def edge(
     *,
     delta: float,
     step: float = 0.02,
-    accounting: Accounting = DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     run: Mapper = run_all,
 ) -> Edge:
     """ε of every merge of two models, by each rule and accountant; what `heatmap` is for three."""
@@ -159,12 +166,12 @@ def edge(
         raise TargetError(f"a curve over one weight needs two models; this portfolio has {len(portfolio.names)}")
     grid = simplex_grid(2, step)[::-1]
     selected: list[Panel] = []
-    for by in ("pld", "rdp"):
+    for by in MIXTURE_ACCOUNTANTS:
         try:
             selected += _selections(portfolio, grid, delta, accounting, (by,))
         except AccountingError:  # an accountant that does not apply draws nothing
             continue
-    combined, _ = _combinations(portfolio, grid, delta, accounting, ("pld", "rdp"), "linear combination", run)
+    combined, _ = _combinations(portfolio, grid, delta, accounting, MIXTURE_ACCOUNTANTS, "linear combination", run)
     panels = tuple(panel for panel in (*selected, *combined) if any(map(math.isfinite, panel.epsilons)))
     if not panels:
         raise AccountingError("no weights have a finite ε")
@@ -172,7 +179,7 @@ def edge(
 
 
 def _selections(
-    portfolio: Portfolio, grid: FloatArray, delta: float, accounting: Accounting, accountants: Sequence[Accountant]
+    portfolio: Portfolio, grid: FloatArray, delta: float, accounting: Accounting, accountants: Sequence[MixtureAccountant]
 ) -> list[Panel]:
     runs = [run_profile(model, accounting.shuffle) for model in portfolio.models]
     standing: Standing = "conditional" if any(one.conditional for one in runs) else "proved"
@@ -188,7 +195,7 @@ def _combinations(
     grid: FloatArray,
     delta: float,
     accounting: Accounting,
-    accountants: Sequence[Accountant],
+    accountants: Sequence[MixtureAccountant],
     title: str,
     run: Mapper,
 ) -> tuple[list[Panel], list[list[str]]]:
