@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
 from dpmerge.errors import DataError, DpmergeError, EvaluationError
-from dpmerge.files import write_whole
+from dpmerge.files import json_text, write_whole
 from dpmerge.records import Model
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
@@ -160,13 +159,12 @@ def write_predictions(found: Predictions, about: Mapping[str, Any], truth: npt.N
 
 def _json(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
     arrays = {name: array.tolist() for name, array in _arrays(found, truth).items()}
-    return json.dumps({**about, **arrays}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return json_text({**about, **arrays}, indent=None).encode() + b"\n"
 
 
 def _npz(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
     buffer = io.BytesIO()
-    text = json.dumps(dict(about), ensure_ascii=False, allow_nan=False)
-    np.savez_compressed(buffer, about=np.array(text), **_arrays(found, truth))
+    np.savez_compressed(buffer, about=np.array(json_text(about, indent=None)), **_arrays(found, truth))
     return buffer.getvalue()
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dpmerge.datasets import bounded_features, load_dataset
 from dpmerge.errors import DataError, EvaluationError
 from dpmerge.tensors import linear_scores
-from dpmerge.user_code import load_function
+from dpmerge.user_code import find_in
 
 Array = npt.NDArray[Any]
 # From a checkpoint's folder and the inputs to one row of scores for each input, one column for each class.
@@ -31,11 +31,7 @@ class Inputs:
 
 def find_predictor(name: str | None) -> Predictor:
     """A user's `module:function`; without a name, the scores of a linear model."""
-    if name is None:
-        return linear_scores
-    if ":" not in name:
-        raise EvaluationError(f"no predictor named {name!r}; give module:function, or none for a linear model")
-    return load_function(name, "the predictor", EvaluationError)
+    return linear_scores if name is None else find_in({}, name, "the predictor", EvaluationError)
 
 
 def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = None) -> Inputs:

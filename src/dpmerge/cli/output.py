@@ -24,7 +24,10 @@ def show_progress(label: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Valid JSON with infinities as 1e999, which every parser reads as infinity or the largest number, never as small."""
+    """The one way to print JSON: strict, and an infinite number is 1e999, which no parser reads as small.
+
+    Null means that there is no number. Files, and answers over HTTP, have null for infinities too.
+    """
     typer.echo(json_text(value, infinity="1e999", indent=2))
 
 

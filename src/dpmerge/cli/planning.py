@@ -144,7 +144,7 @@ def frontier(
     written = _write(document, folder, "simplex" if simplex else "frontier")
     show_progress("")
     if json:
-        print_json(finite_or_null(document))
+        print_json(document)
     else:
         _print_written(document, written)
 

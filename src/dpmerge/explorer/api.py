@@ -224,7 +224,7 @@ def _jobs(server: _Server) -> APIRouter:
 
     @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
     async def start_frontier(asked: models.FrontierRequest) -> Any:
-        """Utility against ε, as a job; its result is the document that `dpmerge frontier --json` prints."""
+        """Utility against ε, as a job; its result is what `dpmerge frontier` writes as frontier.json."""
         require_wanted(asked.delta, asked.any_delta)
         return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked, keeps=True).status()
 

@@ -15,7 +15,6 @@ from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.models import told_option
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
-from dpmerge.files import finite_or_null
 from dpmerge.planning import Mapper, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
@@ -59,7 +58,7 @@ def report(
     ledger: str | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
-    """The whole report as plain data (docs/report.md describes it); infinities are null."""
+    """The whole report as plain data (docs/report.md describes it)."""
     state = PortfolioState(portfolio, utility, accounting)
     opened = None if ledger is None else _ledger(state, ledger)
     progress("each model alone")
@@ -88,27 +87,25 @@ def report(
     looked = () if known.provenance == "a-priori" else (_LOOKED,)
     warning = " ".join([*(f"{text}." for text in about_delta(asked.delta, portfolio.models)), *looked])
     progress("all weights")
-    found: dict[str, Any] = finite_or_null(
-        {
-            "kind": "report",
-            "version": dpmerge.__version__,
-            "dataset": portfolio.models[0].record.dataset,
-            "adjacency": portfolio.adjacency,
-            "delta": asked.delta,
-            "provenance": known.provenance,
-            "utilities_source": known.source,
-            "warning": warning or None,
-            "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
-            "targets_chosen": chosen,
-            "plans": [
-                {"epsilon": plan.epsilon, "delta": plan.delta, "options": [told_option(option) for option in plan.options]}
-                for plan in plans
-            ],
-            "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
-            "weights": _weights(portfolio, asked, accounting, targets, run),
-            "ledger": opened,
-        }
-    )
+    found = {
+        "kind": "report",
+        "version": dpmerge.__version__,
+        "dataset": portfolio.models[0].record.dataset,
+        "adjacency": portfolio.adjacency,
+        "delta": asked.delta,
+        "provenance": known.provenance,
+        "utilities_source": known.source,
+        "warning": warning or None,
+        "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
+        "targets_chosen": chosen,
+        "plans": [
+            {"epsilon": plan.epsilon, "delta": plan.delta, "options": [told_option(option) for option in plan.options]}
+            for plan in plans
+        ],
+        "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
+        "weights": _weights(portfolio, asked, accounting, targets, run),
+        "ledger": opened,
+    }
     progress("")
     return found
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpmerge.figures import style
+from dpmerge.files import finite_or_null
 from dpmerge.rules import Standing
 
 
@@ -30,7 +31,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, str):
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite_or_null(value)
 
 
 LineStanding = Literal[Standing, "measured", "reference"]

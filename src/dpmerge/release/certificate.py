@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -200,8 +199,7 @@ class Certificate(Strict):
 
     def file(self) -> bytes:
         """The bytes of `certificate.json`, which are the only ones that stand for this certificate."""
-        plain = self.model_dump(mode="json", by_alias=True)
-        return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return canonical(self.model_dump(mode="json", by_alias=True), indent=1) + b"\n"
 
     def portfolio(self) -> Portfolio:
         """The models it is about, from the records it carries, by name in alphabetical order."""
