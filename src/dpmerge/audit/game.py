@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ class Claim:
     mu: float | None = None
 
     def __post_init__(self) -> None:
-        if self.standing not in ("proved", "conditional", "refuted"):
+        if self.standing not in get_args(ClaimStanding):
             raise TargetError(f"claim {self.label!r}: no standing {self.standing!r}; proved, conditional or refuted")
         for name, value in (("epsilon", self.epsilon), ("mu", self.mu)):
             if isinstance(value, int | float) and not value >= 0:
