@@ -38,7 +38,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@if ! command -v npm >/dev/null; then echo "no npm here: the page's JavaScript is not checked"; \
-	elif npm --prefix tools/page ci --silent --no-audit --no-fund; then npm --prefix tools/page run --silent check; \
+	elif npm --prefix tools/page install --no-save --silent --no-audit --no-fund; then npm --prefix tools/page run --silent check; \
 	else echo "the npm registry cannot be reached: the page's JavaScript is not checked"; fi
 
 # The documentation as a site in build/site; a warning is an error.

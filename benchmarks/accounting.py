@@ -73,7 +73,7 @@ def linear_combination() -> Iterator[Claim]:
     their_time, their_epsilon = best_time(theirs, 2)
     exact = Profile.of([(MixtureLaw.of(coins), 705)]).epsilon(DELTA, interval=1e-5)
     yield Claim(
-        "one LC guarantee, N = 3, T = 705, PLD, against dp-accounting at its default interval",
+        "one guarantee of a linear combination, N = 3, T = 705, PLD, against dp-accounting at its default interval",
         f"{our_time * 1e3:.1f} ms against {their_time * 1e3:.0f} ms: {their_time / our_time:.0f} times",
         "≥ 20 times",
         their_time / our_time >= 20,

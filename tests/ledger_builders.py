@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from dpmerge.cli import app
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release import Ledger
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.ledger import Planned
 from dpmerge.rules import Exposure, Joint, Releases
 from tests import builders
 from tests.ledger_workers import DELTA
@@ -51,13 +51,13 @@ def new(
 
 def planned(
     portfolio: Portfolio, rule: str = "selection", *, dependent: bool = False, delta: float = DELTA, **given: Any
-) -> Planned:
+) -> PendingEntry:
     """A release that is only entered: weights by name, and other fields of the rule's form."""
     fields = {name: given.pop(name) for name in ("looked_at", "kappa", "validation", "shuffle_rate") if name in given}
     weights = {name: float(value).hex() for name, value in given.items()}
     form = RuleForm.model_validate({"rule": rule, "weights": weights, **fields})
     own = form.build(portfolio).guarantee(delta=delta)
-    return Planned((form,), portfolio, form.exposure(portfolio), (own,), "/nowhere/at/all", dependent)
+    return PendingEntry((form,), portfolio, form.exposure(portfolio), (own,), "/nowhere/at/all", dependent)
 
 
 def joint(*names: str, portfolio: Portfolio = THREE) -> float:

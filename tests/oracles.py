@@ -62,7 +62,10 @@ def renyi_moment(shifts: Sequence[float], probs: Sequence[float], power: float) 
 
 
 def literal_equation_nine(shifts: Sequence[float], rates: Sequence[float], alpha: int) -> float:
-    """M1 Eq. (9) as it stands: a sum over all ways to distribute α among the 2^N subsets; returns ε_α of one step."""
+    """Eq. (9) of Differentially Private Model Merging v1 as it stands; returns ε_α of one step.
+
+    A sum over all ways to distribute α among the 2^N subsets.
+    """
     atoms = subsets(shifts, rates)
     total = mpmath.mpf(0)
     with mpmath.workdps(40):

@@ -15,7 +15,7 @@ from dpmerge.profiles import log_delta_from_renyi
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Entry, Ledger, choose, preview, release, release_together, verify, what_fits
 from dpmerge.release.account import FILTER, Account, provisions as first_entries
-from dpmerge.release.entries import Budget, Planned
+from dpmerge.release.entries import Budget, PendingEntry
 from dpmerge.release.forms import ValidationForm
 from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
@@ -30,7 +30,7 @@ def pair(name: str, epsilon: float, delta: float, **more: Any) -> Model:
     return builders.model(name, {**mechanism, **more})
 
 
-def alone(model: Model, dependent: bool = False) -> Planned:
+def alone(model: Model, dependent: bool = False) -> PendingEntry:
     """The release of one model, entered only."""
     weights: dict[str, Any] = {model.name: 1.0}
     return planned_at(Portfolio((model,)), dependent=dependent, delta=0.5, **weights)
@@ -71,7 +71,7 @@ def test_each_choice_fits_and_choosing_does_not() -> None:
         assert Account(budget, entered(budget, alone(FIRST)), alone(option)).total().fits
 
 
-def entered(budget: Budget, *releases: Planned, **provisions: Any) -> list[Entry]:
+def entered(budget: Budget, *releases: PendingEntry, **provisions: Any) -> list[Entry]:
     """The entries of a ledger in memory, each release as the ledger allows it; none that it refuses."""
     given = {"declared": (), "filter_share": 0.0, "filter_order": None, **provisions}
     entries = first_entries(budget, **given)
@@ -80,7 +80,7 @@ def entered(budget: Budget, *releases: Planned, **provisions: Any) -> list[Entry
     return entries
 
 
-def after(budget: Budget, entries: list[Entry], one: Planned) -> list[Entry]:
+def after(budget: Budget, entries: list[Entry], one: PendingEntry) -> list[Entry]:
     account = Account(budget, entries, one)
     try:
         account.require_provision("memory")
@@ -414,7 +414,7 @@ def test_any_choice_among_declared_models_is_free(tmp_path: Path) -> None:
     ledger.enter(alone(other))
     assert total(ledger) > whole
     with pytest.raises(
-        LedgerError, match="it involves run 'run e', not declared here; a ledger provides for that before its first"
+        LedgerError, match=r"it involves run 'run e', not declared here\. A ledger must provide for that before its first"
     ):
         ledger.enter(alone(builders.gaussian("e", noise_std=2.0, run="run e"), dependent=True))
     paying = ValidationForm(records=100, disjoint=True, epsilon=(0.5).hex()).model_dump()
@@ -440,7 +440,7 @@ def test_without_a_provision_a_dependent_release_is_refused(tmp_path: Path) -> N
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
     for attempt in (release, preview):
         with pytest.raises(
-            LedgerError, match=r"no rule for such a release; a ledger provides .* declares portfolios.* has a filter"
+            LedgerError, match=r"no rule for such a release\. A ledger must provide .* declares portfolios.* has a filter"
         ):
             attempt(portfolio, choice, tmp_path / "out", ledger=ledger, dependent=True)
     assert ledger.history() == []

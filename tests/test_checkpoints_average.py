@@ -110,7 +110,7 @@ def test_new_weight_is_the_recursion(count: int, weight: float, warm_up: bool) -
 @settings(deadline=None, max_examples=60)
 @given(counts, st.floats(0, 1e6))
 def test_polynomial_decay_is_the_recursion(count: int, gamma: float) -> None:
-    """RSc Eq. (8) counts from 1."""
+    """Eq. (8) of Recycling Scraps counts from 1."""
     exact = recursion(lambda i: (Fraction(gamma) + 1) / (i + 1 + Fraction(gamma)), count)
     close(averaging("pda", count, gamma=gamma).weights(), exact)
 
@@ -172,7 +172,7 @@ def test_the_two_conventions_and_their_warm_ups() -> None:
         ({"rule": "pda"}, "pda needs it"),
         ({"rule": "pda", "gamma": -1.0}, "field gamma"),
         ({"rule": "uta", "gamma": 1.0, "last": 2}, "belongs to pda"),
-        ({"rule": "uta"}, r"how many \(last\)"),
+        ({"rule": "uta"}, r"their number \(`last`\)"),
         ({"rule": "uniform", "last": 3}, "uniform averages all"),
     ],
 )
@@ -211,7 +211,7 @@ def test_the_order_is_that_of_the_records(tmp_path: Path) -> None:
         ([builders.model("a", {"kind": "approx-dp", "epsilon": 1.0, "delta": 0.0, "run": "one"})], "has no steps"),
         (
             [builders.model("a", {"kind": "dp-ftrl", "noise_multiplier": 1.0, "steps": 8, "restarts": 0}, "zero-out")],
-            "names no run",
+            "its record has no run",
         ),
     ],
 )
@@ -274,11 +274,11 @@ def test_a_checkpoint_taken_out_of_the_middle_is_missed(first: int, apart: int, 
 
 def test_fewer_checkpoints_than_asked_for_are_refused() -> None:
     run = run_in_memory()
-    with pytest.raises(PortfolioError, match=r"the last 10 checkpoints were asked for, but up to step 60 there are 6"):
+    with pytest.raises(PortfolioError, match=r"`last` is 10, but there are 6 checkpoints up to step 60"):
         run.last(10)
-    with pytest.raises(PortfolioError, match=r"the last 4 checkpoints were asked for, but up to step 30 there are 3"):
+    with pytest.raises(PortfolioError, match=r"`last` is 4, but there are 3 checkpoints up to step 30"):
         run.last(4, until=30)
-    with pytest.raises(PortfolioError, match="the last 0"):
+    with pytest.raises(PortfolioError, match="`last` is 0"):
         run.last(0)
     with pytest.raises(PortfolioError, match=r"no checkpoint of step 35; there are 10, 20, 30, 40, 50, 60"):
         run.last(until=35)
@@ -606,7 +606,7 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     assert "UTA, the last 2 checkpoints with equal weights" in result.output
     assert "weights: step-50=0.5, step-60=0.5\n" in result.output
     assert "proved: one run alone" in result.output and "entry 1 of the ledger" in result.output
-    assert "asked for, but up to step 60 there are 6" in complaint(*common, "--rule", "uta", "--last", 10)
+    assert "`last` is 10, but there are 6 checkpoints up to step 60" in complaint(*common, "--rule", "uta", "--last", 10)
     assert "not both" in complaint(*common, "--rule", "ema", "--decay", 0.9, "--new-weight", 0.1)
     shutil.rmtree(tmp_path / "run" / "step-30")
     assert "the checkpoint of step 30 is missing" in complaint(*common, "--rule", "uniform")

@@ -230,7 +230,7 @@ def test_the_command_says_what_the_library_says(folder: Path, tmp_path: Path) ->
     plain = dpmerge(*command(folder, tmp_path / "out", *options))
     best = asked.tuned(here).best
     assert f"│ {best.value:g} " in plain.output and "the last checkpoint alone" in plain.output and "best" in plain.output
-    assert "cost what the run costs up to its last checkpoint" in plain.output and "are public" in plain.output
+    assert "cost as much as the run up to its last checkpoint" in plain.output and "are public" in plain.output
 
 
 @pytest.mark.parametrize(
@@ -263,17 +263,17 @@ def test_what_the_command_refuses_leaves_nothing(folder: Path, tmp_path: Path) -
         (("--rule", "ema", "--values", "3", public), "ema is tuned over --decays or --new-weights"),
         (("--rule", "ema", "--decays", "0.5", "--new-weights", "0.5", public), "ema is tuned over --decays or --new-weights"),
         (("--rule", "uta", "--values", "3,x", public), "cannot read the values '3,x'"),
-        (("--rule", "uta", "--values", "3,3", public), "each of them once"),
-        (("--rule", "omv", "--values", "2.5", public), "a whole number k, not 2.5"),
-        (("--rule", "omv", "--values", "nan", public), "a whole number k, not nan"),
-        (("--rule", "uta", "--values", "0", public), "the last 0 checkpoints"),
-        (("--rule", "uta", "--values", "13", public), "the last 13 checkpoints"),
+        (("--rule", "uta", "--values", "3,3", public), "distinct values"),
+        (("--rule", "omv", "--values", "2.5", public), "a whole number of last checkpoints, not 2.5"),
+        (("--rule", "omv", "--values", "nan", public), "a whole number of last checkpoints, not nan"),
+        (("--rule", "uta", "--values", "0", public), "`last` is 0"),
+        (("--rule", "uta", "--values", "13", public), "`last` is 13"),
         (("--rule", "ema", "--decays", "0.5,1", public), "decay"),
         (("--rule", "pda", "--values", "-1", public), "gamma"),
         (("--rule", "uta", "--values", "3", "--warm-up", public), "the warm-up belongs to ema"),
         (("--rule", "uta", "--values", "3", "--until", "5", public), "no checkpoint of step 5"),
-        (("--rule", "uta", "--values", "3", "--validation", "0", public), "0 of them cannot choose"),
-        (("--rule", "uta", "--values", "3", "--validation", "361", public), "361 of them cannot choose"),
+        (("--rule", "uta", "--values", "3", "--validation", "0", public), "`validation` is 0"),
+        (("--rule", "uta", "--values", "3", "--validation", "361", public), "`validation` is 361"),
         (("--rule", "uta", "--values", "3", "--predict", "nothing", public), "no predictor is named"),
     ):
         assert reason in complaint(*command(folder, out, *options))
@@ -288,7 +288,7 @@ def test_gaps_and_missing_labels_are_refused(folder: Path, tmp_path: Path) -> No
         search(gapped, Grid("uta", "last", (3,)))
     assert len(search(gapped, Grid("uta", "last", (3,)), allow_gaps=True).tuned(here).scores) == 1
     np.savez(tmp_path / "unlabelled.npz", inputs=np.zeros((3, 64)))
-    with pytest.raises(DataError, match="compares predictions with labels"):
+    with pytest.raises(DataError, match="tuning needs labels"):
         search(folder, Grid("uta", "last", (3,)), task=None, data=tmp_path / "unlabelled.npz")
 
 

@@ -162,7 +162,7 @@ def test_rows_that_are_probabilities_already(tmp_path: Path) -> None:
         ([[1.0, 0.0]], r"shape \[1, 2\] for 2 inputs"),
         ([1.0, 0.0], r"shape \[2\] for 2 inputs"),
         ([[], []], r"shape \[2, 0\] for 2 inputs"),
-        ([[1.0, 0.0, 0.0]] * 2, "gives 3 classes, 'step-10' gives 2"),
+        ([[1.0, 0.0, 0.0]] * 2, "has 3 classes, 'step-10' has 2"),
         ("nonsense", "the predictor failed"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_predictor_that_fails_is_one_line(trained: Run) -> None:
 
     with pytest.raises(EvaluationError, match=r"failed on checkpoint 'step-5': KeyError\('no such tensor'\)"):
         predictions(trained, "opa", predictor, np.zeros(2))
-    with pytest.raises(PortfolioError, match="the last 7 checkpoints"):
+    with pytest.raises(PortfolioError, match="`last` is 7"):
         predictions(trained, "opa", predictor, np.zeros(2), last=7)
 
 
@@ -225,9 +225,9 @@ def test_inputs_from_a_file(tmp_path: Path) -> None:
         ({"x": np.ones(3)}, "needs an array inputs"),
         ({"inputs": np.ones(3), "y": np.ones(3)}, "needs an array inputs"),
         ({"inputs": np.ones((0, 3))}, "inputs is empty"),
-        ({"inputs": np.ones((2, 3)), "labels": np.array([0, 1, 2])}, "one number from 0 on"),
-        ({"inputs": np.ones((2, 3)), "labels": np.array([0.0, 1.0])}, "one number from 0 on"),
-        ({"inputs": np.ones((2, 3)), "labels": np.array([0, -1])}, "one number from 0 on"),
+        ({"inputs": np.ones((2, 3)), "labels": np.array([0, 1, 2])}, "integers from 0 on"),
+        ({"inputs": np.ones((2, 3)), "labels": np.array([0.0, 1.0])}, "integers from 0 on"),
+        ({"inputs": np.ones((2, 3)), "labels": np.array([0, -1])}, "integers from 0 on"),
         ({"inputs": np.array([object()])}, "not an .npz file"),
     ],
 )
@@ -239,7 +239,7 @@ def test_files_that_are_no_inputs(content: dict[str, Any], reason: str, tmp_path
 
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:
     for task, data, reason in (
-        (None, None, "name a task"),
+        (None, None, "give a `task`"),
         (None, tmp_path / "none.npz", "not an .npz file"),
         ("digits", tmp_path, "need no folder"),
         ("mnist", tmp_path, "no such file"),
@@ -306,7 +306,7 @@ def test_the_command_says_what_is_covered(trained: Run, tmp_path: Path) -> None:
     assert "the inputs do not depend on the private data" in result.output
     assert "checkpoints up to step 30 are covered" in result.output
     assert "exists already" in complaint(*common, "--out", tmp_path / "said.csv")
-    assert "choose one by the suffix" in complaint(*common, "--out", tmp_path / "said.txt")
+    assert "unknown suffix" in complaint(*common, "--out", tmp_path / "said.txt")
     assert "must exceed 1" in complaint(*common, "--norm-bound", 0.5, "--out", tmp_path / "more.csv")
     assert "no predictor is named" in complaint(*common, "--predict", "linear", "--out", tmp_path / "more.csv")
     assert {path.name for path in tmp_path.iterdir()} == {"said.csv"}

@@ -1,4 +1,4 @@
-"""Uncertainty from checkpoints: the estimator of RSc Thm A.1 against closed forms, abstention against brute force."""
+"""Uncertainty from checkpoints: Recycling Scraps' estimator (Thm A.1) against closed forms, abstention against brute force."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class TestWidths:
             uncertainty([])
         with pytest.raises(EvaluationError, match=r"model 2 has scores of shape \(3, 3\), the first of shape \(3, 2\)"):
             uncertainty([good, np.full((3, 3), 0.3)])
-        with pytest.raises(EvaluationError, match=r"shape \(3,\); needed are examples"):
+        with pytest.raises(EvaluationError, match=r"shape \(3,\); they must be examples"):
             uncertainty([good, good[:, 0]])
         with pytest.raises(EvaluationError, match="model 2 has scores that are not finite"):
             uncertainty([good, good * np.nan])
@@ -201,7 +201,7 @@ class TestChosenSteps:
         separation = None if times is None else apart * times
         there = range(steps[-1], max(burn_in or 0, steps[0]) - 1, -(separation or apart))
         if len(there) < (last or 2):
-            with pytest.raises(CheckpointError, match=r"longer than the run|at least two|asked for"):
+            with pytest.raises(CheckpointError, match=r"longer than the run|at least two|there are only"):
                 chosen_steps(steps, last=last, burn_in=burn_in, separation=separation)
             return
         chosen = chosen_steps(steps, last=last, burn_in=burn_in, separation=separation)
@@ -219,9 +219,9 @@ class TestChosenSteps:
             chosen_steps(every_ten, burn_in=101)
         with pytest.raises(CheckpointError, match="at least two checkpoints; from step 95 to 100 there is only one"):
             chosen_steps(every_ten, burn_in=95)
-        with pytest.raises(CheckpointError, match="separation of 15 steps needs the checkpoint of step 85, which was not kept"):
+        with pytest.raises(CheckpointError, match="separation of 15 steps needs the checkpoint of step 85, which is missing"):
             chosen_steps(every_ten, separation=15)
-        with pytest.raises(CheckpointError, match="11 checkpoints asked for, but from step 0 to 100 there are only 10"):
+        with pytest.raises(CheckpointError, match="`last` is 11, but from step 0 to 100 there are only 10"):
             chosen_steps(every_ten, last=11)
         with pytest.raises(CheckpointError, match="separation is 0"):
             chosen_steps(every_ten, separation=0)

@@ -204,7 +204,7 @@ BASE = ["account", PORTFOLIO, "--rule", "joint", "--weights", WEIGHTS]
             ],
             "not negative",
         ),
-        ([*BASE, "--delta", "1e-5", "--shuffle-rate", "0.1"], "together with"),
+        ([*BASE, "--delta", "1e-5", "--shuffle-rate", "0.1"], "needs --treat-shuffle-as-poisson"),
         ([*BASE, "--delta", "1e-5", "--treat-shuffle-as-poisson", "--shuffle-rate", "2"], "must lie in"),
         (["account", "nowhere", "--alone"], "no such folder"),
         (["account", PORTFOLIO, "--alone", "--delta", "2"], "between 0 and 1"),
@@ -351,7 +351,7 @@ def test_the_laboratory_is_named_where_it_is_not_installed(
         (["account", "--tuning", "poisson", "--weights", "a=1"], "--weights has no meaning with --tuning"),
         (["account", PORTFOLIO, "--trials", "3"], "--trials has no meaning without --tuning"),
         (["account", PORTFOLIO, "--delta", "1e-5"], "--rule and --weights"),
-        (["account", "--alone"], "name a portfolio"),
+        (["account", "--alone"], "give a portfolio"),
         (["frontier", PORTFOLIO, "--simplex", "--delta", "1e-5", "--points", "3"], "--points has no meaning with --simplex"),
     ],
 )

@@ -24,9 +24,11 @@ import dpmerge
 from dpmerge.errors import AccountingError, ExplorerError, JobError, UtilityError
 from dpmerge.explorer import Door, Explorer
 from dpmerge.explorer.jobs import Job, Jobs
-from dpmerge.explorer.ladder import Ladder, Landscape
+from dpmerge.explorer.ladder import Ladder
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
+from dpmerge.explorer.telling import told_landscape
+from dpmerge.planning import Landscape
 from dpmerge.rules import Accounting, Guarantee, Rule
 from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm
@@ -35,7 +37,9 @@ from tests.release_builders import WEIGHTS, on_disk, runs
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("explorer")
+    folder = tmp_path_factory.mktemp("explorer")
+    runs(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -308,13 +312,13 @@ def test_grids_are_coarse_first_and_say_what_is_not_known_or_refused(home: Path)
     grid = Landscape(portfolio(home), ("a", "b", "c"))
     assert sorted(grid.order) == list(range(231))
     assert [max(grid.points[index]) for index in grid.order[:3]] == [1.0] * 3
-    assert set(grid.as_dict()["rules"]["selection"]["standings"]) == {"pending"}
+    assert set(told_landscape(grid)["rules"]["selection"]["standings"]) == {"pending"}
 
     def refuse(*_: Any) -> Any:
         raise AccountingError("no theorem")
 
     assert grid.advance(refuse) == ("selection", None)
-    shown = grid.as_dict()
+    shown = told_landscape(grid)
     assert shown["rules"]["selection"]["standings"].count("refused") == shown["done"] == 1
 
 

@@ -847,7 +847,7 @@ def test_a_release_is_previewed_made_verified_and_broken(server: Server, chromiu
         assert page.context.cookies() == []
         page.click("#release-cancel")
         # History and budget have it.
-        assert page.locator("#releases tbody tr").count() == before + 1
+        page.wait_for_function("wanted => document.querySelectorAll('#releases tbody tr').length === wanted", arg=before + 1)
         row = page.locator("#releases tbody tr", has_text="first")
         assert f"({round_up(option['epsilon'])}, 1e-5)" in row.inner_text()
         assert "completed" in row.inner_text()

@@ -215,5 +215,5 @@ def test_categories_are_named_and_not_joined() -> None:
     )
     table = panel_of(document).table()
     assert table.rows[1] == ["EMA of the iterates", "0.2 (0.1 to 0.4)", "0.3"]
-    with pytest.raises(FigureError, match="an x that is no position of its 2 categories"):
+    with pytest.raises(FigureError, match="an x that is not the position of one of its 2 categories"):
         render(named(categories=["a", "b"]), ".png")

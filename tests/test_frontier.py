@@ -373,7 +373,7 @@ def test_scores_belong_to_their_models_and_function(trained: Path) -> None:
         ("unknown", "no evaluator is named"),
         ("no.such.module:f", "cannot be loaded"),
         ("math:nothing", "cannot be loaded"),
-        ("math:pi", "no function"),
+        ("math:pi", "not a function"),
     ],
 )
 def test_evaluators_that_are_none(name: str, complaint: str) -> None:
@@ -505,7 +505,7 @@ def test_simplex_command(trained: Path, tmp_path: Path) -> None:
 
 
 def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
-    """Of the reference portfolio: RS by PLD is never below RS by RDP, and the papers' formula never below what is proved."""
+    """Random selection by PLD is never below that by RDP, and the papers' formula never below what is proved."""
     portfolio = Portfolio(dpmerge.example_portfolio())
     utility = Utilities.stated(portfolio, {"mnist-c1-s0.5": 0.906, "mnist-c1-s2": 0.85, "mnist-c2-s0.5": 0.903})
     document = frontier(portfolio, delta=DELTA, epsilons=[0.3, 2.0, 6.0], utility=utility, edge_points=2, run=here).as_dict()

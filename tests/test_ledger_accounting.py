@@ -13,8 +13,8 @@ import pytest
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
 from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.release import choose, release, release_together, what_fits
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import ValidationForm
-from dpmerge.release.ledger import Planned
 from dpmerge.rules import Accounting, Exposure, Joint, Releases, Selection, Tempered
 from tests import builders
 from tests.ledger_builders import PRECISE, THREE, drawn, joint, new, planned, total, written
@@ -216,7 +216,7 @@ def test_checkpoints_of_one_run_count_once_at_the_latest_released(file: Path) ->
 
 @pytest.mark.parametrize("rule, extra", [("joint", {}), ("tempered", {"kappa": (1.0).hex()})])
 def test_choices_by_a_private_validation_set_are_paid_for_every_time(file: Path, rule: str, extra: dict[str, Any]) -> None:
-    def paying(epsilon: float, disjoint: bool) -> Planned:
+    def paying(epsilon: float, disjoint: bool) -> PendingEntry:
         form = ValidationForm(records=100, disjoint=disjoint, epsilon=epsilon.hex())
         return planned(THREE, rule, b=0.5, c=0.5, validation=form.model_dump(), **extra)
 

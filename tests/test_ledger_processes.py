@@ -224,8 +224,8 @@ def test_voiding_by_hand(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "three").mkdir()
     refusals = {
         1: "was completed: its release is out",
-        2: "entry 2 is no release",
-        9: "entry 9 is no release",
+        2: "entry 2 is not a release",
+        9: "entry 9 is not a release",
         4: "has its output at",
     }
     for number, complaint in refusals.items():

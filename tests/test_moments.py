@@ -19,7 +19,7 @@ REFERENCE_RATE = 256 / 60000
 
 
 def papers_portfolio_step() -> tuple[list[float], list[float]]:
-    """One step of M1 App. H.1 with λ = (⅓,⅓,⅓): w_i/s_λ and the rates (η/B cancels)."""
+    """One step of App. H.1 of Differentially Private Model Merging v1 with λ = (⅓,⅓,⅓): w_i/s_λ and the rates (η/B cancels)."""
     clips, sigmas = (1.0, 2.0, 1.0), (0.5, 0.5, 2.0)
     s_lambda = math.sqrt(sum((c * s / 3) ** 2 for c, s in zip(clips, sigmas, strict=True)))
     return [c / 3 / s_lambda for c in clips], [REFERENCE_RATE] * 3

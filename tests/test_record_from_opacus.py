@@ -185,8 +185,8 @@ def test_files_that_are_no_checkpoints_of_opacus(checkpoint: Path, tmp_path: Pat
         ([], "counted no step"),
         ([(1.0, 0.1)], "is not σ, rate and steps"),
         ([("much", 0.1, 5)], "is not σ, rate and steps"),
-        ([(1.0, 1.5, 5)], "are no private steps"),
-        ([(float("nan"), 0.5, 5)], "are no private steps"),
+        ([(1.0, 1.5, 5)], "are not private steps"),
+        ([(float("nan"), 0.5, 5)], "are not private steps"),
     ):
         held = torch.load(checkpoint, weights_only=True)
         held["privacy_accountant_state_dict"]["history"] = rows

@@ -13,7 +13,7 @@ DELTA = 1e-5
 
 
 def papers_portfolio(smoothness: float | None = None, convex: str | None = None) -> Portfolio:
-    """M1 App. H.1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2.0)."""
+    """App. H.1 of Differentially Private Model Merging v1: (C, σ) = (1, 0.5), (2, 0.5), (1, 2.0)."""
     runs = (("a", 1.0, 0.5), ("b", 2.0, 0.5), ("c", 1.0, 2.0))
     return builders.portfolio(
         *(

@@ -15,7 +15,7 @@ import pytest
 
 import dpmerge
 from dpmerge.errors import DpmergeError, FigureError, LedgerError, PortfolioError, TargetError, UtilityError
-from dpmerge.explorer import Question, report
+from dpmerge.explorer import ReportScope, report
 from dpmerge.figures import page
 from dpmerge.jobs import run_all
 from dpmerge.planning import Utilities
@@ -32,7 +32,7 @@ QUICK = ("--points", 2, "--grid", 0.5, "--jobs", 1)
 
 
 def document(portfolio: Portfolio, *epsilons: float, **options: Any) -> Document:
-    return report(portfolio, Question(DELTA, epsilons, points=2, step=0.5), run=one_process, **options)
+    return report(portfolio, ReportScope(DELTA, epsilons, points=2, step=0.5), run=one_process, **options)
 
 
 def one_process(function: Any, items: Any, *, keys: Any) -> Any:

@@ -313,7 +313,7 @@ def test_assumed_smoothness_is_conditional_and_named() -> None:
     weights = builders.portfolio(*FULL).weights({"a": 0.8, "b": 0.2})
     found = Combination(weights, assume_smoothness=0.2).guarantee(delta=1e-5)
     assert found.standing == "conditional"
-    assert any("--assume-smoothness" in text for text in found.assumptions)
+    assert any("an assumption of the user" in text for text in found.assumptions)
 
 
 def test_full_batch_phase_of_a_sampled_run_uses_the_number_of_records() -> None:
@@ -445,7 +445,10 @@ def test_composition_delta_inverts_epsilon() -> None:
 
 
 def test_no_free_lunch() -> None:
-    """Corrected threshold t(ε′,δ′)/t(ε₂,δ), and the counterexample to M1 Prop. 3.1 (docs/theory.md §6)."""
+    """Corrected threshold t(ε′,δ′)/t(ε₂,δ), and the counterexample to Prop. 3.1 (docs/theory.md §6).
+
+    Of Differentially Private Model Merging, version 1.
+    """
     assert no_free_lunch_threshold(1.0, 0.0, 8.0, 0.0) == pytest.approx(math.tanh(0.5) / math.tanh(4))
     paper = papers_no_free_lunch_threshold(0.01, 0.1, 1.0, 0.0)
     assert paper == pytest.approx(0.172, abs=1e-3)
@@ -458,7 +461,7 @@ def test_no_free_lunch() -> None:
 
 
 def test_joint_renyi_is_below_advanced_composition() -> None:
-    """M1 Prop. 7.1 for equal Gaussians."""
+    """Prop. 7.1 of the merging paper for equal Gaussians."""
     models = [builders.gaussian(f"m{i}", noise_std=4.0) for i in range(10)]
     weights = builders.portfolio(*models).weights(half(*models))
     joint = Joint(weights).guarantee(delta=1e-6, by="rdp", conversion="paper").epsilon

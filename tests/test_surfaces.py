@@ -204,7 +204,7 @@ def test_tensors_without_a_record_are_refused(file: str, tmp_path: Path) -> None
     runs(tmp_path)
     (tmp_path / "runs" / "d" / file).parent.mkdir(parents=True)
     (tmp_path / "runs" / "d" / file).touch()
-    with pytest.raises(PortfolioError, match=r"holds files of a model .* but no record\.json.*dpmerge record from-opacus"):
+    with pytest.raises(PortfolioError, match=r"holds files of a model .* but no record\.json.*docs/records\.md"):
         Portfolio(tmp_path / "runs")
 
 

@@ -110,7 +110,7 @@ def test_damaged_files_are_refused_or_read_as_the_library_reads_them(data: Any) 
 
 def test_short_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(CheckpointError, match="5 bytes are no safetensors"):
+    with pytest.raises(CheckpointError, match="5 bytes are not a safetensors"):
         open_model(tmp_path)
 
 
@@ -168,12 +168,12 @@ def test_index_that_lies(tmp_path: Path, index: object, message: str) -> None:
 def test_index_that_is_silent_about_a_tensor(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "m", {**ONE, "y": np.ones(1, np.float32)})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "model-00001-of-00001.safetensors"}}))
-    with pytest.raises(CheckpointError, match="holds tensor 'y', of which the index"):
+    with pytest.raises(CheckpointError, match="holds tensor 'y', which the index"):
         open_model(folder)
 
 
 def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds tensor 'x', of which the index"):
+    with pytest.raises(CheckpointError, match="holds tensor 'x', which the index"):
         open_model(sharded(tmp_path / "m", {**ONE, "y": np.ones(1, np.float32)}, ONE))
 
 

@@ -150,7 +150,7 @@ def test_pairs_that_do_not_fit(tmp_path: Path) -> None:
     name = f"{PREFIX}q.lora_A.weight"
     for change, message in (
         (np.ones((3, 5)), "rank 3, but its partner has rank 2"),
-        (np.ones(2), "is no factor of a LoRA pair"),
+        (np.ones(2), "is not a factor of a LoRA pair"),
     ):
         with pytest.raises(CheckpointError, match=message):
             open_model(adapter(tmp_path / "a", factors(0) | {name: change}))

@@ -66,7 +66,7 @@ def test_a_users_method(tmp_path: Path) -> None:
         (f"{__name__}:wrong_shape", r"tensor 'x': the method returned shape \[42\], not \[6, 7\]"),
         (f"{__name__}:not_finite", "tensor 'x': the method returned values that are not finite in F32"),
         (f"{__name__}:gone", "cannot be loaded"),
-        (f"{__name__}:NOT_A_FUNCTION", "is no function"),
+        (f"{__name__}:NOT_A_FUNCTION", "is not a function"),
         ("no_such_module:f", "cannot be loaded"),
         ("raises_when_imported:f", "cannot be loaded: ZeroDivisionError"),
         (f"{__name__}:raises", r"tensor 'x': the method raised KeyError\('scale'\)"),

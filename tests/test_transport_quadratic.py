@@ -21,7 +21,7 @@ from dpmerge.profiles import FloatArray
 from dpmerge.records import Adjacency, Model
 from dpmerge.rules import Combination, Target
 from dpmerge.rules.merged_steps import squared_ratio
-from dpmerge.rules.transport import Candidate, Run, candidate_sets, trajectories, windows
+from dpmerge.rules.transport import Candidate, WeightedRun, candidate_sets, trajectories, windows
 from tests.builders import dp_sgd, weighted
 from tests.effort import EFFORT
 
@@ -136,7 +136,9 @@ def proved_mu(instance: Instance) -> float:
     """What the library's transport gives, by the functions it uses itself (for speed; the public API is tested too)."""
     parts = zip(instance.models, instance.weights.tolist(), instance.smoothness.tolist(), strict=True)
     adjacency = instance.models[0].record.adjacency
-    runs = trajectories([Run(model, weight, beta, instance.convex) for model, weight, beta in parts], adjacency, None, 0.0)
+    runs = trajectories(
+        [WeightedRun(model, weight, beta, instance.convex) for model, weight, beta in parts], adjacency, None, 0.0
+    )
     sets = candidate_sets(np.zeros(len(runs.runs)), len(runs.runs))
     candidates = [
         Candidate(k, coupled, by_noise) for k in windows(runs.steps) for coupled in sets for by_noise in (False, True)
@@ -297,7 +299,7 @@ def test_proved_mu_grows_with_smoothness_and_without_convexity() -> None:
 
         def proved(factor: float, convex: bool, instance: Instance = instance, adjacency: Adjacency = adjacency) -> float:
             known = zip(instance.models, instance.weights.tolist(), (factor * instance.smoothness).tolist(), strict=True)
-            runs = trajectories([Run(model, w, beta, convex) for model, w, beta in known], adjacency, None, 0.0)
+            runs = trajectories([WeightedRun(model, w, beta, convex) for model, w, beta in known], adjacency, None, 0.0)
             sets = candidate_sets(np.zeros(len(runs.runs)), len(runs.runs))
             ramps = (False, True)
             candidates = [Candidate(k, coupled, ramp) for k in windows(runs.steps) for coupled in sets for ramp in ramps]

@@ -396,7 +396,7 @@ def test_command_prints_bracket_theorem_and_assumptions(capsys: pytest.CaptureFi
     assert any("Gaussian mechanism" in text for text in found["assumptions"])
     assert found["base"]["calibrate"] == "rdp" and found["trials"]["gamma"] == pytest.approx(1 / 72)
     text = CliRunner().invoke(app, ["account", *common, "poisson"], catch_exceptions=False).stdout
-    for told in ("(5.6", "no theorem can promise less than ε = 5.02", "is not published", "no run is drawn"):
+    for told in ("(5.6", "no theorem can guarantee less than ε = 5.02", "is not published", "no run is drawn"):
         assert told in text
 
 
@@ -423,10 +423,10 @@ def test_command_prices_a_sampled_run() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "state one run in one way"),
-        (("--run-epsilon", "1", "--run-mu", "1"), "state one run in one way"),
-        (("--run-mu", "1", "--calibrate", "rdp"), "about --run-epsilon"),
-        (("--run-mu", "1", "--model", "a"), "about the records of a portfolio"),
+        ((), "describe each run in one way"),
+        (("--run-epsilon", "1", "--run-mu", "1"), "describe each run in one way"),
+        (("--run-mu", "1", "--calibrate", "rdp"), "require --run-epsilon"),
+        (("--run-mu", "1", "--model", "a"), "require a portfolio"),
         (("--run-mu", "31"), "must lie in (0, 30]"),
         (("--run-mu", "nan"), "must lie in (0, 30]"),
         (("--run-noise", "0"), "above 0"),
@@ -434,7 +434,7 @@ def test_command_prices_a_sampled_run() -> None:
         (("--run-epsilon", "5000"), "no Gaussian mechanism"),
         (("--run-epsilon", "1", "--shape", "2"), "belongs to distribution tnb"),
         (("--run-epsilon", "1", "--run-delta", "1.5"), "strictly between 0 and 1"),
-        ((str(example_portfolio()),), "say with --model"),
+        ((str(example_portfolio()),), "choose one with --model"),
         ((str(example_portfolio()), "--model", "none"), "no model named 'none'"),
         (("no-such-folder", "--model", "a"), "no such folder"),
     ],

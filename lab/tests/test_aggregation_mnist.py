@@ -1,4 +1,4 @@
-"""Aggregates of softmax regressions measured (RSc Table 3 in small): the calibration, the runs, the numbers, the pictures."""
+"""Aggregates of softmax regressions (Recycling Scraps, Table 3, in small): the calibration, runs, numbers and pictures."""
 
 from __future__ import annotations
 

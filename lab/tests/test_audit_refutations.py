@@ -96,7 +96,9 @@ def test_claims_about_the_formula_are_the_reference_values() -> None:
 
 
 def test_claims_about_choice_and_tuning_are_the_reference_values() -> None:
-    """§4: twice the cost of one mean, in squares. §7: RSc Fig. 1 rounds 2.616 up to 2.62; Poisson trials cost at most 5.12."""
+    """§4: twice the cost of one mean, in squares. §7: Recycling Scraps rounds 2.616 up to 2.62 in its Fig. 1; Poisson trials
+    cost at most 5.12.
+    """
     assert finding("chosen-by-accuracy", "random selection, fixed weights").mu_claimed == pytest.approx(1.5)
     assert finding("chosen-by-accuracy", "joint release (after-looking)").mu_claimed == pytest.approx(1.5 * math.sqrt(2))
     assert math.ceil(100 * finding("best-of-poisson", "Recycling Scraps, Fig. 1").at.claimed) == 262

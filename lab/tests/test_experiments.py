@@ -109,7 +109,9 @@ def test_bounded_features_make_averages_cheap(full_batch_result: Result, name: s
     for row in rows.values():
         in_order(row, numbers["alone"])
     small = rows[0.02]
-    assert small[PROVED] < 0.3 * small["random selection"]  # where RS pays nearly the whole of the less private model
+    assert (
+        small[PROVED] < 0.3 * small["random selection"]
+    )  # where random selection pays nearly the whole of the less private model
     assert small[PROVED] < 0.3 * small["joint release"]
     assert small[PROVED] < 1.5 * small[FORMULA]
     assert small["theorem"] == ("coupled-coins" if "twin" in name else "transport")

@@ -242,7 +242,10 @@ def test_combination_adds_different_sensitivities() -> None:
 
 
 def test_combination_beats_selection_in_renyi_divergence_for_small_sensitivity() -> None:
-    """M1 Thm 4.2: at the same mean squared error and small Δ. (In Rényi divergences; not at every single ε.)"""
+    """Thm 4.2 of Differentially Private Model Merging v1: at the same mean squared error and small Δ.
+
+    (In Rényi divergences; not at every single ε.)
+    """
     sigmas, probs, shift = np.array([1.0, 2.0]), np.array([0.5, 0.5]), 0.05
     variance = float(probs @ sigmas**2)
     # λ²σ₁² + (1−λ)²σ₂² = Σ π_i σ_i², the root in [0, 1].

@@ -287,7 +287,8 @@ def test_means_alone_and_averaged_are_the_gaussian_mechanism(means: Result) -> N
     for weight, pld, rdp in zip(averages["weight"], averages["pld"], averages["rdp"], strict=True):
         mu = setting.sensitivity / math.sqrt(setting.combination_noise(weight))
         assert gaussian_delta(pld, mu) == pytest.approx(DELTA, rel=1e-6)
-        # M1's conversion, minimised over the order in closed form (App. G): the grid of orders is a little above.
+        # Conversion of Differentially Private Model Merging v1, minimised over the order in closed form (App. G): the grid of
+        # orders is a little above.
         assert mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / DELTA)) <= rdp * (1 + 1e-12) <= 1.002 * (mu**2 / 2 + mu * 4.7985)
     together = means.numbers["joint release"]
     best = Setting().best_weight
@@ -296,7 +297,7 @@ def test_means_alone_and_averaged_are_the_gaussian_mechanism(means: Result) -> N
 
 
 def test_a_draw_is_accounted_by_its_law(means: Result) -> None:
-    """Against the trapezoid rule on the density of what is released, and against the mixture of M1 Thm 5.2."""
+    """Against the trapezoid rule on the density of what is released, and against the mixture of the merging paper's Thm 5.2."""
     setting, draws = Setting(), means.numbers["selection"]
     x = np.linspace(-1.6, 1.6, 400_001)
 
@@ -324,7 +325,7 @@ def test_what_the_paper_says_of_means_holds_for_its_bounds(means: Result) -> Non
 
 
 def test_and_fails_for_the_law_of_what_is_released(means: Result) -> None:
-    """M1 Thm 4.2 is about small sensitivities at a fixed order: in (ε, δ) a hidden draw beats the average (theory.md §3.4)."""
+    """Thm 4.2 is about small sensitivities at a fixed order; in (ε, δ) hidden draws beat averages (theory.md §3.4)."""
     found = means.numbers["comparisons"]
     assert found["smallest exact selection ε / combination ε at equal error"] < 0.7
     renyi = means.numbers["renyi"]
@@ -371,7 +372,7 @@ def test_joint_release_of_gaussian_mechanisms_is_gaussian(composed: Result) -> N
 def test_pairs_are_composed_by_the_formula_of_the_proposition(composed: Result) -> None:
     for row in composed.numbers["over ε, Gaussian mechanisms"]:
         count, mu, delta = row["models"], 1 / row["noise multiplier"], 1e-5
-        single = mu**2 / 2 + mu * math.sqrt(2 * math.log(2 * count / delta))  # M1 App. G, step 2, at δ/2N
+        single = mu**2 / 2 + mu * math.sqrt(2 * math.log(2 * count / delta))  # the merging paper's App. G, step 2, at δ/2N
         step3 = single * math.sqrt(2 * count * math.log(2 / delta)) + count * single * math.expm1(single)
         assert row["advanced, RDP"] == pytest.approx(step3, rel=0.02)
         step4 = count * mu**2 / 2 + mu * math.sqrt(2 * count * math.log(1 / delta))
@@ -379,7 +380,7 @@ def test_pairs_are_composed_by_the_formula_of_the_proposition(composed: Result) 
 
 
 def test_what_the_paper_says_of_composition(composed: Result) -> None:
-    """M1 Prop. 7.1 and §7; but optimal composition of exact pairs is not always above Rényi's joint release."""
+    """The merging paper's Prop. 7.1 and §7; but optimal composition of exact pairs may be below Rényi's joint release."""
     found = composed.numbers["comparisons"]
     for name in (
         "smallest advanced ε / joint ε, both by RDP (M1 Prop. 7.1)",

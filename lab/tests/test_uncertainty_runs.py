@@ -102,9 +102,9 @@ class TestSpread:
 
     def test_refusals(self, folders: dict[str, Any], tmp_path: Path) -> None:
         home = folders["home"]
-        with pytest.raises(PortfolioError, match=r"'a-20' and 'b-20' were not made by one recipe"):
+        with pytest.raises(PortfolioError, match=r"'a-20' and 'b-20' were not trained by the same recipe"):
             Spread.over_runs(home / "different")
-        with pytest.raises(PortfolioError, match="at least two are needed"):
+        with pytest.raises(PortfolioError, match="at least two independent runs are needed"):
             Spread.over_runs(home / "run")
         with pytest.raises(PortfolioError, match="is a checkpoint of run"):
             Spread.over_checkpoints(home / "runs")
@@ -180,7 +180,7 @@ class TestCommand:
             (["--runs", "runs", "--last", "2"], TargetError, "--last has no meaning with --runs"),
             (["run", "--last", "1"], CheckpointError, "at least 2"),
             (["run", "--burn-in", "21"], CheckpointError, "longer than the run"),
-            (["run", "--separation", "3"], CheckpointError, "step 17, which was not kept"),
+            (["run", "--separation", "3"], CheckpointError, "step 17, which is missing"),
             (["run", "--confidence", "0"], EvaluationError, "confidence is 0"),
             (["run", "--predict", "nothing"], EvaluationError, "no predictor is named"),
         ],

@@ -1,6 +1,6 @@
-"""Code that is not this package's: functions named as `module:function`, and tables of them that installed packages add.
+"""Code of users and other packages: functions named `module:function`, and tables of such names from installed packages.
 
-The laboratory (lab/, `dpmerge_lab`) adds data sets, evaluators, trainers, audit scenarios and commands; any other package may.
+The laboratory (lab/, `dpmerge_lab`) adds data sets, evaluators, trainers, audit scenarios and commands; other packages can too.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ LABORATORY = "more come with the laboratory: install lab/ of dpmerge's repositor
 
 
 def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
-    """The function, or one line that says what cannot be loaded. Modules are also looked for in the working folder."""
+    """Load the function, or raise a one-line error. Modules are also searched in the working folder."""
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as fault:  # whatever the module does when it is imported
+    except Exception as fault:  # importing runs the module's own code, which may raise anything
         raise error(f"{what} {name!r} cannot be loaded: {fault!r}") from None
     if not callable(found):
-        raise error(f"{what} {name!r} is no function")
+        raise error(f"{what} {name!r} is not a function")
     return found  # type: ignore[no-any-return]
 
 
 @contextmanager
 def running(what: str, error: type[DpmergeError]) -> Iterator[None]:
-    """Whatever goes wrong in code of the user's becomes one line that begins with `what`; dpmerge's own errors pass."""
+    """Turn any exception in the user's code into a one-line error that begins with `what`; dpmerge's own errors pass."""
     try:
         yield
     except DpmergeError:
@@ -44,13 +44,13 @@ def running(what: str, error: type[DpmergeError]) -> Iterator[None]:
 
 
 def added(group: str) -> dict[str, str]:
-    """What installed packages add to `dpmerge.GROUP`: name → `module:function`. Each of their entry points is such a table."""
+    """Tables that installed packages add to the entry-point group `dpmerge.GROUP`: name → `module:function`."""
     return {name: where for point in entry_points(group=f"dpmerge.{group}") for name, where in point.load().items()}
 
 
 def find(name: str, group: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
-    """A function that installed packages add to the group, or the user's `module:function`."""
-    known = added(group)
+    """A function that an installed package adds to the group, or the user's `module:function`."""
+    known = {} if ":" in name else added(group)
     return find_in(known, name, what, error, "" if known else f"; {LABORATORY}")
 
 

@@ -13,7 +13,7 @@ from dpmerge.profiles import FloatArray, log_delta_from_renyi
 from dpmerge.records import Adjacency, Model, Portfolio
 from dpmerge.release import Entry
 from dpmerge.release.account import Account
-from dpmerge.release.entries import Budget, Planned
+from dpmerge.release.entries import Budget, PendingEntry
 from dpmerge.release.forms import RuleForm
 from dpmerge.rules import Combination, Exposure, Filter
 from tests import builders
@@ -157,7 +157,7 @@ def _linear_portfolio(rng: np.random.Generator, adjacency: Adjacency) -> tuple[P
     return Portfolio(tuple(models)), np.array(shifts), covariance
 
 
-def _random_release(rng: np.random.Generator, portfolio: Portfolio) -> tuple[Planned, Outcomes]:
+def _random_release(rng: np.random.Generator, portfolio: Portfolio) -> tuple[PendingEntry, Outcomes]:
     """A release as the ledger is told of it, and what is really seen.
 
     A draw shows a model and which one it is. In a tempered draw here all models have equal scores.
@@ -181,7 +181,7 @@ def _random_release(rng: np.random.Generator, portfolio: Portfolio) -> tuple[Pla
     return planned(portfolio, "selection", **given), drawn
 
 
-def _coupled(portfolio: Portfolio, both: tuple[FloatArray, FloatArray]) -> tuple[Planned, Outcomes]:
+def _coupled(portfolio: Portfolio, both: tuple[FloatArray, FloatArray]) -> tuple[PendingEntry, Outcomes]:
     """Two draws with one uniform number."""
     weights = [portfolio.weights_in_order(odds.tolist()) for odds in both]
     written = [{name: value.hex() for name, value in one.as_dict().items()} for one in weights]
@@ -193,4 +193,4 @@ def _coupled(portfolio: Portfolio, both: tuple[FloatArray, FloatArray]) -> tuple
     for low, high in pairwise(np.unique(np.concatenate(([0.0, 1.0], *ladders)).clip(0, 1))):
         drawn = [min(int(np.searchsorted(ladder, (low + high) / 2)), len(unit) - 1) for ladder in ladders]
         outcomes.append((float(high - low), [unit[i] for i in drawn]))
-    return Planned(forms, portfolio, Exposure.drawn(*weights), guarantees, "nowhere"), outcomes
+    return PendingEntry(forms, portfolio, Exposure.drawn(*weights), guarantees, "nowhere"), outcomes

@@ -1,4 +1,4 @@
-// Written by tools/page/api_types.py from dpmerge.explorer.models; a test compares the two.
+// Written by tools/page/api_types.py from dpmerge.explorer's requests and answers; a test compares them.
 
 interface AccountRequest {
   any_delta?: boolean;

@@ -12,16 +12,17 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from dpmerge.explorer import models
+from dpmerge.explorer import answers, requests
 
 PLACE = Path(__file__).with_name("api.d.ts")
-_HEADER = "// Written by tools/page/api_types.py from dpmerge.explorer.models; a test compares the two.\n"
+_HEADER = "// Written by tools/page/api_types.py from dpmerge.explorer's requests and answers; a test compares them.\n"
 _PLAIN = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
 
 
 def declarations() -> str:
     """One interface per model. An answer has all its fields; a request may leave out those with a default."""
-    classes = [one for one in vars(models).values() if isinstance(one, type) and issubclass(one, BaseModel)]
+    known = vars(requests) | vars(answers)
+    classes = [one for one in known.values() if isinstance(one, type) and issubclass(one, BaseModel)]
     public = [one for one in classes if one is not BaseModel and not one.__name__.startswith("_")]
     _, schema = models_json_schema([(one, "serialization") for one in public])
     return "\n".join([_HEADER, *(_interface(name, one) for name, one in sorted(schema["$defs"].items()))])

@@ -2,7 +2,7 @@
 
     python -m dpmerge_lab.audit lab/results/audit --picture docs/images/soundness.png
 
-Exit code 1: a claim that is called proved was exceeded.
+Exit code 1: a proved claim was exceeded.
 """
 
 from __future__ import annotations

@@ -139,13 +139,11 @@ def _case(name: str, work: Work, options: Options) -> dict[str, Any]:
         for method, values in zip(TRAINED, (design.decays, design.tails), strict=True)
     }
     plain = run_all(partial(_plain, work, design.learning_rate, True), repeated, jobs=options.jobs, progress=bar("runs"))
-    chosen = [(method, tuned[method].best.parameter, tuned[method].best.start) for method in TRAINED]
-    again = [choice for choice in chosen for _ in repeated]
+    again = [(method, tuned[method].best.parameter, tuned[method].best.start) for method in TRAINED for _ in repeated]
     on_aggregates = run_all(partial(_trained, work), again, jobs=options.jobs, progress=bar("runs on aggregates"))
-    scores = {method: [run["measured"][method]["test"] for run in plain] for method in METHODS if method not in TRAINED}
-    history: dict[str, Any] = {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
+    scores, history = _scores(plain), {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
     for index, method in enumerate(TRAINED):
-        runs = on_aggregates[index * options.seeds : (index + 1) * options.seeds]
+        runs = on_aggregates[index * options.seeds :][: options.seeds]
         scores[method] = [run["measured"]["test"] for run in runs]
         history[method] = [run["history"] for run in runs]
     profile = run_profile(Model(name, Record.parse(json.dumps(plain[0]["record"]), source=name))).profile
@@ -173,7 +171,7 @@ def _sweep(work: Work, plain: Sequence[Any], options: Options, bar: Any) -> dict
         if rate != work.design.learning_rate:
             alone = partial(_plain, work, rate, False)
             runs = run_all(alone, range(options.seeds), jobs=options.jobs, progress=bar(f"learning rate {rate:g}"))
-        measured = {method: [run["measured"][method]["test"] for run in runs] for method in METHODS if method not in TRAINED}
+        measured = _scores(runs)
         validation[f"{rate:g}"] = float(np.mean([run["measured"][LAST]["validation"] for run in runs]))
         found[f"{rate:g}"] = {
             "test accuracy": {method: mean_and_deviation(values) for method, values in measured.items()},
@@ -181,6 +179,11 @@ def _sweep(work: Work, plain: Sequence[Any], options: Options, bar: Any) -> dict
         }
     best = max(validation, key=validation.__getitem__)
     return {"learning rates": found, "best learning rate for the last iterate": best}
+
+
+def _scores(plain: Sequence[Any]) -> dict[str, list[float]]:
+    """Test accuracies of the last iterate and its aggregates, run by run."""
+    return {method: [run["measured"][method]["test"] for run in plain] for method in METHODS if method not in TRAINED}
 
 
 def _gain(values: Sequence[float], last: Sequence[float]) -> dict[str, float | None]:

@@ -37,7 +37,7 @@ _LINES: dict[str, dict[str, str]] = {
     "optimal, PLD": {"label": "optimal composition of PLD's pairs"},
     "basic, PLD": {"label": "basic composition of PLD's pairs"},
     "advanced, PLD": {"label": "advanced composition of PLD's pairs"},
-    "advanced, RDP": {"label": "advanced composition of RDP's pairs (M1 Prop. 7.1)"},
+    "advanced, RDP": {"label": "advanced composition of RDP's pairs (merging paper, Prop. 7.1)"},
 }
 
 
@@ -166,7 +166,7 @@ def _comparisons(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     several = [row for row in rows if row["models"] > 1]
     gaussian = [row for row in rows if "combination, PLD" in row]
     beaten = [row for row in several if row["optimal, PLD"] < row["joint, RDP"]]
-    return {
+    return {  # M1 is version 1 of Differentially Private Model Merging; kept results have this key
         "smallest advanced ε / joint ε, both by RDP (M1 Prop. 7.1)": least("advanced, RDP", "joint, RDP"),
         "smallest advanced ε / joint ε, both by PLD": least("advanced, PLD", "joint, PLD"),
         "smallest optimal ε / joint ε, both by PLD, several models": least("optimal, PLD", "joint, PLD", several),

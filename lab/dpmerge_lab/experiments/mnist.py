@@ -102,7 +102,10 @@ def mnist(options: Options) -> Result:
 
 
 def mnist_full_batch(options: Options) -> Result:
-    """M2's setting where the transport theorem pays, what that depends on, and its Poisson twins: two models each."""
+    """Where the transport theorem pays, what that depends on, and the Poisson twins: two models each.
+
+    The full-batch setting of Differentially Private Model Merging, version 2.
+    """
     settings = {
         "warm-up and decay": full_batch(1.0, decay=True),
         "constant rate": full_batch(_LONGEST, decay=False),

@@ -1,4 +1,4 @@
-"""How many checkpoints of a run estimate its uncertainty best, by the bound of Recycling Scraps (RSc) App. A.2."""
+"""How many checkpoints of a run estimate its uncertainty best, by the bound of Recycling Scraps, App. A.2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpmerge.errors import EvaluationError
 
 @dataclass(frozen=True)
 class BestCount:
-    """How many checkpoints minimise RSc's bound on the mean squared error of S, and that bound."""
+    """How many checkpoints minimise the paper's bound on the mean squared error of S, and that bound."""
 
     exact: float
     checkpoints: int
@@ -18,7 +18,7 @@ class BestCount:
 
 
 def best_number_of_checkpoints(time: float, c1: float, c2: float) -> BestCount:
-    """RSc App. A.2: k* = T/(c₁ + c₂ ln(3T/c₂)), and the better of the whole numbers around it.
+    """App. A.2: k* = T/(c₁ + c₂ ln(3T/c₂)), and the better of the whole numbers around it.
 
     `time` is T, the sum of the learning rates times the loss' strong convexity, not the number of steps; c₁ is from
     `mixing_time`, and c₂ is a constant that the paper does not state. For checkpoints at T/k, 2T/k, …, T, k* minimises
@@ -40,7 +40,7 @@ def best_number_of_checkpoints(time: float, c1: float, c2: float) -> BestCount:
 
 
 def mixing_time(smoothness: float, dimension: int, distance: float, c2: float) -> float:
-    """c₁ of RSc Thm A.7: 1/(2M) + ln(c₂M(p + ‖θ₀ − θ*‖²)), for a loss that is 1-strongly convex and M-smooth."""
+    """c₁ of Thm A.7: 1/(2M) + ln(c₂M(p + ‖θ₀ − θ*‖²)), for a loss that is 1-strongly convex and M-smooth."""
     if not 1 <= smoothness < math.inf or dimension < 1 or not 0 <= distance < math.inf or not 0 < c2 < math.inf:
         raise EvaluationError(
             f"smoothness {smoothness}, dimension {dimension}, distance {distance}, c2 {c2}: a 1-strongly convex loss has "

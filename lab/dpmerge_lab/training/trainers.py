@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import NoiseGenerator, Strict
-from dpmerge.training import TELL_EVERY, Checkpoint, Data, Job, Linear, LinearRun, Run, Tensors, Trainer, every, together
+from dpmerge.training import TELL_EVERY, Checkpoint, Data, Job, Linear, LinearRun, RunForm, Tensors, Trainer, every, together
 from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
 from dpmerge_lab.training.recipe import LabRecipe
 from dpmerge_lab.training.run_state import State, saved_state
@@ -54,7 +54,7 @@ class Shift(Strict):
     period: Annotated[int, Field(ge=2)]
 
 
-class LabRun(Run):
+class LabRun(RunForm):
     """What a run may say beside what the tool knows."""
 
     on_aggregates: OnAggregates | None = None
@@ -98,7 +98,7 @@ class NetworkRun(LabRun):
 class Network(Trainer):
     """Torch networks with gradients for every example by Opacus."""
 
-    form: ClassVar[type[Run]] = NetworkRun
+    form: ClassVar[type[RunForm]] = NetworkRun
     uses_device = True
 
     def require(self, device: str) -> None:

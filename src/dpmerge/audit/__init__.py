@@ -1,4 +1,4 @@
-"""Attacks on our own guarantees: games that measure a lower bound on ε of a release, with confidence (docs/soundness.md)."""
+"""Privacy audits: attacks that measure a lower bound on the ε of a release, with stated confidence (docs/soundness.md)."""
 
 from dpmerge.audit.game import (
     BoolArray as BoolArray,

@@ -1,9 +1,9 @@
-"""From counts to lower bounds that hold with confidence: what an event that separates two worlds says about ε and μ.
+"""Lower bounds on ε and μ from how often an event occurs with and without the record, with stated confidence.
 
 An event E ("the record was there") has false positive rate FPR = P_without(E) and false negative rate FNR = P_with(not E). If
 the release is (ε, δ)-DP, then 1 − FNR ≤ e^ε FPR + δ and 1 − FPR ≤ e^ε FNR + δ; if it is μ-GDP, then
-μ ≥ Φ⁻¹(1 − FPR) − Φ⁻¹(FNR). All of these ask for *upper* limits of the two rates alone: where the two limits hold, so does
-every bound made of them, at every δ. The event must have been chosen without the trials that are counted.
+μ ≥ Φ⁻¹(1 − FPR) − Φ⁻¹(FNR). All of these need only *upper* limits of the two rates: where the two limits hold, so does every
+bound computed from them, at every δ. The event must be chosen without using the counted trials.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scipy.special import betainccinv, ndtri
 from dpmerge.profiles import FloatArray
 
 _CANDIDATES = 2_000
-_ROUNDING = 1 + 1e-9  # far above that of the inverse beta function: a limit is never rounded down
+_ROUNDING = 1 + 1e-9  # far above the rounding error of the inverse beta function: a limit is never too small
 
 
 def upper_limit(count: npt.ArrayLike, trials: int, level: float) -> FloatArray:
-    """Clopper and Pearson's: the smallest p with P[Binomial(trials, p) ≤ count] ≤ level. The true rate is larger with
-    probability at most `level`, whatever it is.
+    """The Clopper–Pearson limit: the smallest p with P[Binomial(trials, p) ≤ count] ≤ level. The true rate exceeds it with
+    probability at most `level`.
     """
     seen = np.asarray(count, dtype=np.float64)
     limit = betainccinv(seen + 1, np.maximum(trials - seen, 0.5), level)
@@ -31,7 +31,7 @@ def upper_limit(count: npt.ArrayLike, trials: int, level: float) -> FloatArray:
 
 
 def epsilon_bound(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> FloatArray:
-    """The least ε ≥ 0 that (ε, δ)-DP in both directions allows for rates as small as these."""
+    """The smallest ε ≥ 0 for which (ε, δ)-DP in both directions allows these rates."""
     false_alarm, miss = np.asarray(fpr, dtype=np.float64), np.asarray(fnr, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         forward = np.log(np.maximum(1 - miss - delta, 0.0) / false_alarm)
@@ -40,10 +40,10 @@ def epsilon_bound(fpr: npt.ArrayLike, fnr: npt.ArrayLike, delta: float) -> Float
 
 
 def mu_bound(fpr: npt.ArrayLike, fnr: npt.ArrayLike) -> FloatArray:
-    """The least μ ≥ 0 that μ-GDP allows for rates as small as these (Dong, Roth, Su 2022, Definition 2.6).
+    """The smallest μ ≥ 0 for which μ-GDP allows these rates (Dong, Roth, Su 2022, Definition 2.6).
 
-    It refutes every claim of μ′-GDP with μ′ below it. It is no bound on ε: a release that is not Gaussian may have a smaller
-    ε(δ) than the Gaussian of this μ.
+    It refutes every claim of μ′-GDP with μ′ below it. It does not bound ε: a release that is not Gaussian may have a smaller
+    ε(δ) than the Gaussian mechanism with this μ.
     """
     return np.asarray(np.maximum(-ndtri(np.asarray(fpr, dtype=np.float64)) - ndtri(np.asarray(fnr, dtype=np.float64)), 0.0))
 
@@ -62,11 +62,11 @@ class Threshold:
         return f"score {'≥' if self.above else '≤'} {self.value:.6g}"
 
 
-Worth = Callable[[FloatArray, FloatArray], FloatArray]  # what upper limits of (FPR, FNR) are worth to an attack
+Worth = Callable[[FloatArray, FloatArray], FloatArray]  # from upper limits of (FPR, FNR) to the bound that an attack maximises
 
 
 def best_threshold(with_record: FloatArray, without_record: FloatArray, worth: Worth, level: float) -> Threshold:
-    """The threshold, on either side, that would be worth most if these trials were counted. Others must be counted."""
+    """The threshold, on either side, with the largest bound on these trials. Count it on other trials."""
     ordered = [np.sort(scores) for scores in (with_record, without_record)]
     values = _thinned(np.unique(np.concatenate(ordered)))
     found: list[tuple[float, Threshold]] = []
@@ -84,7 +84,7 @@ def best_threshold(with_record: FloatArray, without_record: FloatArray, worth: W
 
 
 def _thinned(values: FloatArray) -> FloatArray:
-    """At most so many of these sorted values: all ranks near both ends, where rare events are, and fewer in the middle."""
+    """At most `_CANDIDATES` of these sorted values: all near both ends, where rare events are, and fewer in the middle."""
     if values.size <= _CANDIDATES:
         return values
     ranks = np.geomspace(1, values.size, _CANDIDATES // 2).astype(np.int64) - 1
@@ -93,7 +93,7 @@ def _thinned(values: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Attack:
-    """One event, counted in trials that had no part in its choice; both limits hold with probability ≥ 1 − 2 level."""
+    """One event, counted in trials not used to choose it; both limits hold with probability ≥ 1 − 2 level."""
 
     aim: str
     event: Threshold
@@ -104,9 +104,9 @@ class Attack:
 
     @classmethod
     def count(cls, aim: str, event: Threshold, with_record: FloatArray, without_record: FloatArray, level: float) -> Attack:
-        """Try the event on fresh trials, as many of each world."""
+        """Count the event on fresh trials, equally many of each world."""
         if with_record.size != without_record.size:
-            raise ValueError("count as many trials of each world")
+            raise ValueError("give equally many trials of each world")
         return cls(aim, event, with_record.size, event.hits(with_record), event.hits(without_record), level)
 
     @property
@@ -127,6 +127,6 @@ class Attack:
 
 
 def ceiling(counted: int, level: float, delta: float) -> float:
-    """What counting so many trials of each world could show at most: the bound of an attack that never errs."""
+    """Largest lower bound that `counted` plays of each world can prove: that of an attack that never errs."""
     limit = upper_limit(0, counted, level)
     return float(epsilon_bound(limit, limit, delta))

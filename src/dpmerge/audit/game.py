@@ -1,7 +1,7 @@
 """A distinguishing game: two neighbouring datasets, a release procedure, and a score of what was released.
 
-The auditor plays it many times in both worlds. Whatever separates the scores bounds ε of the release from below
-(docs/soundness.md), and `claims` says what has been promised about it from above.
+The auditor plays it many times in both worlds. An event that separates the scores gives a lower bound on the release's ε
+(docs/soundness.md); `claims` are the upper bounds stated for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Claim:
-    """An upper bound on ε that somebody states about the release, in both directions between the two worlds.
+    """A stated upper bound on the release's ε, in both directions between the two worlds.
 
-    `standing`: "proved" claims are theorems, and one that is exceeded is an alarm; "conditional" ones rest on an assumption
-    that may fail here; "refuted" ones are known to be wrong, and the attack ought to show it.
+    `standing`: "proved" claims are theorems, and exceeding one raises an alarm; "conditional" ones rest on an assumption
+    that may fail here; "refuted" ones are known to be false, and the attack should show it.
 
-    `epsilon` is a number, at the δ that was asked for, or a function from δ to ε if the claim is a whole curve: the auditor
-    then looks for a violation at every δ. `mu` is given if the claim is that the release is μ-GDP.
+    `epsilon` is a number, valid at the audit's δ, or a function from δ to ε if the claim is a whole curve: the auditor then
+    looks for a violation at every δ. `mu` is given if the claim is that the release satisfies μ-GDP.
     """
 
     label: str
@@ -41,53 +41,53 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.standing not in get_args(ClaimStanding):
-            raise TargetError(f"claim {self.label!r}: no standing {self.standing!r}; proved, conditional or refuted")
+            raise TargetError(f"claim {self.label!r}: standing {self.standing!r} must be proved, conditional or refuted")
         for name, value in (("epsilon", self.epsilon), ("mu", self.mu)):
             if isinstance(value, int | float) and not value >= 0:
                 raise TargetError(f"claim {self.label!r}: {name} is {value}; it must not be negative")
 
     def at(self, delta: float) -> float:
-        """ε at this δ; a claim that is one number is taken to be about it."""
+        """ε at this δ; a claim that is one number is assumed to be about this δ."""
         return float(self.epsilon(delta) if callable(self.epsilon) else self.epsilon)
 
 
 class _Audited(Protocol):
-    """What every game says about itself; inherit from `Game` or `CanaryGame` to have the defaults."""
+    """Properties of every game; inherit from `Game` or `CanaryGame` to get the defaults."""
 
     name: str
-    about: str  # one sentence: who attacks what
-    delta: float  # at which ε is asked for unless the user says otherwise
-    trials: int  # as many as show what there is to show, unless the user says otherwise
-    simulated: bool = True  # only a simulator may be seeded; real training takes the system's entropy
+    about: str  # one sentence: the attacker and the release
+    delta: float  # the default δ of an audit
+    trials: int  # the default number of trials, enough for a meaningful bound
+    simulated: bool = True  # only a simulator may be seeded; real training uses the system's entropy
 
     @abstractmethod
     def claims(self, delta: float) -> list[Claim]:
-        """What is promised about the release at this δ."""
+        """The claims about the release at this δ."""
 
 
 @runtime_checkable
 class Game(_Audited, Protocol):
-    """Release with the record (D), or without it (D′), many times. A module-level frozen dataclass: workers unpickle it."""
+    """Many releases with the record (D) or without it (D′). Must be a module-level frozen dataclass: workers unpickle it."""
 
     trials: int = 100_000  # plays of each world; half of them choose the attack, the other half are counted
-    chunk: int = 10_000  # plays that are one piece of work
+    chunk: int = 10_000  # plays per piece of work
 
     @abstractmethod
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:
-        """One score for each of so many independent releases, all randomness from `generator`; large says "with"."""
+        """Scores of `trials` independent releases; larger suggests the record was included. Uses only `generator`."""
 
 
 @runtime_checkable
 class CanaryGame(_Audited, Protocol):
-    """Release once, from data with many canaries, each of which is included or not by a fair coin of its own."""
+    """One release, from data with many canaries. A fair coin decides for each canary whether it is included."""
 
     trials: int = 1_000  # canaries
 
     @abstractmethod
     def play_once(self, generator: np.random.Generator, canaries: int) -> tuple[BoolArray, FloatArray]:
-        """Which canaries were included, and a score for each of them; large says "included".
+        """Which canaries were included, and a score for each; larger suggests the canary was included.
 
-        The coins are tossed here, by `generator`: fair, independent of each other and of everything else.
+        This method tosses the coins with `generator`: fair, independent of each other and of everything else.
         """
 
 
@@ -95,8 +95,8 @@ class CanaryGame(_Audited, Protocol):
 class FromFunctions(Game):
     """A game from the user's own functions, played one release at a time.
 
-    `train(with_record, generator)` gives models, `merge(models, generator)` what is released, and `score(released)` a number.
-    They are functions of a module: workers import them. Unless `simulated`, training has randomness of its own.
+    `train(with_record, generator)` returns models, `merge(models, generator)` the release, and `score(released)` a number. They
+    must be module-level functions: workers import them. Unless `simulated`, training uses its own randomness.
     """
 
     train: Callable[[bool, np.random.Generator], Any]
@@ -111,10 +111,10 @@ class FromFunctions(Game):
     chunk: int = 10
 
     def claims(self, delta: float) -> list[Claim]:
-        """As given; those that are one number are about `self.delta` and about nothing else."""
+        """As given; a claim that is one number holds at `self.delta` only."""
         numbers = [claim.label for claim in self.claimed if not callable(claim.epsilon)]
         if numbers and delta != self.delta:
-            raise TargetError(f"claim {numbers[0]!r} is one number, about δ = {self.delta:g}; ask for that δ, or claim a curve")
+            raise TargetError(f"claim {numbers[0]!r} is one number, for δ = {self.delta:g}; use that δ, or claim a curve")
         return list(self.claimed)
 
     def play(self, generator: np.random.Generator, trials: int, with_record: bool) -> FloatArray:
@@ -123,19 +123,19 @@ class FromFunctions(Game):
 
 
 def find_game(name: str) -> Game | CanaryGame:
-    """A scenario that an installed package adds (entry points `dpmerge.scenarios`), or what `module:function` gives.
+    """A scenario of an installed package (entry points `dpmerge.scenarios`), or what `module:function` returns.
 
-    The function gives a game, or three functions: train, merge and score, as `FromFunctions` takes them.
+    The function returns a game, or three functions: train, merge and score, as in `FromFunctions`.
     """
     make = find(name, "scenarios", "the scenario", EvaluationError)
-    with running(f"the game {name!r} cannot be made", EvaluationError):
+    with running(f"the game {name!r} cannot be created", EvaluationError):
         made = make()
     if isinstance(made, Game | CanaryGame):
         return made
     if isinstance(made, tuple) and len(made) == 3 and all(map(callable, made)):
         return FromFunctions(*made, name=name)
     raise EvaluationError(
-        f"{name!r} gave {type(made).__name__}; it must give a Game, a CanaryGame, or three functions: train, merge, score"
+        f"{name!r} returned {type(made).__name__}; it must return a Game, a CanaryGame, or three functions: train, merge, score"
     )
 
 

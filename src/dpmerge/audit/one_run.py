@@ -1,8 +1,8 @@
 """One training run, many canaries: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (2023).
 
-m canaries are each included by a fair coin of their own. The auditor sees what was released and guesses r of the coins; their
-Theorem 5.2 bounds the probability that v or more guesses are right if the release is (ε, δ)-DP for adding or removing one
-canary. Whichever ε makes what was seen too unlikely is too small.
+Each of m canaries is included by its own fair coin. The auditor sees the release and guesses r of the coins. Their Theorem 5.2
+bounds the probability of v or more correct guesses if the release is (ε, δ)-DP for adding or removing one canary. Every ε for
+which the observed number is too unlikely is refuted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROUNDING = 1 + 1e-9
 
 
 def chance(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """At most how likely an (ε, δ)-DP release allows so many correct guesses, or more.
+    """Upper bound on P[at least v = `correct` correct guesses] under (ε, δ)-DP.
 
     β + 2mδ·max_i P[v − i ≤ W < v]/i with W ~ Binomial(r, e^ε/(1 + e^ε)) and β = P[W ≥ v]. Terms are summed, never
     subtracted, so that probabilities far below 1e-16 keep their digits.
@@ -32,7 +32,7 @@ def chance(canaries: int, guesses: int, correct: int, epsilon: float, delta: flo
     enough = float(betainc(correct, guesses - correct + 1, q))
     if delta == 0:
         return min(enough * _ROUNDING, 1.0)
-    short = np.arange(1, correct + 1)  # by how many: i
+    short = np.arange(1, correct + 1)  # i: how many guesses are missing
     k = correct - short
     log_ways = gammaln(guesses + 1) - gammaln(k + 1) - gammaln(guesses - k + 1)
     log_q, log_not = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
@@ -43,11 +43,11 @@ def chance(canaries: int, guesses: int, correct: int, epsilon: float, delta: flo
 def one_run_bound(canaries: int, guesses: int, correct: int, delta: float, level: float) -> float:
     """Lower bound on ε at δ, too large with probability at most `level`.
 
-    With 2mδ ≤ 1 the chance above increases with ε (it is a maximum of means of increasing functions of W), so that all ε below
-    the answer are refuted, not only those that were tried.
+    With 2mδ ≤ 1, `chance` increases with ε (it is a maximum of means of increasing functions of W). So every ε below the
+    answer is refuted, not only the values tried.
     """
     if not (0 <= correct <= guesses <= canaries and guesses > 0):
-        raise TargetError(f"{correct} of {guesses} guesses right about {canaries} canaries: such counts cannot be")
+        raise TargetError(f"{correct} of {guesses} guesses right about {canaries} canaries: these counts are inconsistent")
     if not 0 < level < 1:
         raise TargetError(f"the level is {level}; it must lie strictly between 0 and 1")
     if not 0 <= delta <= 1 / (2 * canaries):
@@ -71,9 +71,9 @@ def one_run_bound(canaries: int, guesses: int, correct: int, delta: float, level
 
 @dataclass(frozen=True)
 class Guessing:
-    """How the coins of one run were guessed, and what that shows."""
+    """The guesses about one run's coins, and the bound they give."""
 
-    canaries: int  # whose coins were unknown when the numbers of guesses were chosen
+    canaries: int  # those whose coins were hidden when the numbers of guesses were chosen
     guessed_included: int
     guessed_excluded: int
     correct: int
@@ -88,13 +88,13 @@ class Guessing:
 
 
 def guess(included: BoolArray, scores: FloatArray, delta: float, level: float) -> Guessing:
-    """Guess that the canaries with the highest scores were included, and those with the lowest not; abstain between.
+    """Guess that the highest scores are of included canaries and the lowest of excluded ones; abstain in between.
 
-    The coins of every other canary are revealed, and the numbers of guesses chosen that would have shown most on those. Given
-    these coins the others are still fair, and the release as private for them: the theorem applies to the hidden half.
+    Half of the coins (every second canary) are revealed, to choose the numbers of guesses with the largest bound. Given these
+    coins the hidden ones are still fair, and the release is as private for them: the theorem applies to the hidden half.
     """
     if included.shape != scores.shape or scores.ndim != 1:
-        raise EvaluationError(f"{included.shape} coins and {scores.shape} scores: one of each for every canary")
+        raise EvaluationError(f"{included.shape} coins and {scores.shape} scores: every canary needs one of each")
     highest, lowest = _best_numbers(_ordered(included[::2], scores[::2]), delta, level)
     hidden = _ordered(included[1::2], scores[1::2])
     highest = min(highest, hidden.size)
@@ -104,12 +104,12 @@ def guess(included: BoolArray, scores: FloatArray, delta: float, level: float) -
 
 
 def _ordered(included: BoolArray, scores: FloatArray) -> BoolArray:
-    """By score; ties are broken by position, which tells nothing of the coins."""
+    """By score; ties are broken by position, which is independent of the coins."""
     return np.asarray(included[np.argsort(scores, kind="stable")])
 
 
 def _best_numbers(ordered: BoolArray, delta: float, level: float) -> tuple[int, int]:
-    """Of a ladder of numbers, those that show the largest ε; where none shows any, the ones least likely by chance."""
+    """From a grid, the numbers of guesses that prove the largest ε; if none proves any, those least likely by chance."""
     size = ordered.size
     inside = np.concatenate([[0], np.cumsum(ordered[::-1])])
     outside = np.concatenate([[0], np.cumsum(~ordered)])
@@ -119,6 +119,6 @@ def _best_numbers(ordered: BoolArray, delta: float, level: float) -> tuple[int, 
     shown = 0.0
     chosen = min(pairs, key=lambda pair: chance(size, sum(pair), right[pair], 0.0, delta))
     for pair in pairs:
-        if chance(size, sum(pair), right[pair], shown, delta) <= level:  # it shows more than the best so far
+        if chance(size, sum(pair), right[pair], shown, delta) <= level:  # it proves more than the best so far
             chosen, shown = pair, one_run_bound(size, sum(pair), right[pair], delta, level)
     return chosen

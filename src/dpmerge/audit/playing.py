@@ -1,4 +1,4 @@
-"""The plays of a game, in pieces over cores or a cluster, each with randomness of its own and kept when it is done."""
+"""Play a game in parallel, on cores or a cluster. Each piece of work has its own randomness; its result is stored."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dpmerge.user_code import running
 
 AnyGame = TypeVar("AnyGame", bound=Game | CanaryGame)
 
-# A score that was kept is worth nothing once the code that made it has changed.
+# Stored scores are discarded if any of this code changes.
 _CODE = ("audit", "training", "checkpoints", "release", "tensors", "planning", "rules", "profiles", "records")
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where pieces of work run and what becomes of them, as `run_all` takes it."""
+    """Where work runs and where results are stored: arguments of `run_all`."""
 
     jobs: int = -1
     cluster: str | None = None
@@ -40,13 +40,13 @@ class Where:
 
 @dataclass(frozen=True)
 class Plays:
-    """Scores of both worlds: those that choose an attack and those that are counted, which have no part in the choice."""
+    """Scores of both worlds: one half chooses the attack, the other half is counted and never used to choose."""
 
     choose_with: FloatArray
     choose_without: FloatArray
     count_with: FloatArray
     count_without: FloatArray
-    seconds: float  # of all workers together
+    seconds: float  # summed over all workers
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class _Piece:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Among all pieces of the audit: its spawn key and its name."""
+        """Unique in this audit: used as spawn key and as name."""
         return int(self.counted), int(self.with_record), self.index
 
 
 def play(game: Game, trials: int, seed: int | None, where: Where) -> Plays:
-    """So many plays of each world, half of them to choose by. What is played depends on the seed, not on where."""
+    """`trials` plays per world; half select the attack. With a seed, the scores do not depend on where the work runs."""
     pieces = [
         _Piece(counted, with_record, index, size)
         for counted, half in ((False, trials // 2), (True, trials - trials // 2))
@@ -92,21 +92,21 @@ def play(game: Game, trials: int, seed: int | None, where: Where) -> Plays:
 
 
 def play_once(game: CanaryGame, canaries: int, seed: int | None, where: Where) -> tuple[BoolArray, FloatArray, float]:
-    """Coins and scores of one run with so many canaries, and the seconds it took."""
+    """Coins and scores of one run with this number of canaries, and its duration in seconds."""
     key = f"{_fingerprint(game, canaries, seed, where)}/once"
     [result] = run_all(partial(_play_once, _Sent(game), seed), [canaries], keys=[key], **vars(where))
     return _unpacked(result["included"]) > 0, _unpacked(result["scores"]), float(result["seconds"])
 
 
 def _generator(seed: int | None, place: tuple[int, ...]) -> np.random.Generator:
-    """A piece's own: from the system's entropy, or spawned from the seed at its place, where no other piece is."""
+    """A piece's own generator: from the system's entropy, or spawned from the seed under the piece's unique key."""
     if seed is None:
         return fresh_generator()
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=place)))
 
 
 class _Sent(Generic[AnyGame]):
-    """A game on its way to a worker, which may have to look for the user's module in the folder we work in."""
+    """A game sent to a worker, together with the working folder, where the worker looks for the user's module."""
 
     def __init__(self, game: AnyGame) -> None:
         self.game = game
@@ -134,27 +134,27 @@ def _play_once(sent: _Sent[CanaryGame], seed: int | None, canaries: int) -> dict
         included, scores = game.play_once(generator, canaries)
     coins = np.asarray(included)
     if coins.dtype != np.bool_:
-        raise EvaluationError(f"{game.name}: coins of kind {coins.dtype}; they must be true (included) or false")
+        raise EvaluationError(f"{game.name}: the coins have type {coins.dtype}; they must be true (included) or false")
     packed = [_packed(_checked(game.name, values, canaries)) for values in (coins, scores)]
     return {"included": packed[0], "scores": packed[1], "seconds": time.perf_counter() - start}
 
 
 def _checked(name: str, scores: Any, count: int) -> FloatArray:
-    """A finite number for every trial, or nothing can be counted."""
+    """Require one finite number for every trial."""
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError):
-        raise EvaluationError(f"{name}: the scores are no numbers; give one finite number for each trial") from None
+        raise EvaluationError(f"{name}: the scores are not numbers; give one finite number for each trial") from None
     if values.shape != (count,):
         raise EvaluationError(f"{name}: scores of shape {values.shape}, but {count} trials; give one number for each")
     if not np.isfinite(values).all():
         bad = values[~np.isfinite(values)][0]
-        raise EvaluationError(f"{name}: a score is {bad}; scores must be finite (a large number will do for infinity)")
+        raise EvaluationError(f"{name}: a score is {bad}; scores must be finite (use a large number for infinity)")
     return values
 
 
 def _packed(values: FloatArray) -> str:
-    """Exact, and a third of the size of decimal digits."""
+    """Exact, and a third of the size of decimal text."""
     return base64.b64encode(values.astype("<f8").tobytes()).decode()
 
 
@@ -163,22 +163,22 @@ def _unpacked(text: str) -> FloatArray:
 
 
 def _fingerprint(game: Game | CanaryGame, trials: int, seed: int | None, where: Where) -> str:
-    """What a kept piece belongs to: this game, this code, and this many trials.
+    """Identifies stored results: the same game, code, seed and number of trials.
 
-    The number of trials belongs to it because trials added after a look at the result are not those of a fresh audit.
+    The number of trials is included because trials added after seeing a result would invalidate the confidence.
     """
     if where.finished is None and where.cluster is None and where.jobs == 1:
-        return ""  # nothing is kept and nothing sent
+        return ""  # nothing is stored or sent
     try:
         digest = hashlib.sha256(pickle.dumps(game))
     except Exception as fault:
-        raise EvaluationError(f"{game.name}: this game cannot be kept or sent to workers: {fault}") from None
+        raise EvaluationError(f"{game.name}: this game cannot be stored or sent to workers: {fault}") from None
     digest.update(f"{trials} {seed} {getattr(game, 'chunk', '')} {code_fingerprint(*_CODE)}".encode())
     parts = [type(game), *(value for value in vars(game).values() if callable(value))]
     for name in sorted({getattr(part, "__module__", None) or "" for part in parts}):
         module = sys.modules.get(name)
         source = getattr(module, "__file__", None)
-        if source:  # with the other files of its package, which it may use
+        if source:  # include the other files of its package, which it may import
             files = sorted(Path(source).parent.glob("*.py")) if getattr(module, "__package__", None) else [Path(source)]
             digest.update(b"".join(path.read_bytes() for path in files))
     return digest.hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""An audit as plain data, and as a picture: what is claimed, what is proved and what was measured, over δ."""
+"""An audit as plain data, and as a figure: claimed and measured ε over δ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference
 
 
 def as_dict(audit: Audit) -> dict[str, Any]:
-    told, delta = audit.evidence, audit.delta
+    found, delta = audit.evidence, audit.delta
     evidence: Any
-    if isinstance(told, Guessing):
-        evidence = {**asdict(told), "guesses": told.guesses, "epsilon_at_least": told.epsilon(delta)}
+    if isinstance(found, Guessing):
+        evidence = {**asdict(found), "guesses": found.guesses, "epsilon_at_least": found.epsilon(delta)}
     else:
-        evidence = [_attack(attack, delta) for attack in told]
+        evidence = [_attack(attack, delta) for attack in found]
     return {
         "game": audit.game,
         "about": audit.about,
@@ -29,7 +29,7 @@ def as_dict(audit: Audit) -> dict[str, Any]:
         "confidence": audit.confidence,
         "trials": audit.trials,
         "seed": audit.seed,
-        "method": "one run, randomised canaries" if isinstance(told, Guessing) else "threshold events, Clopper–Pearson limits",
+        "method": "one run, randomised canaries" if isinstance(found, Guessing) else "threshold events, Clopper–Pearson limits",
         "epsilon_at_least": audit.epsilon,
         "mu_at_least": audit.mu,
         "epsilon_if_gaussian": audit.epsilon_if_gaussian,
@@ -89,8 +89,8 @@ def picture(audit: Audit) -> dict[str, Any]:
         "title": audit.about,
         "subtitle": f"{audit.game}: {audit.trials} {what}, confidence {audit.confidence:.10g}",
         "caption": (
-            "A claim says that ε is at most so much. The measured line says that it is at least so much, with the stated "
-            "confidence for all δ together: a claim below it is false."
+            "Claims are upper bounds on ε; the measured line is a lower bound, with the stated confidence for all δ jointly. A "
+            "claim below it is false."
         ),
         "warning": f"Exceeded: {', '.join(broken)}." if broken else None,
         "x_label": "δ",

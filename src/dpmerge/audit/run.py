@@ -1,7 +1,7 @@
 """An audit: play a game in both worlds, choose attacks on one half of the plays, count the other, compare with the claims.
 
-Everything that one audit says holds together with probability at least `confidence`: 1 − confidence is divided evenly among
-the upper limits that it computes, and every bound is made of those (docs/soundness.md).
+All bounds of one audit hold jointly with probability at least `confidence`: 1 − confidence is divided evenly among the upper
+limits that it computes, and every bound follows from these limits (docs/soundness.md).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Evidence = tuple[Attack, ...] | Guessing
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. `epsilon` is a lower bound at `delta`; `mu` refutes every claim of μ′-GDP with μ′ below it.
+    """The result of an audit. `epsilon` is a lower bound at `delta`; `mu` refutes every claim of μ′-GDP with μ′ below it.
 
-    `trials` are plays of each world, or canaries of the one run; half of them were counted. `ceiling` is what an attack that
-    never errs would have shown with as many. `seconds` are those of all workers together.
+    `trials` are plays of each world, or canaries of the one run; half of them were counted. `ceiling` is the bound that an
+    attack that never errs would give with as many trials. `seconds` is the sum over all workers.
     """
 
     game: str
@@ -52,22 +52,22 @@ class Audit:
 
     @property
     def mu(self) -> float | None:
-        """The release is not μ′-GDP for any μ′ below; one run says nothing about it."""
+        """The release is not μ′-GDP for any μ′ below this. None for a one-run audit."""
         return measured_mu(self.evidence)
 
     @property
     def epsilon_if_gaussian(self) -> float | None:
-        """ε at δ of the Gaussian mechanism with this μ: a lower bound only if the release is a Gaussian's, exactly."""
+        """ε at δ of the Gaussian mechanism with this μ: a lower bound only if the release is exactly Gaussian."""
         return None if self.mu is None else gaussian_epsilon(self.mu, self.delta)
 
     @property
     def alarm(self) -> bool:
-        """Whether a claim that is called proved was exceeded."""
+        """Whether a claim with standing "proved" was exceeded."""
         return any(finding.exceeded and finding.standing == "proved" for finding in self.findings)
 
     @property
     def seconds_per_trial(self) -> float:
-        """Of one play of one world; in a one-run audit, of one canary."""
+        """Per play of one world; in a one-run audit, per canary."""
         return self.seconds / (self.trials if isinstance(self.evidence, Guessing) else 2 * self.trials)
 
 
@@ -83,11 +83,11 @@ def audit(
     finished: Finished | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Lower bounds on the privacy of a game's release, and what they say about its claims.
+    """Lower bounds on the privacy loss of a game's release, compared with its claims.
 
     `trials` are plays of each world, half of which choose the attacks (for a `CanaryGame`: canaries, half of which choose the
-    numbers of guesses). With `seed` a simulator plays the same again, on any number of processes. The rest is as in
-    `dpmerge.jobs.run_all`: the same audit with the same `finished` continues where it stopped.
+    numbers of guesses). With `seed` a simulator gives the same scores on any number of processes. The other arguments are those
+    of `dpmerge.jobs.run_all`: with the same `finished`, an interrupted audit continues.
     """
     asked = check(game, trials=trials, delta=delta, confidence=confidence, seed=seed)
     start = time.perf_counter()
@@ -116,7 +116,7 @@ def audit(
 
 
 def measured_epsilon(evidence: Evidence, delta: float) -> float:
-    """Lower bound on ε at any δ, the same counts and the same confidence."""
+    """Lower bound on ε at any δ, from the same counts and with the same confidence."""
     return evidence.epsilon(delta) if isinstance(evidence, Guessing) else max(attack.epsilon(delta) for attack in evidence)
 
 
@@ -134,7 +134,7 @@ def _attacks(plays: Plays, delta: float, level: float) -> tuple[Attack, ...]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an audit will do, with everything checked that can be before the work."""
+    """An audit's validated arguments."""
 
     trials: int
     delta: float
@@ -150,9 +150,9 @@ def check(
     confidence: float = 0.99,
     seed: int | None = None,
 ) -> Asked:
-    """Refuse what has no answer, before anything is played; the arguments are those of `audit`."""
+    """Validate the arguments of `audit` before the first play."""
     if not isinstance(game, Game | CanaryGame):
-        raise EvaluationError(f"{type(game).__name__} is no game; inherit from Game or CanaryGame, or use FromFunctions")
+        raise EvaluationError(f"{type(game).__name__} is not a game; inherit from Game or CanaryGame, or use FromFunctions")
     trials = game.trials if trials is None else trials
     delta = game.delta if delta is None else delta
     if not 0 < delta < 1:
@@ -162,22 +162,22 @@ def check(
     if seed is not None and seed < 0:
         raise TargetError(f"the seed is {seed}; it must not be negative")
     if seed is not None and not game.simulated:
-        raise TargetError(f"{game.name} trains for real, with the system's entropy; only a simulator takes a seed")
+        raise TargetError(f"{game.name} trains real models with the system's entropy; only a simulator takes a seed")
     if isinstance(game, Game) and game.chunk < 1:
-        raise EvaluationError(f"{game.name}: a chunk of {game.chunk} trials; it must be at least 1")
+        raise EvaluationError(f"{game.name}: the chunk is {game.chunk} trials; it must be at least 1")
     most = _most(game, trials // 2, delta, confidence) if trials >= 2 else 0.0
     if most == 0:
         what = "trials of each world" if isinstance(game, Game) else "canaries"
         raise TargetError(
-            f"{trials} {what} are too few: half of them are counted, and even an attack that never errs would show nothing "
+            f"{trials} {what} are too few: half of them are counted, and even an attack that never errs would prove nothing "
             f"with confidence {confidence:g} at δ = {delta:g}; give {_enough(game, delta, confidence)}"
         )
     return Asked(trials, delta, _claims(game, delta), most)
 
 
 def _claims(game: Game | CanaryGame, delta: float) -> tuple[Stated, ...]:
-    """Those of the game, with their numbers. The one-run bound is about the audit's δ alone."""
-    with running(f"{game.name}: its claims cannot be stated", EvaluationError):
+    """The game's claims as numbers. The one-run bound holds at the audit's δ only."""
+    with running(f"{game.name}: its claims cannot be computed", EvaluationError):
         return tuple(Stated.of(claim, delta, along=isinstance(game, Game)) for claim in game.claims(delta))
 
 
@@ -188,7 +188,7 @@ def _most(game: Game | CanaryGame, counted: int, delta: float, confidence: float
 
 
 def _enough(game: Game | CanaryGame, delta: float, confidence: float) -> str:
-    """The least number of trials, where there is one of moderate size."""
+    """The smallest sufficient number of trials, if it is moderate."""
     for counted in range(1, 1_000):
         if not isinstance(game, Game) and 2 * counted * delta > 1:
             break

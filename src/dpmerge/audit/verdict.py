@@ -1,4 +1,4 @@
-"""A measured lower bound beside a claim: exceeded, or how near the attack came."""
+"""Compare measured lower bounds with claims: exceeded, or how close the attack came."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpmerge.audit.game import Claim, ClaimStanding
 from dpmerge.errors import TargetError
 from dpmerge.rules import round_down
 
-_DELTAS = 25  # where a claim that is a curve is looked at
+_DELTAS = 25  # points at which a claimed curve is compared
 _LARGEST = 0.5
 
 
@@ -24,7 +24,7 @@ class Comparison:
 
     @property
     def share(self) -> float:
-        """How much of the claim was reached; above 1 it is exceeded."""
+        """Measured divided by claimed; above 1, the claim is exceeded."""
         if self.claimed == 0:
             return math.inf if self.measured > 0 else 0.0
         return self.measured / self.claimed
@@ -32,11 +32,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the audit says about one claim: at its δ, along the curve if the claim is one, and in μ if it is about μ."""
+    """The comparison with one claim: at the audit's δ, along the curve if the claim is a curve, and in μ if it states μ."""
 
     claim: str
     standing: ClaimStanding
-    curve: tuple[Comparison, ...]  # from the audit's δ on; the limits of the rates hold for every δ at once
+    curve: tuple[Comparison, ...]  # the audit's δ first; the rates' limits hold for all δ jointly
     mu_claimed: float | None
     mu_measured: float | None
 
@@ -47,7 +47,7 @@ class Finding:
 
     @property
     def nearest(self) -> Comparison:
-        """Where the attack came closest, or exceeded most."""
+        """Where the attack came closest to the claim, or exceeded it most."""
         return max(self.curve, key=lambda one: one.share)
 
     @property
@@ -82,14 +82,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Stated:
-    """A claim with its numbers, at the audit's δ and along its curve if it is one: what is to be attacked."""
+    """A claim as numbers: at the audit's δ, and along its curve if it is a curve."""
 
     claim: Claim
     numbers: tuple[tuple[float, float], ...]  # δ and the claimed ε there; the audit's δ first
 
     @classmethod
     def of(cls, claim: Claim, delta: float, along: bool) -> Stated:
-        """Ask the claim at this δ, or `along` larger ones too."""
+        """Evaluate the claim at this δ and, with `along`, at larger ones."""
         deltas = [delta]
         if along and callable(claim.epsilon) and delta < _LARGEST:
             deltas += [float(value) for value in np.geomspace(delta, _LARGEST, _DELTAS)[1:]]
@@ -102,11 +102,11 @@ class Stated:
         return cls(claim, numbers)
 
     def against(self, measured: Callable[[float], float], mu: float | None) -> Finding:
-        """Beside what was measured: ε as a function of δ, and μ."""
+        """Compare with the measured ε, a function of δ, and with the measured μ."""
         curve = tuple(Comparison(delta, epsilon, measured(delta)) for delta, epsilon in self.numbers)
         return Finding(self.claim.label, self.claim.standing, curve, self.claim.mu, mu)
 
 
 def _percent(share: float) -> str:
-    """Rounded down: what is not exceeded is never said to be reached."""
+    """Rounded down, so 100 % appears only if reached."""
     return f"{math.floor(100 * share)} %"

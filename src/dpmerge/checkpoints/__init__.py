@@ -1,4 +1,4 @@
-"""Checkpoints of one private run, already paid for: averages, predictions, and how uncertain they are (docs/theory.md §7)."""
+"""Averages, predictions and uncertainty from one private run's checkpoints, at the run's own cost (docs/theory.md §7)."""
 
 from dpmerge.checkpoints.abstention import abstention_curve as abstention_curve
 from dpmerge.checkpoints.average import average as average, averaging as averaging

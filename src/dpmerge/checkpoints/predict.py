@@ -1,7 +1,7 @@
 """Predictions of several checkpoints together (docs/theory.md §7): the mean of their probabilities, or a vote.
 
-One checkpoint is asked at a time, and only sums are kept. A label is that of the largest entry; of equal ones, the smallest
-label. A checkpoint votes for the largest of its probabilities by the same rule. Written as .json, .csv or .npz.
+Checkpoints are evaluated one at a time, and only sums are kept. The label is that of the largest mean or count; ties go to the
+smallest label. A checkpoint votes for its largest probability by the same rule. Results are written as .json, .csv or .npz.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
 
 OutputRule = Literal["opa", "omv"]
-_PUBLIC_INPUTS = (
-    "the inputs do not depend on the private data; what a prediction tells of its input, or of who asks, is not covered"
-)
-_FIXED = "which checkpoints are used was fixed without looking at them"
+_PUBLIC_INPUTS = "the inputs do not depend on the private data; privacy of the inputs and of the person querying is not covered"
+_FIXED = "the checkpoints used were fixed without looking at them"
 _SUFFIXES = (".json", ".csv", ".npz")
 _SCORES = {"opa": "probabilities", "omv": "votes"}
-_SIMPLEX = 1e-5  # what probabilities may sum to, besides 1: a float32 softmax over many classes
+_SIMPLEX = 1e-5  # tolerance of a sum of probabilities: a float32 softmax over many classes
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """For each input: the label, whether it was tied, and the mean probabilities or numbers of votes of all classes."""
+    """For each input: the label, whether there was a tie, and the mean probability or number of votes of every class."""
 
     rule: OutputRule
     checkpoints: tuple[str, ...]
@@ -60,10 +58,10 @@ def predictions(
     probabilities: bool = False,
     on_checkpoint: Callable[[], None] | None = None,
 ) -> Predictions:
-    """Predictions of the last checkpoints up to step `until` together; of all of them if `last` is not given.
+    """Joint predictions of the last `last` checkpoints up to step `until` (default: all).
 
-    `predictor(folder, inputs)` gives one row of scores for each input, from which probabilities are taken by softmax (one
-    column stands for the log-odds of class 1); with `probabilities` its rows are probabilities already.
+    `predictor(folder, inputs)` returns one row of scores for each input, which softmax turns into probabilities (a single
+    column is the log-odds of class 1). With `probabilities`, its rows already are probabilities.
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
@@ -79,7 +77,7 @@ def predictions_guarantee(
     provenance: Looked = "after-looking",
     accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> Guarantee:
-    """What predictions with these checkpoints cost: the run up to the latest of them, for inputs that are public."""
+    """Cost of predictions with these checkpoints: the run up to the latest of them, for public inputs."""
     weights = {model.name: 1 / len(used) for model in used}
     found = run.choose(weights, delta=delta, provenance=provenance, accounting=accounting).guarantee
     fixed = (_FIXED,) if provenance == "a-priori" else ()
@@ -92,13 +90,13 @@ def combined(
     names: tuple[str, ...],
     on_checkpoint: Callable[[], None] | None = None,
 ) -> Predictions:
-    """From each checkpoint's probabilities (inputs × classes), one at a time."""
+    """Combine each checkpoint's probabilities (inputs × classes), one checkpoint at a time."""
     total: Any = None
     for name, one in zip(names, said, strict=True):
         vote = one if rule == "opa" else np.eye(one.shape[1], dtype=np.int64)[one.argmax(axis=1)]
         if total is not None and vote.shape != total.shape:
             raise EvaluationError(
-                f"checkpoint {name!r} gives {one.shape[1]} classes, {names[0]!r} gives {total.shape[1]}; one run has one number"
+                f"checkpoint {name!r} has {one.shape[1]} classes, {names[0]!r} has {total.shape[1]}; they must agree"
             )
         total = vote.copy() if total is None else np.add(total, vote, out=total)
         if on_checkpoint is not None:
@@ -109,14 +107,14 @@ def combined(
 
 
 def probabilities_of(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Softmax of each row; one column stands for the log-odds of class 1."""
+    """Softmax of each row; a single column is the log-odds of class 1."""
     rows = np.hstack([np.zeros_like(scores), scores]) if scores.shape[1] == 1 else scores
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool) -> npt.NDArray[np.float64]:
-    """One checkpoint's probabilities. A predictor is a user's code: whatever it gives is checked."""
+    """One checkpoint's probabilities. The predictor may be user code, so its output is checked."""
     if model.folder is None:
         raise EvaluationError(f"checkpoint {model.name!r} has no folder: load the run from disk")
     try:
@@ -127,8 +125,8 @@ def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool
         raise EvaluationError(f"the predictor failed on checkpoint {model.name!r}: {fault!r}") from fault
     if said.ndim != 2 or len(said) != len(inputs) or not said.shape[1]:
         raise EvaluationError(
-            f"checkpoint {model.name!r}: the predictor gave shape {list(said.shape)} for {len(inputs)} inputs; it must give "
-            "one row of scores for each"
+            f"checkpoint {model.name!r}: the predictor returned shape {list(said.shape)} for {len(inputs)} inputs; it must "
+            "return one row of scores for each"
         )
     bad = np.flatnonzero(~np.isfinite(said).all(axis=1))
     if bad.size:
@@ -144,14 +142,14 @@ def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a name that exists, or has none of the suffixes, before anything is computed."""
+    """Refuse an existing file, or an unknown suffix, before the computation starts."""
     if path.suffix.lower() not in _SUFFIXES:
-        raise DataError(f"{path}: predictions are written as {', '.join(_SUFFIXES)}; choose one by the suffix")
+        raise DataError(f"{path}: unknown suffix; predictions are written as {', '.join(_SUFFIXES)}")
     require_absent(path)
 
 
 def write_predictions(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None, path: Path) -> None:
-    """Labels, ties and scores; `about` states checkpoints and guarantee (except in .csv)."""
+    """Write labels, ties and scores; `about` adds checkpoints and guarantee (not in .csv)."""
     require_writable(path)
     make = {".json": _json, ".csv": _csv, ".npz": _npz}[path.suffix.lower()]
     write_whole(make(found, about, truth), path)

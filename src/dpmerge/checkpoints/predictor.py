@@ -1,4 +1,4 @@
-"""Inputs to predict, from a data set or a file, and predictors: functions from a checkpoint's folder to scores of inputs."""
+"""Inputs, from a data set or a file, and predictors: functions from a checkpoint's folder and inputs to scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predictor = Callable[[Path, Array], npt.ArrayLike]
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What to predict, along the first axis, and the true labels where they are known."""
+    """Examples along the first axis, and their true labels if known."""
 
     values: Array
     labels: npt.NDArray[np.int64] | None
@@ -30,14 +30,16 @@ class Inputs:
 
 
 def find_predictor(name: str | None) -> Predictor:
-    """A user's `module:function`; without a name, the scores of a linear model."""
-    return linear_scores if name is None else find_in({}, name, "the predictor", EvaluationError)
+    """The user's `module:function`; without a name, a linear model."""
+    if name is None:
+        return linear_scores
+    return find_in({}, name, "the predictor", EvaluationError, ", or omit it for a linear model")
 
 
 def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = None) -> Inputs:
-    """The public test part of a task (`data` is then the folder of its file), or the arrays of a file.
+    """The public test part of a task (`data` is then the folder of its file), or the arrays of the file `data`.
 
-    The file is an .npz with `inputs`, one along the first axis, and if they are known `labels`, from 0 on.
+    The file is an .npz with `inputs`, examples along the first axis, and optionally `labels`, counted from 0.
     """
     if task is None:
         found = _from_file(data)
@@ -51,18 +53,18 @@ def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = 
 
 def _from_file(path: Path | None) -> Inputs:
     if path is None:
-        raise DataError("there is nothing to predict: name a task, or a file of inputs (data)")
+        raise DataError("there are no inputs: give a `task`, or a file of inputs (`data`)")
     try:
         with np.load(path, allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
     except (OSError, ValueError, AttributeError, EOFError) as fault:
         raise DataError(f"{path}: not an .npz file of arrays: {fault}") from None
     if not {"inputs"} <= arrays.keys() <= {"inputs", "labels"}:
-        raise DataError(f"{path}: needs an array inputs, and labels if they are known; it has {', '.join(sorted(arrays))}")
+        raise DataError(f"{path}: needs an array inputs, and optionally labels; it has {', '.join(sorted(arrays))}")
     inputs, labels = arrays["inputs"], arrays.get("labels")
     if inputs.ndim < 1 or not len(inputs):
         raise DataError(f"{path}: inputs is empty")
     if labels is not None and (labels.shape != (len(inputs),) or labels.dtype.kind not in "iu" or labels.min() < 0):
-        raise DataError(f"{path}: labels must hold one number from 0 on for each of the {len(inputs)} inputs")
+        raise DataError(f"{path}: labels must be integers from 0 on, one for each of the {len(inputs)} inputs")
     known = None if labels is None else labels.astype(np.int64)
     return Inputs(inputs, known, f"{path.name}, {len(inputs)} examples")

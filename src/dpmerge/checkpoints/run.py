@@ -1,4 +1,4 @@
-"""The checkpoints of one private run, in order: a folder with one sub-folder for each, refused if they are not one run's."""
+"""The ordered checkpoints of one private run: a folder with one sub-folder each. Models of different runs are refused."""
 
 from __future__ import annotations
 
@@ -31,28 +31,26 @@ class Run:
 
     @classmethod
     def of(cls, portfolio: Portfolio) -> Run:
-        """The models in the order of their steps, once they are known to be one run's."""
+        """The models ordered by step; refused if they are not checkpoints of one run."""
         _require_one_run(portfolio.models)
         ordered = tuple(sorted(portfolio.models, key=steps))
         for earlier, later in pairwise(ordered):
             if steps(earlier) == steps(later):
                 raise PortfolioError(
-                    f"checkpoints {earlier.name!r} and {later.name!r} are both of step {steps(later)}, so neither comes first; "
-                    "keep one of them"
+                    f"checkpoints {earlier.name!r} and {later.name!r} are both of step {steps(later)}, so their order is "
+                    "unknown; keep one of them"
                 )
         _require_order_of_names(ordered)
         return cls(portfolio, ordered)
 
     def last(self, count: int | None = None, *, until: int | None = None, allow_gaps: bool = False) -> tuple[Model, ...]:
-        """The last `count` checkpoints up to step `until`, or all; none may be missing between them unless that is allowed."""
+        """The last `count` checkpoints up to step `until` (default: all). Gaps are refused unless allowed."""
         reached = [steps(model) for model in self.checkpoints]
         if until is not None and until not in reached:
             raise PortfolioError(f"there is no checkpoint of step {until}; there are {_listed(reached)}")
         before = [model for model in self.checkpoints if until is None or steps(model) <= until]
         if count is not None and not 1 <= count <= len(before):
-            raise PortfolioError(
-                f"the last {count} checkpoints were asked for, but up to step {steps(before[-1])} there are {len(before)}"
-            )
+            raise PortfolioError(f"`last` is {count}, but there are {len(before)} checkpoints up to step {steps(before[-1])}")
         used = before if count is None else before[-count:]
         if not allow_gaps:
             _require_even(reached, used)
@@ -67,10 +65,10 @@ class Run:
         provenance: Looked = "after-looking",
         accounting: Accounting = DEFAULT_ACCOUNTING,
     ) -> Chosen:
-        """What is guaranteed of anything made of these checkpoints: the run up to the latest of them (docs/theory.md §7).
+        """The guarantee of anything computed from these checkpoints: the run up to the latest of them (docs/theory.md §7).
 
-        After looking it is the run up to its last checkpoint here: which ones to use, up to where and how is then a function
-        of all of them.
+        After looking, it is the run up to its last checkpoint in the folder: the choice of checkpoints and parameters then
+        depends on all of them.
         """
         return choose(
             self.portfolio,
@@ -87,7 +85,7 @@ class Run:
         if latest == last:
             return []
         if provenance == "a-priori":
-            return [f"this holds if step {latest} was fixed without looking at later checkpoints; they are not covered"]
+            return [f"this holds only if step {latest} was fixed without looking at later checkpoints, which are not covered"]
         return [
             f"checkpoints up to step {last} are covered, since step {latest} may have been chosen by looking at them; if it "
             "was fixed beforehand, state the provenance a-priori"
@@ -99,29 +97,29 @@ def steps(model: Model) -> int:
     if not isinstance(mechanism, DpSgd | DpFtrl):
         raise PortfolioError(
             f"model {model.name!r}: a record of kind {mechanism.kind} has no steps, and covers one model, not the checkpoints "
-            "of a run; records of kind dp-sgd and dp-ftrl do"
+            "of a run; use records of kind dp-sgd or dp-ftrl"
         )
     return mechanism.steps
 
 
 def _require_one_run(models: Sequence[Model]) -> None:
-    """Refuse a model of another run than most of them, by name."""
+    """Refuse models that are not of the most common run."""
     for model in models:
         steps(model)
         if model.mechanism.run is None:
-            raise PortfolioError(f"model {model.name!r}: its record names no run that it is a checkpoint of; add a run to it")
+            raise PortfolioError(f"model {model.name!r}: its record has no run; add the run that it is a checkpoint of")
     ((run, _),) = Counter(model.run for model in models).most_common(1)
     for model in models:
         if model.run != run:
             other = next(one.name for one in models if one.run == run)
             raise PortfolioError(
-                f"{model.name!r} is a checkpoint of run {model.run!r}, {other!r} of run {run!r}; keep the checkpoints of one "
-                "run in a folder of their own"
+                f"{model.name!r} is a checkpoint of run {model.run!r}, {other!r} of run {run!r}; keep the checkpoints of "
+                "each run in a separate folder"
             )
 
 
 def _require_order_of_names(ordered: Sequence[Model]) -> None:
-    """Folders that are numbered alike are numbered in the order of their records."""
+    """Refuse numbered folder names whose order contradicts the steps in their records."""
     seen: dict[tuple[str, str], tuple[int, Model]] = {}
     for model in ordered:
         found = _NUMBERED.fullmatch(model.name)
@@ -132,16 +130,16 @@ def _require_order_of_names(ordered: Sequence[Model]) -> None:
         if before is not None and before[0] >= number:
             raise PortfolioError(
                 f"checkpoints {before[1].name!r} and {model.name!r} are out of order: by their records they are of steps "
-                f"{steps(before[1])} and {steps(model)}; rename the folders, or put the records where they belong"
+                f"{steps(before[1])} and {steps(model)}; rename the folders, or correct the records"
             )
         seen[kind] = number, model
 
 
 def _require_even(known: Sequence[int], used: Sequence[Model]) -> None:
-    """Refuse gaps: an average over what is left is not the rule that was asked for.
+    """Refuse gaps: an average over the remaining checkpoints is not the requested rule.
 
-    The usual distance is the most frequent one, the smallest if there are several; the run's last checkpoint may come sooner,
-    since a run need not end with a multiple of it.
+    The usual distance is the most frequent one, the smallest if there are several. The run's last checkpoint may be closer,
+    since a run need not end at a multiple of the distance.
     """
     distances = [later - earlier for earlier, later in pairwise(known)]
     usual = min(multimode(distances[:-1] or distances), default=0)
@@ -150,14 +148,14 @@ def _require_even(known: Sequence[int], used: Sequence[Model]) -> None:
         if missing:
             raise PortfolioError(
                 f"between {one.name!r} and {other.name!r} the checkpoint of step {_listed(missing)} is missing: checkpoints of "
-                f"this run are {usual} steps apart; put it there, or allow gaps"
+                f"this run are {usual} steps apart; add it, or allow gaps"
             )
     apart = [steps(other) - steps(one) for one, other in pairwise(used)]
     whole = apart[:-1] if steps(used[-1]) == known[-1] else apart
     if len(set(whole)) > 1 or (whole and apart[-1] > whole[0]):
         raise PortfolioError(
             f"the checkpoints {', '.join(repr(model.name) for model in used[:3])}… are not equally far apart: {_listed(apart)} "
-            "steps; allow gaps to use them as they are"
+            "steps; allow gaps to use them anyway"
         )
 
 

@@ -1,4 +1,4 @@
-"""The models whose scores are compared, checkpoints of one run or independent runs, and what is known of the estimate."""
+"""The models whose scores are compared: checkpoints of one run, or independent runs; and what the estimate assumes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PUBLIC = "the inputs, and the labels that predictions are compared with, are pub
 _THEOREM = (
     "Thm A.1 of Recycling Scraps bounds the bias of this estimator if the loss is strongly convex and smooth, the run is "
     "Langevin dynamics on it, the first checkpoint comes after the burn-in κ₁ and neighbours are κ₂ apart; both contain a "
-    "constant that the paper does not state, so it is never known whether they are",
-    "close checkpoints are alike, which makes widths too small; checkpoints of a run that still improves differ for that "
-    "reason too, which makes them too large",
+    "constant that the paper does not state, so this cannot be checked",
+    "checkpoints close to each other are similar, which makes widths too small; checkpoints of a run that still improves also "
+    "differ for that reason, which makes widths too large",
 )
 _RUNS = (
-    "over independent runs of one recipe the sample variance is unbiased, whatever the loss",
-    "the interval holds the mean score over all such runs with its confidence if scores are normally distributed",
+    "over independent runs of one recipe the sample variance is unbiased for every loss",
+    "the interval contains the mean score over all such runs with the stated confidence if scores are normally distributed",
 )
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The models to compare, in order, from the folder's portfolio."""
+    """The models to compare, in order, and the portfolio they belong to."""
 
     portfolio: Portfolio
     models: tuple[Model, ...]
@@ -51,7 +51,7 @@ class Spread:
         separation: int | None = None,
         allow_gaps: bool = False,
     ) -> Spread:
-        """Checkpoints of one run: all, or those that `chosen_steps` names. Without a separation none may be missing."""
+        """Checkpoints of one run: all, or those of `chosen_steps`. Without a separation, gaps are refused unless allowed."""
         run = Run.load(folder)
         by_step = {steps(model): model for model in run.checkpoints}
         chosen = chosen_steps(list(by_step), last=last, burn_in=burn_in, separation=separation)
@@ -70,14 +70,14 @@ class Spread:
         return cls(portfolio, models, "estimate", f"{len(models)} independent runs", _RUNS)
 
     def guarantee(self, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING) -> Guarantee:
-        """Of everything made of these models: one run at its latest checkpoint, or all runs together (docs/theory.md §7)."""
+        """The guarantee of everything computed from these models: one run up to its latest checkpoint, or all runs jointly."""
         runs = latest_checkpoints(self.models)
         return public_guarantee(self.portfolio.weights({model.name: 1 / len(runs) for model in runs}), delta, accounting)
 
     def scores(
         self, predictor: Predictor, inputs: Inputs, probabilities: bool = False, on_model: Callable[[], None] | None = None
     ) -> Iterator[Floats]:
-        """Each model's probabilities, one model at a time; as in `predictions`, a predictor may give them or scores."""
+        """Each model's probabilities, one model at a time; the predictor returns scores or probabilities."""
         for model in self.models:
             yield asked(predictor, model, inputs.values, probabilities)
             if on_model is not None:
@@ -85,7 +85,7 @@ class Spread:
 
 
 def public_guarantee(weights: Weights, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING) -> Guarantee:
-    """What everything costs that is made of the models that have weight and of public examples."""
+    """Cost of everything computed from the models with positive weight and from public examples."""
     found = accounting.guarantee(build("joint", weights, accounting, looked_at=()), delta=delta)
     return replace(found, assumptions=(*found.assumptions, PUBLIC))
 
@@ -94,7 +94,7 @@ def departures(model: Model) -> tuple[str, ...]:
     """Where the record contradicts the theorem's assumptions, or leaves them open."""
     mechanism = model.mechanism
     if not isinstance(mechanism, DpSgd):
-        return (f"of this run: {mechanism.kind} is no Langevin dynamics",)
+        return (f"of this run: {mechanism.kind} is not Langevin dynamics",)
     phases = mechanism.settings()
     found = [
         (True, "no record states that its loss is strongly convex"),
@@ -109,21 +109,19 @@ def departures(model: Model) -> tuple[str, ...]:
 
 
 def _require_one_recipe(models: Sequence[Model]) -> None:
-    """Runs made differently differ for more reasons than their noise."""
+    """Refuse runs of different recipes: their scores differ by more than the noise."""
     if len(models) < 2:
-        raise PortfolioError(
-            f"all models are checkpoints of run {models[0].run!r}, and independent runs were asked for; at least two are needed"
-        )
+        raise PortfolioError(f"all models are checkpoints of run {models[0].run!r}; at least two independent runs are needed")
     first, own = models[0], {"run", "noise_fingerprint", "sampler_fingerprint", "noise_generator"}
     for one, other in combinations(models, 2):
         if one.run == other.run:
             raise PortfolioError(
-                f"models {one.name!r} and {other.name!r} are of one run, {one.run!r}, and independent runs were asked for: "
-                "keep one of them"
+                f"models {one.name!r} and {other.name!r} are of the same run, {one.run!r}, but runs must be independent: keep "
+                "one of them"
             )
     for other in models[1:]:
         if other.mechanism.model_dump(exclude=own) != first.mechanism.model_dump(exclude=own):
             raise PortfolioError(
-                f"models {first.name!r} and {other.name!r} were not made by one recipe: their records differ in more than the "
-                "run and its randomness, so the spread of their scores is not that of one training"
+                f"models {first.name!r} and {other.name!r} were not trained by the same recipe: their records differ in more "
+                "than the run and its randomness, so the spread of their scores is not that of one recipe"
             )

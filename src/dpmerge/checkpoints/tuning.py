@@ -1,7 +1,7 @@
-"""A rule's parameter chosen by accuracy on a public validation set (Alg. 4 of Recycling Scraps).
+"""Choose a rule's parameter by accuracy on a public validation set (Algorithm 4 of Recycling Scraps).
 
-Every average is a function of the run's checkpoints, and on public examples so is the best of them: choosing costs nothing
-beyond the run up to its latest checkpoint (docs/theory.md §7). A private validation set pays for the choice as well (§4).
+Every average is a function of the run's checkpoints, and so is the best one on public examples: the choice costs nothing
+beyond the run up to its latest checkpoint (docs/theory.md §7). With a private validation set the choice has a cost too (§4).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _PARAMETERS: dict[str, tuple[Parameter, ...]] = {
     "omv": ("last",),
 }
 _NOT_PUBLIC = (
-    "choosing by a public validation set costs nothing beyond the run: state that yours is public (validation_is_public). A "
-    "private one pays for the choice, which must then be noisy: report-noisy-max, as in a plan with a validation ε"
+    "tuning here needs a public validation set: state that yours is public (validation_is_public). With a private one the "
+    "choice must be noisy and has a cost: use report-noisy-max, as in a plan with validation_epsilon"
 )
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Values of one parameter of one rule, in order; of equally good ones the first is chosen."""
+    """Values of one parameter of one rule, in order; ties go to the first."""
 
     rule: TunedRule
     parameter: Parameter
@@ -55,17 +55,17 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.rule not in _PARAMETERS:
-            raise WeightsError(f"no rule to tune is called {self.rule!r}; there are {', '.join(_PARAMETERS)}")
+            raise WeightsError(f"no rule to tune is named {self.rule!r}; choose from {', '.join(_PARAMETERS)}")
         if self.parameter not in _PARAMETERS[self.rule]:
             wanted = " or ".join(_PARAMETERS[self.rule])
-            raise WeightsError(f"{self.rule} has no parameter {self.parameter}; what is tuned is its {wanted}")
+            raise WeightsError(f"{self.rule} has no parameter {self.parameter}; its parameter is {wanted}")
         if self.warm_up and self.rule != "ema":
             raise WeightsError(f"the warm-up belongs to ema, not to {self.rule}")
         if not self.values or len(set(self.values)) != len(self.values):
-            raise WeightsError(f"the grid of {self.rule} needs values, each of them once; it has {list(self.values)}")
+            raise WeightsError(f"the grid of {self.rule} needs distinct values; it has {list(self.values)}")
         for value in self.values:
             if self.parameter == "last" and not float(value).is_integer():
-                raise WeightsError(f"{self.rule} takes the last k checkpoints for a whole number k, not {value:g}")
+                raise WeightsError(f"{self.rule} uses a whole number of last checkpoints, not {value:g}")
 
     def average(self, value: float, checkpoints: int) -> Averaging:
         stated = {} if self.parameter == "last" else {self.parameter: value}
@@ -74,16 +74,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class Score:
-    """How well one average does: on the examples that choose, and on the rest, if there are any."""
+    """Accuracy of one average: on the validation examples, and on the rest, if there are any."""
 
-    value: float | None  # none: the last checkpoint alone
+    value: float | None  # None: the last checkpoint alone
     validation: float
     rest: float | None
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The scores of a grid, and of the last checkpoint to compare with."""
+    """The scores of a grid, and of the last checkpoint for comparison."""
 
     grid: Grid
     scores: tuple[Score, ...]
@@ -91,7 +91,7 @@ class Tuned:
 
     @property
     def best(self) -> Score:
-        """Alg. 4 replaces the best one only by a better one: of equal ones the first."""
+        """The first of equally good ones: Algorithm 4 replaces the best only by a strictly better one."""
         return max(self.scores, key=lambda score: score.validation)
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,10 +102,10 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Search:
-    """A grid over averages of one run, ready to be searched: whatever can be refused has been.
+    """A search over a grid of averages of one run; arguments are already validated.
 
-    A function from a value to right answers on the examples that choose, and on the rest; small enough to be sent to other
-    machines.
+    Calling it with a value counts the correct answers on the validation examples, and on the rest. It is small enough to send
+    to other machines.
     """
 
     folder: Path
@@ -133,9 +133,9 @@ class Search:
         until: int | None = None,
         allow_gaps: bool = False,
     ) -> Search:
-        """Examples and predictor are named as for predictions; only checkpoints up to step `until` are used.
+        """Examples and predictor: as for `load_inputs` and `find_predictor`. Only checkpoints up to step `until` are used.
 
-        The first `validation` examples choose, and the others measure what was chosen; without it all choose.
+        The first `validation` examples select the value (default: all), and the others measure its accuracy.
         """
         if not validation_is_public:
             raise EvaluationError(_NOT_PUBLIC)
@@ -150,10 +150,10 @@ class Search:
                 grid.average(value, len(used))
         inputs = load_inputs(task, where, norm_bound)
         if inputs.labels is None:
-            raise DataError(f"{inputs.source}: tuning compares predictions with labels, and there are none")
+            raise DataError(f"{inputs.source}: tuning needs labels; this file has none")
         choosing = len(inputs.values) if validation is None else validation
         if not 1 <= choosing <= len(inputs.values):
-            raise DataError(f"{inputs.source}: {choosing} of them cannot choose; validation is at least 1, and at most all")
+            raise DataError(f"{inputs.source}: `validation` is {choosing}; it must be from 1 to {len(inputs.values)}")
         asked_for = (grid.rule, grid.parameter, grid.warm_up, choosing, predictor, probabilities, until)
         fingerprint = _fingerprint(used, inputs, asked_for)
         return cls(folder, grid, (task, where, norm_bound), predictor, probabilities, choosing, until, fingerprint)
@@ -167,12 +167,12 @@ class Search:
         return _loaded(self.folder, self.examples, self.fingerprint)[1]
 
     def guarantee(self, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING) -> Guarantee:
-        """Of all scores, of the choice, and of what is made by it: the run up to its last checkpoint in the folder."""
+        """The guarantee of all scores, the choice and its result: the run up to its last checkpoint in the folder."""
         last = self.run.checkpoints[-1]
         return public_guarantee(self.run.portfolio.weights({last.name: 1.0}), delta, accounting)
 
     def tuned(self, mapper: Mapper = run_all) -> Tuned:
-        """Score every average of the grid, each a piece of work for `mapper`: `jobs.run_all` with where to run and keep."""
+        """Score every average of the grid. `mapper` is `jobs.run_all`, or a partial with where to run and store results."""
         items = [None, *self.grid.values]
         found = mapper(self, items, keys=[f"{self.fingerprint}:{value!r}" for value in items])
         others = len(self.inputs.values) - self.validation
@@ -183,14 +183,14 @@ class Search:
         return Tuned(self.grid, tuple(scores[1:]), scores[0])
 
     def __call__(self, value: float | None) -> tuple[int, int]:
-        """Of one average, or without a value of the last checkpoint alone."""
+        """Correct answers of one average (None: of the last checkpoint alone)."""
         inputs = self.inputs
         right = self._labels(self.run, inputs, value) == inputs.labels
         return int(right[: self.validation].sum()), int(right[self.validation :].sum())
 
     def _labels(self, run: Run, inputs: Inputs, value: float | None) -> npt.NDArray[np.int64]:
         predictor, rule = find_predictor(self.predictor), self.grid.rule
-        # That gaps are allowed, if there are any, was found out before.
+        # Gaps were checked when the search was created.
         if value is None or rule in ("opa", "omv"):
             return predictions(
                 run,
@@ -214,12 +214,12 @@ class Search:
 
 @lru_cache(maxsize=1)
 def _loaded(folder: Path, examples: tuple[str | None, Path | None, float | None], fingerprint: str) -> tuple[Run, Inputs]:
-    """Loaded once per process; the fingerprint tells apart what a folder held at different times."""
+    """Loaded once per process; the fingerprint distinguishes earlier contents of the same folder."""
     return Run.load(folder), load_inputs(*examples)
 
 
 def _fingerprint(used: tuple[Model, ...], inputs: Inputs, asking: tuple[Any, ...]) -> str:
-    """A hash of the checkpoints' files, the examples and the question: a kept score is used for nothing else."""
+    """Hash of the checkpoints' files, the examples and the arguments: a stored score is reused only for the same search."""
     digest = hashlib.sha256(repr((asking, code_fingerprint("checkpoints", "tensors", "planning"))).encode())
     for array in (inputs.values, inputs.labels):
         assert array is not None

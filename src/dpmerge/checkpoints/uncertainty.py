@@ -1,6 +1,6 @@
-"""How uncertain a private model's predictions are: the spread of scores over checkpoints of one run, or over runs.
+"""Uncertainty of a private model's predictions: the spread of scores over checkpoints of one run, or over runs.
 
-An estimator, not a guarantee: what its theorem assumes, and what of it is never known here, is in docs/theory.md §7.
+An estimator, not a guarantee: docs/theory.md §7 states its theorem's assumptions, and which of them cannot be checked.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Uncertainty:
 def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = None) -> Any:
     """S, an estimate of Var(Σ p_i f(θ_{t_i})): the values f(θ_{t_i}) are along the first axis.
 
-    Thm A.1 of Recycling Scraps (RSc). Equal weights p estimate the variance of the mean; all weight on the last, that of the
-    last value alone (RSc Thm 5.1).
+    Thm A.1 of Recycling Scraps. Equal weights p estimate the variance of the mean; all weight on the last, that of the last
+    value alone (Thm 5.1 there).
     """
     array = np.asarray(values, dtype=np.float64)
     _require_two(len(array))
@@ -51,7 +51,8 @@ def variance_estimate(values: npt.ArrayLike, weights: Sequence[float] | None = N
 def interval_widths(variance: npt.ArrayLike, models: int, confidence: float = CONFIDENCE) -> Any:
     """2·t·√S with Student's quantile for `models` − 1 degrees of freedom.
 
-    RSc §5.1.3 names no distribution. Student's is the exact one for equal weights if the scores are independent and normal.
+    Recycling Scraps (§5.1.3) names no distribution. Student's is the exact one for equal weights if the scores are independent
+    and normal.
     """
     _require_confidence(confidence)
     _require_two(models)
@@ -61,10 +62,10 @@ def interval_widths(variance: npt.ArrayLike, models: int, confidence: float = CO
 def uncertainty(
     scores: Iterable[npt.ArrayLike], weights: Sequence[float] | None = None, confidence: float = CONFIDENCE
 ) -> Uncertainty:
-    """From each model's scores (examples × classes), in order; one model's scores are held at a time.
+    """Labels, scores and widths from each model's scores (examples × classes); one model's scores are in memory at a time.
 
     The label is that of the largest Σ p_i score_i, the smallest such label if there are several; the width is that of the
-    interval around that score (RSc §5.1.3). Without weights, all models count equally.
+    interval around that score (Recycling Scraps §5.1.3). Without weights, all models count equally.
     """
     _require_confidence(confidence)
     count = 0
@@ -75,7 +76,7 @@ def uncertainty(
         elif said.shape != mean.shape:
             raise EvaluationError(
                 f"model {count + 1} has scores of shape {said.shape}, the first of shape {mean.shape}; "
-                "all must be about the same examples and classes"
+                "all must have the same examples and classes"
             )
         count += 1
         if weights is not None:
@@ -97,10 +98,10 @@ def uncertainty(
 def chosen_steps(
     steps: Sequence[int], *, last: int | None = None, burn_in: int | None = None, separation: int | None = None
 ) -> list[int]:
-    """Which checkpoints of a run to use, in order: none before step `burn_in`, `separation` steps apart, the `last` of them.
+    """Steps of the checkpoints to use, in order: the last `last`, none before step `burn_in`, `separation` steps apart.
 
-    Counted back from the run's last checkpoint, which is always one of them. A checkpoint that is asked for and was not
-    kept is refused, never replaced by a neighbour.
+    Steps are counted back from the run's last checkpoint, which is always used. A missing checkpoint is an error, and never
+    replaced by a neighbour.
     """
     _require_positive(("last", last, 2), ("burn_in", burn_in, 0), ("separation", separation, 1))
     kept = sorted(set(steps))
@@ -117,12 +118,12 @@ def chosen_steps(
     missing = [step for step in wanted if step not in kept]
     if missing:
         raise CheckpointError(
-            f"a separation of {separation} steps needs the checkpoint of step {missing[-1]}, which was not kept; "
-            f"choose a multiple of the distance at which checkpoints were kept"
+            f"a separation of {separation} steps needs the checkpoint of step {missing[-1]}, which is missing; "
+            f"choose a multiple of the distance between checkpoints"
         )
     where = f"from step {first} to {final}" + (f", {separation} steps apart" if separation is not None else "")
     if last is not None and len(wanted) < last:
-        raise CheckpointError(f"{last} checkpoints asked for, but {where} there are only {len(wanted)}")
+        raise CheckpointError(f"`last` is {last}, but {where} there are only {len(wanted)} checkpoints")
     if len(wanted) < 2:
         raise CheckpointError(f"a spread needs at least two checkpoints; {where} there is only one")
     return wanted
@@ -131,7 +132,7 @@ def chosen_steps(
 def _checked(given: npt.ArrayLike, number: int) -> Floats:
     said = np.asarray(given, dtype=np.float64)
     if said.ndim != 2 or 0 in said.shape:
-        raise EvaluationError(f"model {number} has scores of shape {said.shape}; needed are examples × classes")
+        raise EvaluationError(f"model {number} has scores of shape {said.shape}; they must be examples × classes")
     if not np.isfinite(said).all():
         raise EvaluationError(f"model {number} has scores that are not finite")
     return said
@@ -144,7 +145,7 @@ def _squares(weights: Sequence[float] | None, count: int) -> float:
     if len(weights) != count:
         raise WeightsError(f"{len(weights)} weights for {count} models")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise WeightsError(f"weights are finite and not negative; got {list(weights)}")
+        raise WeightsError(f"weights must be finite and not negative; got {list(weights)}")
     if abs(math.fsum(weights) - 1) > WEIGHT_SUM_TOLERANCE:
         raise WeightsError(f"the weights sum to {math.fsum(weights)!r}, not 1; they are never renormalised")
     return math.fsum(weight**2 for weight in weights)

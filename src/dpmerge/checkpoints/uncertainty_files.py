@@ -1,4 +1,4 @@
-"""Uncertainty as files: a row for each example, a summary, and two pictures, in a folder that appears whole."""
+"""Uncertainty as files: a table with one row for each example, a summary, and two figures, in a folder written atomically."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dpmerge.tensors import new_folder
 SUFFIXES = (".png", ".html")
 _MOST_BINS = 60
 _STANDINGS = {
-    "heuristic": "From checkpoints it is a heuristic: its theorem is about strongly convex losses (docs/theory.md §7).",
-    "estimate": "From independent runs it is an estimate without bias.",
+    "heuristic": "From checkpoints it is a heuristic: its theorem needs strongly convex losses (docs/theory.md §7).",
+    "estimate": "From independent runs it is an unbiased estimate.",
 }
 _SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 
 
 def summary(found: Uncertainty, spread: Spread, inputs: Inputs, guarantee: Guarantee) -> dict[str, Any]:
-    """Everything but the rows, as plain data."""
+    """Everything but the table, as plain data."""
     quantiles = {f"{100 * share:g} %": float(np.quantile(found.widths, share)) for share in (0.05, 0.5, 0.95)}
     return {
         "standing": spread.standing,
@@ -49,7 +49,7 @@ def summary(found: Uncertainty, spread: Spread, inputs: Inputs, guarantee: Guara
 
 
 def write(found: Uncertainty, inputs: Inputs, about: dict[str, Any], folder: Path) -> list[Path]:
-    """`table.csv`, `summary.json`, and pictures of the widths and, where labels are known, of abstaining."""
+    """Write `table.csv`, `summary.json`, and figures of the widths and, if labels are known, of abstention."""
     subtitle = f"{about['from']}; {inputs.source}"
     widths = histogram_line(found.widths, "widths")
     pictures = {"widths": widths_picture([widths], subtitle, found.confidence, about["standing"])}
@@ -86,7 +86,7 @@ def _where_answered(found: Uncertainty, inputs: Inputs) -> dict[str, Any]:
 
 
 def _curves(found: Uncertainty, truth: npt.NDArray[np.int64]) -> dict[str, Abstention]:
-    """Abstaining by the width; to compare with, by the score alone; and by both: the lower end of the interval."""
+    """Abstention by width; for comparison by score alone; and by both, the lower end of the interval."""
     doubts = {
         "width": found.widths,
         "top score": -found.scores,
@@ -97,12 +97,12 @@ def _curves(found: Uncertainty, truth: npt.NDArray[np.int64]) -> dict[str, Abste
 
 def _truth(inputs: Inputs, found: Uncertainty) -> npt.NDArray[np.int64]:
     if inputs.labels is None or len(inputs.labels) != len(found.labels):
-        raise DataError(f"{inputs.source}: there is not one label for each of the {len(found.labels)} predictions")
+        raise DataError(f"{inputs.source}: the number of labels differs from the {len(found.labels)} predictions")
     return inputs.labels
 
 
 def histogram_line(widths: npt.NDArray[np.float64], label: str) -> dict[str, Any]:
-    """The share of examples in bins of equal width, as steps."""
+    """A histogram: the share of examples in bins of equal width."""
     shares, edges = np.histogram(widths, bins=min(_MOST_BINS, math.ceil(math.sqrt(len(widths)))))
     heights = np.repeat(shares / len(widths), 2)
     x = np.repeat(edges, 2).tolist()
@@ -110,19 +110,19 @@ def histogram_line(widths: npt.NDArray[np.float64], label: str) -> dict[str, Any
 
 
 def abstention_line(curve: Abstention, label: str) -> dict[str, Any]:
-    """Accuracy against coverage, at a hundred shares at most."""
+    """Accuracy against coverage, at most a hundred points."""
     thin = curve.thinned()
     return {"label": label, "x": thin.coverage.tolist(), "y": thin.accuracy.tolist(), "standing": "measured"}
 
 
 def widths_picture(lines: Sequence[dict[str, Any]], subtitle: str, confidence: float, standing: str) -> dict[str, Any]:
-    """How wide the intervals are; `standing` is what may be said of them."""
+    """A figure of the intervals' widths; `standing` selects the caption."""
     return {
         "kind": "lines",
         "title": "How uncertain the predictions are",
         "subtitle": subtitle,
         "caption": "The spread of scores that the noise and batches of private training cause. "
-        f"{_STANDINGS[standing]} It says nothing of errors that all models share.",
+        f"{_STANDINGS[standing]} It does not measure errors that all models share.",
         "x_label": f"width of the {100 * confidence:g} % interval of the predicted label's score",
         "y_label": "share of examples",
         "lines": list(lines),

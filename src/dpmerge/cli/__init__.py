@@ -1,4 +1,4 @@
-"""The command line: one file for each group of verbs, thin, loaded when one of its verbs is run."""
+"""The command line: one thin file for each group of commands, loaded when one of them is run."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ def _version(wanted: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
 ) -> None:
-    told = logging.getLogger("dpmerge.records")
-    told.setLevel(logging.INFO)
-    told.handlers = [_OnStderr()]
+    logger = logging.getLogger("dpmerge.records")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_OnStderr()]
 
 
 class _OnStderr(logging.Handler):
-    """What the library notices, one line each, beside whatever the command prints."""
+    """Print the library's notices on stderr, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(f"note: {record.getMessage()}", err=True)
 
 
 def main() -> None:
-    """Run a command; an error raised on purpose is one line on stderr and exit code 2."""
-    # Accounting multiplies vectors, not matrices: a second BLAS thread only gets in the way of other processes.
+    """Run a command; a dpmerge error becomes one line on stderr and exit code 2."""
+    # Accounting multiplies vectors, not matrices: more BLAS threads would only compete with other processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         app()

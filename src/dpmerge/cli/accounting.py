@@ -1,4 +1,4 @@
-"""`dpmerge account` and `dpmerge compare`: what models guarantee."""
+"""`dpmerge account` and `dpmerge compare`: the guarantees of models and merges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 import dpmerge.rules as rules
 from dpmerge.cli.commands import JsonOption, argument, only, option
-from dpmerge.cli.options import Granted, MergeAccounting, PortfolioArgument, Question
+from dpmerge.cli.options import EpsilonOrDelta, Granted, MergeAccounting, PortfolioArgument
 from dpmerge.cli.output import (
     print_guarantee,
     print_json,
@@ -29,14 +29,14 @@ _WEIGHTS = "name=value,…, e.g. a=0.2,b=0.8 or a=1/3,…; they sum to 1, and a 
 WeightsOption = Annotated[str, option(_WEIGHTS)]
 ProvenanceOption = Annotated[
     rules.Looked | None,
-    option("How the weights were chosen. Joint release counts all models; a-priori: only those with weight."),
+    option("How the weights were chosen. Joint release counts all models; if a-priori, only those with weight."),
 ]
 _ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP"}
 
 
 def account(
     context: typer.Context,
-    question: Question,
+    question: EpsilonOrDelta,
     accounting: MergeAccounting,
     tuning: Tuning,
     portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
@@ -48,19 +48,30 @@ def account(
 ) -> None:
     """What a merge guarantees: ε at δ, or δ at ε.
 
-    With its theorem and every assumption. --alone: each model by itself. --tuning: releasing the best of several runs.
+    With its theorem and every assumption. --alone: each model separately. --tuning: releasing the best of several runs.
     """
     if tuning.tuning is not None:
         only(context, "with --tuning", Tuning, Granted, "portfolio", "delta", "json")
         return account_tuning(portfolio, tuning, question.delta, accounting, json)
-    only(context, "without --tuning", Question, MergeAccounting, "portfolio", "rule", "weights", "provenance", "alone", "json")
+    only(
+        context,
+        "without --tuning",
+        EpsilonOrDelta,
+        MergeAccounting,
+        "portfolio",
+        "rule",
+        "weights",
+        "provenance",
+        "alone",
+        "json",
+    )
     if portfolio is None:
-        raise PortfolioError("name a portfolio: a folder of models")
+        raise PortfolioError("give a portfolio: a folder of models")
     if alone:
         only(context, "with --alone", Granted, "portfolio", "delta", "alone", "json")
         return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
     if rule is None or weights is None:
-        raise TargetError("a merge is a rule and weights: give --rule and --weights, or ask for every model with --alone")
+        raise TargetError("a merge needs --rule and --weights; for each model alone, use --alone")
     rules.Target(epsilon=question.epsilon, delta=question.delta)
     how = accounting.accounting()
     built = rules.build(rule, Weights.parse(Portfolio(portfolio), weights), how, provenance=provenance)
@@ -88,7 +99,7 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
     columns = ["model", "kind", *_ACCOUNTANTS.values()]
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
     print_warnings(warnings)
-    for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # one line about all of them
+    for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # once, for all models
         typer.echo(f"assuming: {text}")
     for entry, noted in found.values():
         for text in noted:
@@ -98,7 +109,7 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
 
 
 def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """One model's ε by every accountant, and what its own record assumes."""
+    """One model's ε by every accountant, and the assumptions of its record."""
     entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
     entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
     try:
@@ -118,14 +129,14 @@ def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[s
 def compare(
     portfolio: PortfolioArgument,
     weights: WeightsOption,
-    question: Question,
+    question: EpsilonOrDelta,
     accounting: MergeAccounting,
     provenance: ProvenanceOption = None,
     json: JsonOption = False,
 ) -> None:
     """The same weights under every rule and baseline.
 
-    Random selection, linear combination (proved, and by the papers' formula), joint release, and compositions.
+    Random selection, linear combination (proved, and by the papers' formula), joint release, and composition.
     """
     rules.Target(epsilon=question.epsilon, delta=question.delta)
     given = Weights.parse(Portfolio(portfolio), weights)
@@ -146,11 +157,7 @@ def _print_comparison(found: rules.Comparison) -> None:
     table(title, columns, [[str(row[column]) for column in columns] for row in cells])
     answers = {row.label: row.guarantee for row in found if row.guarantee is not None}
     print_warnings(text for guarantee in answers.values() for text in guarantee.warnings)
-    assumptions: dict[str, list[str]] = {}
-    for label, guarantee in answers.items():
-        for text in guarantee.assumptions:
-            assumptions.setdefault(text, []).append(label)
-    print_whose_assumptions(assumptions)
+    print_whose_assumptions(rules.assumed_by((label, guarantee.assumptions) for label, guarantee in answers.items()))
     for row in found:
         if row.guarantee is None:
             typer.echo(f"refused, {row.label}: {row.refusal}")

@@ -1,4 +1,4 @@
-"""`dpmerge audit`: attack a release, and compare the ε that the attack shows with what is claimed."""
+"""`dpmerge audit`: attack a release, and compare the measured lower bound on ε with its claims."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def audit(
     execution: Execution,
     game: Annotated[
         str,
-        typer.Argument(metavar="SCENARIO|module:function", help="What to attack; without it, or with `list`, the scenarios."),
+        typer.Argument(metavar="SCENARIO|module:function", help="What to attack; `list` (default) prints the scenarios."),
     ] = "list",
-    trials: Annotated[int | None, option("Plays with and without the record, half of which are counted; or canaries.")] = None,
+    trials: Annotated[int | None, option("Plays with and without the record, or canaries; half are counted.")] = None,
     delta: Annotated[float | None, option("Bound ε at this δ (default: the game's).")] = None,
     confidence: Annotated[float, option("Joint confidence of all bounds.")] = 0.99,
-    seed: Annotated[int | None, option("Repeat a simulator's plays; without it, fresh entropy.")] = None,
+    seed: Annotated[int | None, option("Seed of a simulator; without it, fresh entropy.")] = None,
     out: Annotated[Path | None, option("Folder for numbers, pictures and finished work.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Attack a release, to bound its ε from below.
 
-    Its game is played with and without a record. Exit code 1: a claim that is called proved was exceeded. With --out, an
-    audit that was killed continues there.
+    Plays a game with and without one record. Exit code 1: a proved claim was exceeded. With --out, a killed audit can be
+    continued by the same command.
     """
     if game == "list":
         _list(json)
@@ -60,14 +60,14 @@ def audit(
 
 
 def _ready(folder: Path) -> Path:
-    """The folder, if pictures can be drawn at all."""
+    """The folder; raises if a plotting library is missing."""
     for suffix in _PICTURES:
         require_library(suffix)
     return folder
 
 
 def _write(result: Audit, folder: Path) -> list[Path]:
-    """Numbers and pictures; everything is drawn before anything is written, and each file appears whole."""
+    """Write numbers and figures. All figures are drawn before the first file is written; each file is written atomically."""
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
     numbers = json_text(as_dict(result)) + "\n"
     drawn = {folder / f"{name}{suffix}": render(finite_or_null(picture(result)), suffix) for suffix in _PICTURES}
@@ -81,8 +81,8 @@ def _print(result: Audit) -> None:
     typer.echo(f"{result.game}: {result.about}")
     typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
     if isinstance(result.evidence, Guessing):
-        told = result.evidence
-        typer.echo(f"  {told.correct} of {told.guesses} guesses right about {told.canaries} canaries of one run")
+        guessing = result.evidence
+        typer.echo(f"  {guessing.correct} of {guessing.guesses} guesses right about {guessing.canaries} canaries of one run")
     else:
         for attack in result.evidence:
             typer.echo(
@@ -91,7 +91,7 @@ def _print(result: Audit) -> None:
             )
     if result.mu is not None and result.epsilon_if_gaussian is not None:
         typer.echo(f"  not μ-GDP for any μ below {round_down(result.mu)}; a Gaussian of this μ has")
-        typer.echo(f"  ε = {round_down(result.epsilon_if_gaussian)}, which bounds this release only if it is one")
+        typer.echo(f"  ε = {round_down(result.epsilon_if_gaussian)}, which bounds this release only if it is Gaussian")
     what = "canaries" if isinstance(result.evidence, Guessing) else "trials of each world"
     typer.echo(f"  an attack that never errs could show ε ≥ {round_down(result.ceiling)} with as many {what}")
     typer.echo(f"  {result.trials} {what}, {result.seconds_per_trial:.3g} s each, {result.wall_seconds:.3g} s in all")
@@ -99,14 +99,14 @@ def _print(result: Audit) -> None:
     if rows:
         table("claims", ["claim", "standing", "ε", "verdict"], rows)
     if result.alarm:
-        typer.echo("ALARM: a claim that is called proved was exceeded", err=True)
+        typer.echo("ALARM: a proved claim was exceeded", err=True)
 
 
 def _list(json: bool) -> None:
-    told = {name: about(name) for name in scenario_names()}
+    scenarios = {name: about(name) for name in scenario_names()}
     if json:
-        print_json(told)
-    elif told:
-        table("scenarios", ["name", "about"], [[name, text] for name, text in told.items()])
+        print_json(scenarios)
+    elif scenarios:
+        table("scenarios", ["name", "about"], [[name, text] for name, text in scenarios.items()])
     else:
         typer.echo("no scenarios: give module:function, or install the laboratory (pip install ./lab in dpmerge's repository)")

@@ -1,4 +1,4 @@
-"""`dpmerge run average` and `dpmerge run predict`: what checkpoints of one private run say together."""
+"""`dpmerge run average` and `dpmerge run predict`: combine checkpoints of one private run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from dpmerge.planning import AverageRule
 from dpmerge.rules import Looked
 
 LastOption = Annotated[int | None, option("Use this many checkpoints, the last ones; without it, all.")]
+AllowGapsOption = Annotated[bool, option("Accept missing checkpoints.")]
 ProvenanceOption = Annotated[
-    Looked, option("Checkpoints and parameters were chosen by looking (then all checkpoints count), or beforehand.")
+    Looked, option("Checkpoints and parameters were chosen after looking (then all checkpoints count), or beforehand.")
 ]
 WarmUpOption = Annotated[bool, option("ema: limit the decay to (1+t)/(10+t) after t checkpoints.")]
 
@@ -30,26 +31,26 @@ class Averaging:
     decay: Annotated[float | None, option("ema: weight of the average so far, e.g. 0.99.")] = None
     new_weight: Annotated[float | None, option("ema: weight of the new checkpoint, e.g. 0.01.")] = None
     warm_up: WarmUpOption = False
-    gamma: Annotated[float | None, option("pda: 0: equal weights; larger favours later checkpoints.")] = None
+    gamma: Annotated[float | None, option("pda exponent. 0: equal weights; larger favours later checkpoints.")] = None
 
 
 @options("Checkpoints")
 class Checkpoints:
     until: Annotated[int | None, option("Step of the latest checkpoint used; without it, the run's last.")] = None
-    allow_gaps: Annotated[bool, option("Accept missing checkpoints.")] = False
+    allow_gaps: AllowGapsOption = False
 
 
 @options("Examples")
 class Examples:
     task: Annotated[str | None, option("The public test part of this data set, e.g. digits.")] = None
     data: Annotated[
-        Path | None, option("The folder of the task's file; without --task, an .npz with inputs, and labels if known.")
+        Path | None, option("Folder of the task's file; without --task, an .npz file with inputs and optionally labels.")
     ] = None
     predictor: Annotated[
         str | None, typer.Option("--predict", help="module:function (folder, inputs → scores); without it, a linear model.")
     ] = None
     probabilities: Annotated[bool, option("The predictor gives probabilities, not scores for a softmax.")] = False
-    norm_bound: Annotated[float | None, option("The norm bound that a linear model was trained with.")] = None
+    norm_bound: Annotated[float | None, option("The norm bound used to train a linear model.")] = None
 
     def inputs(self) -> library.Inputs:
         return library.load_inputs(self.task, self.data, self.norm_bound)
@@ -57,7 +58,7 @@ class Examples:
 
 def average(
     run: RunArgument,
-    rule: Annotated[AverageRule, option("Exponential, last ones equally (uta), polynomial decay (pda), or all equally.")],
+    rule: Annotated[AverageRule, option("Exponential (ema), last ones equally (uta), polynomial decay (pda), or all equally.")],
     delta: DeltaOption,
     averaging: Averaging,
     checkpoints: Checkpoints,
@@ -69,7 +70,7 @@ def average(
 ) -> None:
     """Release an average of a run's checkpoints.
 
-    With certificate and model card. It costs what the run costs up to the latest checkpoint used.
+    With certificate and model card. The cost is that of the run up to the latest checkpoint used.
     """
     accounting.require(delta)
     released = library.average(
@@ -106,7 +107,7 @@ def predict(
 ) -> None:
     """Predict with several checkpoints together.
 
-    It costs what the run costs up to the latest checkpoint used, for inputs that are public.
+    The cost is that of the run up to the latest checkpoint used. Inputs must be public.
     """
     accounting.require(delta)
     library.require_writable(out)
@@ -117,7 +118,7 @@ def predict(
         loaded, used, delta=delta, provenance=provenance, accounting=accounting.accounting()
     )
     inputs, ask = examples.inputs(), library.find_predictor(examples.predictor)
-    with asking(len(used), "checkpoints asked") as advance:
+    with asking(len(used), "checkpoints evaluated") as advance:
         how = {"last": last, **vars(checkpoints), "probabilities": examples.probabilities, "on_checkpoint": advance}
         found = library.predictions(loaded, rule, ask, inputs.values, **how)
     about: dict[str, Any] = {
@@ -128,7 +129,7 @@ def predict(
         "ties_broken_by": "the smallest label",
         "accuracy": None if inputs.labels is None else found.accuracy(inputs.labels),
         "guarantee": guarantee.as_dict(),
-        "notes": ["no ledger: what is published of these is not being added up", *loaded.notes(used, provenance)],
+        "notes": ["no ledger: the total cost of published predictions is not tracked", *loaded.notes(used, provenance)],
     }
     library.write_predictions(found, about, inputs.labels, out)
     if json:
@@ -144,7 +145,7 @@ def predict(
 
 @contextmanager
 def asking(count: int, what: str) -> Iterator[Callable[[], None]]:
-    """A bar that moves once for each model asked."""
+    """A progress bar that advances once for each model."""
     bar = ProgressBar()
     bar.start(count, what)
     try:

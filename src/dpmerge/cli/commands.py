@@ -1,4 +1,4 @@
-"""How commands become Typer's: help under headings, groups of options spread into signatures, words added to errors."""
+"""Typer commands from functions: help under headings, groups of options as dataclasses, option names added to errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Root(TyperGroup):
-    """All verbs under their headings. The file of a verb is loaded when the verb is run, so that help is quick.
+    """All commands under their headings. A command's file is loaded when the command is run, so that help is fast.
 
-    Installed packages may add verbs, which are not listed: the laboratory's `reproduce`.
+    Installed packages may add commands, such as the laboratory's `reproduce`; these are not listed.
     """
 
-    table: Mapping[str, Mapping[str, tuple[str, str]]] = {}  # heading → verb → its file and its summary
+    table: Mapping[str, Mapping[str, tuple[str, str]]] = {}  # heading → command → its file and its summary
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -81,7 +81,7 @@ class Command(TyperCommand):
 
 
 def _mention(name: str) -> str:
-    """An argument in a message: `name=`, in backticks, or a word that no sentence has."""
+    """Matches an argument in a message: `name=`, in backticks, or with an underscore."""
     if name == "treat_shuffle_as_poisson":
         return "ShuffleAsPoisson"
     return rf"\b{name}\b" if "_" in name else rf"\b{name}=|`{name}`"
@@ -94,9 +94,9 @@ def _write(heading: str, rows: Sequence[tuple[str, str]], formatter: Any) -> Non
 
 
 def group(name: str, summary: str, *commands: Verb) -> typer.Typer:
-    """A verb with verbs of its own."""
+    """A command with sub-commands."""
     made = typer.Typer(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
-    made.callback()(lambda: None)  # one that has a single command is still a group
+    made.callback()(lambda: None)  # keeps a group with a single command a group
     for command in commands:
         made.command(command.__name__.replace("_", "-"), cls=Command)(_spread(command))
     return made
@@ -112,7 +112,7 @@ def _built(verb: typer.Typer | Verb) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(heading: str) -> Callable[[type[T]], type[T]]:
-    """A frozen dataclass that commands take as one parameter: its fields are options under this heading."""
+    """Make a frozen dataclass that commands take as one parameter: its fields are options under this heading."""
 
     def made(kind: type[T]) -> type[T]:
         setattr(kind, _HEADING, heading)
@@ -122,7 +122,7 @@ def options(heading: str) -> Callable[[type[T]], type[T]]:
 
 
 def option(help: str) -> Any:
-    """An option named after its parameter; for a truth value a flag without an opposite."""
+    """An option named after its parameter; a bool becomes a flag without --no-…"""
     return typer.Option(help=help)
 
 
@@ -131,7 +131,7 @@ def argument(help: str) -> Any:
 
 
 def _spread(function: Verb) -> Verb:
-    """The function for Typer: a parameter that is a group of options becomes these options, and is made from them."""
+    """The function for Typer: a parameter that is a group of options is replaced by its options."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {key: hint for key, hint in hints.items() if is_dataclass(hint)}
     spread: list[Parameter] = []
@@ -165,7 +165,7 @@ def _parameter(name: str, hint: Any, default: Any, heading: str | None = None) -
 
 
 def only(context: typer.Context, mode: str, *allowed: Any) -> None:
-    """Refuse every option that was given and has no meaning in this mode of the command. Groups allow all their fields."""
+    """Refuse options that have no meaning in this mode of the command. A group in `allowed` stands for all its fields."""
     names = {name for one in allowed for name in ([one] if isinstance(one, str) else [each.name for each in fields(one)])}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

@@ -1,4 +1,4 @@
-"""`dpmerge ledger`: one private dataset's releases and budget."""
+"""`dpmerge ledger`: the releases and the budget of one private dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new(
     adjacency: Annotated[Adjacency, option("Which datasets are neighbours.")] = "add-remove",
     declare: Annotated[
         list[Path] | None,
-        option("Count all models of this portfolio from the start: any choice among them is free. Repeatable."),
+        option("Count all models of this portfolio from the start; any choice among them then costs nothing more. Repeatable."),
     ] = None,
     filter_share: Annotated[float, option("Share of δ for a filter, which allows releases that depend on earlier ones.")] = 0.0,
     filter_order: Annotated[float | None, option("The filter's Rényi order; by default the best for Gaussians.")] = None,
@@ -35,7 +35,7 @@ def new(
 ) -> None:
     """Declare the total budget of a private dataset.
 
-    Releases that depend on what earlier ones showed need --declare or --filter-share, which cannot be added later.
+    Releases chosen after seeing earlier ones need --declare or --filter-share, which cannot be added later.
     """
     require_wanted(delta, any_delta)
     made = Ledger.create(
@@ -52,7 +52,7 @@ def new(
 
 
 def show(ledger: LedgerArgument, json: JsonOption = False) -> None:
-    """The budget, what was spent, and interrupted releases."""
+    """The budget, what is spent, and interrupted releases."""
     _show(Ledger(ledger), json)
 
 
@@ -89,7 +89,7 @@ def _what(entry: Entry) -> str:
 
 def remaining(
     ledger: LedgerArgument,
-    portfolio: Annotated[Path | None, option("Say what of this portfolio may still be released.")] = None,
+    portfolio: Annotated[Path | None, option("Show which models of this portfolio still fit the budget.")] = None,
     json: JsonOption = False,
 ) -> None:
     """What the budget still allows."""
@@ -102,7 +102,7 @@ def remaining(
 
 
 def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
-    """The whole ledger as JSON, a copy to hold later changes against."""
+    """The whole ledger as JSON, to detect later changes."""
     opened = Ledger(ledger)
     print_json({"budget": opened.budget.header(), "entries": [asdict(entry) for entry in opened.history()]})
 
@@ -110,9 +110,9 @@ def export(ledger: LedgerArgument, json: JsonOption = False) -> None:
 def void(
     ledger: LedgerArgument,
     entry: Annotated[int, argument("The number of the entry.")],
-    reason: Annotated[str, option("Why nothing of it was ever seen; stays in the ledger.")],
+    reason: Annotated[str, option("Why nobody ever saw its output; recorded in the ledger.")],
     machine_is_gone: Annotated[
-        bool, option("Its machine is gone for good and cannot be inspected; stays in the ledger.")
+        bool, option("Its machine no longer exists and cannot be inspected; recorded in the ledger.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands share. Each class is one group (see `commands.options`), and makes what the library takes."""
+"""Options shared by several commands. Each class is one group (see `commands.options`) and creates the library's arguments."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 PortfolioArgument = Annotated[Path, argument("Folder of models: one sub-folder each, with a record.json.")]
 RunArgument = Annotated[Path, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")]
 DeltaOption = Annotated[float, option("The δ of the guarantee.")]
-AnyDeltaOption = Annotated[bool, option("Allow δ above 0.01: a whole record may be lost with that probability.")]
+AnyDeltaOption = Annotated[bool, option("Allow δ above 0.01: with that probability a record may be revealed completely.")]
 UtilityOption = Annotated[
-    str | None, option("name=value,… stated beforehand, or a file of measured ones. Without it: less private is better.")
+    str | None,
+    option("name=value,… stated beforehand, or a file of measured ones. Without it: larger ε is assumed better."),
 ]
 ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
 
@@ -38,14 +39,14 @@ class Shuffle:
     @property
     def shuffle(self) -> ShuffleAsPoisson | None:
         if self.shuffle_rate is not None and not self.treat_shuffle_as_poisson:
-            raise TargetError("--shuffle-rate only has a meaning together with --treat-shuffle-as-poisson")
+            raise TargetError("--shuffle-rate needs --treat-shuffle-as-poisson")
         if self.shuffle_rate is not None and not 0 < self.shuffle_rate <= 1:
             raise TargetError(f"--shuffle-rate is {self.shuffle_rate}; it must lie in (0, 1]")
         rate = 1.0 if self.shuffle_rate is None else self.shuffle_rate
         return ShuffleAsPoisson(rate) if self.treat_shuffle_as_poisson else None
 
     def accounting(self) -> Accounting:
-        """What the library takes, with everything that this command has options for."""
+        """The library's `Accounting`, from this command's options."""
         given = {name: value for name, value in vars(self).items() if "shuffle" not in name}
         return Accounting(shuffle=self.shuffle, **given)
 
@@ -82,11 +83,11 @@ class MergeAccounting(Smoothness, RunAccounting):
 
 @options("Accounting")
 class PointAccounting(Smoothness, Converted):
-    """Without an accountant: every combination is accounted by each of them."""
+    """Has no `by`: every combination is accounted by all accountants."""
 
 
 @options("Question")
-class Question:
+class EpsilonOrDelta:
     delta: Annotated[float | None, option("Ask for ε at this δ.")] = None
     epsilon: Annotated[float | None, option("Ask for δ at this ε.")] = None
 
@@ -96,7 +97,7 @@ class Utility:
     utility: UtilityOption = None
     provenance: Annotated[
         Provenance | None,
-        option("How the choice was made, or utilities known. Refused if their file says otherwise."),
+        option("How weights or utilities were obtained. Refused if the utility file says otherwise."),
     ] = None
 
     def of(self, portfolio: Portfolio) -> Utilities | None:
@@ -107,9 +108,9 @@ class Utility:
 
 @options("Tempered selection")
 class Tempered:
-    kappa: Annotated[float | None, option("Strength of the draw by public scores.")] = None
+    kappa: Annotated[float | None, option("Strength κ of a draw weighted by public scores.")] = None
     validation_epsilon: Annotated[
-        float | None, option("Instead of --kappa: the ε that a private validation set pays for a draw by its scores.")
+        float | None, option("Instead of --kappa: ε spent on a private validation set for a draw weighted by its scores.")
     ] = None
 
 
@@ -117,7 +118,7 @@ class Tempered:
 class Releasing:
     out: Annotated[Path, option("A new folder for the released model.")]
     ledger: Annotated[str | None, option("Enter the release in this ledger: a file, or a database URL.")] = None
-    depends_on_releases: Annotated[bool, option("The choice used earlier releases; the ledger must allow that.")] = False
+    depends_on_releases: Annotated[bool, option("The choice depended on earlier releases; the ledger must allow that.")] = False
     sign: Annotated[Path | None, option("Sign the certificate with this private key.")] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ class Execution:
 
     @contextmanager
     def workers(self, title: str, folder: Path | None = None) -> Iterator[Mapper]:
-        """The mapping function. With a folder, finished work is kept there, and a run that was killed continues."""
+        """The mapping function. With a folder, finished work is stored there, and a killed run can be continued."""
         from dpmerge.jobs import Finished, ProgressBar, run_all
 
         run = partial(run_all, cluster=self.cluster, jobs=self.jobs, progress=ProgressBar(title))

@@ -1,4 +1,4 @@
-"""How results are printed: strict JSON for programs, tables and sentences for people."""
+"""Print results: strict JSON for programs, tables and sentences for people."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def show_progress(label: str) -> None:
-    """One line on stderr that says what is being done, if stderr is a terminal. An empty label clears it."""
+    """Show the current step in one line on stderr, if it is a terminal. An empty label clears it."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{label}…" if label else "\r\x1b[K")
         sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:
-    """The one way to print JSON: strict, and an infinite number is 1e999, which no parser reads as small.
+    """Valid JSON. Infinity is written as 1e999, which parsers read as infinity or the largest float, never as small.
 
-    Null means that there is no number. Files, and answers over HTTP, have null for infinities too.
+    Every command prints JSON this way. Null means that there is no number; only files and HTTP answers have null for infinity.
     """
     typer.echo(json_text(value, infinity="1e999", indent=2))
 
@@ -48,7 +48,7 @@ def print_assumptions(texts: Sequence[str]) -> None:
 
 
 def print_whose_assumptions(assumptions: Mapping[str, Sequence[str]]) -> None:
-    """Each assumption once, with the names of those that make it unless all do."""
+    """Each assumption once, with the names of the options that need it unless all do."""
     everyone = {name for names in assumptions.values() for name in names}
     typer.echo("assuming:")
     for text, names in assumptions.items():
@@ -61,7 +61,7 @@ def stated(weights: Mapping[str, float], digits: int = 10) -> str:
 
 
 def print_guarantee(guarantee: Guarantee) -> None:
-    """The guarantee as a sentence, with its theorem and every assumption on lines of their own."""
+    """The guarantee in one sentence; its theorem and every assumption on separate lines."""
     from dpmerge.rules import THEOREMS, round_up, significant
 
     theorem = THEOREMS[guarantee.theorem]
@@ -80,7 +80,7 @@ def print_guarantee(guarantee: Guarantee) -> None:
 
 
 def print_reasons(guarantee: Guarantee, prefix: str) -> None:
-    """Why joint release counts where another rule was asked for."""
+    """Why joint release is accounted although another rule was requested."""
     for name, why in guarantee.details.get("revealed", {}).items():
         typer.echo(f"{prefix}model {name!r} is accounted by joint release: {why}")
     if "joint_because" in guarantee.details:
@@ -93,7 +93,7 @@ def released_json(released: Released) -> dict[str, Any]:
 
 
 def print_released(released: Released) -> None:
-    """The folder, its guarantee, what was drawn, the entry in the ledger, and notes."""
+    """The folder, its guarantee, the drawn model, the ledger entry, and notes."""
     from dpmerge.rules import THEOREMS, round_up, significant
 
     certificate = released.certificate
@@ -105,7 +105,7 @@ def print_released(released: Released) -> None:
         typer.echo(f"  drawn: {certificate.drawn}")
     entry = certificate.ledger
     if entry is not None:
-        whole = "everything that is ever released" if entry.theorem == "adaptive-filter" else "all releases"
+        whole = "all releases, also future ones," if entry.theorem == "adaptive-filter" else "all releases"
         total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
         rule = f", by: {THEOREMS[entry.theorem].title}" if entry.theorem in THEOREMS else ""
         typer.echo(f"  entry {entry.number} of the ledger; {whole} together: {total}{rule}")
@@ -113,7 +113,7 @@ def print_released(released: Released) -> None:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """A plain table; the first column is left-aligned, numbers to the right."""
+    """A plain table; columns of numbers are right-aligned, except the first."""
     from rich.console import Console
     from rich.table import Table
 

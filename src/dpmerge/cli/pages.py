@@ -1,4 +1,4 @@
-"""`dpmerge explore` and `dpmerge report`: the page where people turn the privacy knob, and one to send to someone."""
+"""`dpmerge explore` and `dpmerge report`: an interactive page, and a self-contained one to share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def explore(
     portfolio: PortfolioArgument,
     granted: Shuffle,
-    ledger: Annotated[str | None, option("Show and release into this ledger: a file, or a database URL.")] = None,
+    ledger: Annotated[str | None, option("The ledger to show and to enter releases in: a file, or a database URL.")] = None,
     utility: UtilityOption = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8710,
     host: Annotated[str, option("Address to listen on; any but loopback needs --token.")] = "127.0.0.1",
@@ -36,7 +36,7 @@ def explore(
         typer.Option(
             envvar="DPMERGE_EXPLORER_TOKEN",
             show_envvar=True,
-            help="What callers must send to change something. Other users can see it here: prefer the variable.",
+            help="Secret that clients must send for changes. Other users can see the command line: prefer the variable.",
         ),
     ] = None,
     allow_release: Annotated[bool, option("Let the page release models.")] = False,
@@ -47,7 +47,7 @@ def explore(
     """Explore a portfolio in the browser.
 
     Targets, weights, guarantees, releases. Only this machine can reach the page unless --host says otherwise. On loopback a
-    token is made and printed if none is given; the page asks for it before anything is changed.
+    token is created and printed if none is given; the page asks for it before any change.
     """
     try:
         from dpmerge.explorer import Explorer, taking
@@ -59,10 +59,10 @@ def explore(
         door = replace(door, port=place.port)
         app = Explorer(portfolio, door, ledger, utility, granted.accounting(), allow_release, releases).app()
         server = place.listen(app)
-        made = None if token is not None else door.token  # a token that was given is nobody else's to read
+        made = None if token is not None else door.token  # never print a token the user supplied
         if json:
             line = {"url": place.url, "token": made, "allow_release": allow_release, "ledger": ledger is not None}
-            typer.echo(json_format.dumps(line))  # typer.echo flushes: whoever started the server can read where it is
+            typer.echo(json_format.dumps(line))  # typer.echo flushes, so the parent process can read the URL
         else:
             typer.echo(f"{place.url} (leave with Ctrl-C)")
             if made is not None:
@@ -73,7 +73,7 @@ def explore(
 
 
 def _door(host: str, port: int, token: str | None) -> Door:
-    """The door with the token given; on loopback, where none is, with one made now."""
+    """The given token; on loopback, without one, a new token."""
     from dpmerge.explorer import Door
 
     made = Door(host, port, secrets.token_urlsafe(24))
@@ -81,7 +81,7 @@ def _door(host: str, port: int, token: str | None) -> Door:
 
 
 def _open(url: str) -> None:
-    """The page in the user's browser, if there is one."""
+    """Open the page in the user's browser, if there is one."""
     import webbrowser
 
     with suppress(Exception):
@@ -94,26 +94,26 @@ def report(
     granted: Granted,
     execution: Execution,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")] = Path("report.html"),
-    delta: Annotated[float, option("The δ of every guarantee but the ledger's.")] = 1e-5,
+    delta: Annotated[float, option("The δ of every guarantee except the ledger's.")] = 1e-5,
     epsilon: Annotated[
         list[float] | None,
-        option("A target ε. Repeatable. Without it: three, from half the smallest ε of a model to the largest."),
+        option("A target ε. Repeatable. Without it: three targets, from half the smallest ε of a model to the largest."),
     ] = None,
-    ledger: Annotated[str | None, option("Also this ledger's history, and what it still allows.")] = None,
+    ledger: Annotated[str | None, option("Also show this ledger's history and remaining budget.")] = None,
     points: Annotated[int, typer.Option(min=1, help="Linear combinations on each edge from the most private model.")] = 25,
-    grid: Annotated[float, option("Distance of neighbouring weights; a divisor of 1.")] = 0.05,
+    grid: Annotated[float, option("Distance between neighbouring weights; must divide 1.")] = 0.05,
     json: JsonOption = False,
 ) -> None:
     """One self-contained page about a portfolio.
 
-    The models, what fits some targets, the frontier, ε over all weights, the budget.
+    The models, plans for some targets, the frontier, ε over all weights, the budget.
     """
-    from dpmerge.explorer import Question, report as make_report
+    from dpmerge.explorer import ReportScope, report as make_report
 
     granted.require(delta)
     require_place(out, ".html")
     require_library(".html")
-    asked = Question(delta, tuple(epsilon or ()), points, grid)
+    asked = ReportScope(delta, tuple(epsilon or ()), points, grid)
     loaded = Portfolio(portfolio)
     loaded.require_outside(out)
     with execution.workers("combinations") as run:

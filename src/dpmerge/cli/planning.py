@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -25,19 +26,19 @@ from dpmerge.cli.output import print_json, print_lines, print_warnings, print_wh
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import finite_or_null, write_json
-from dpmerge.planning import OptionRule, Plan, check_frontier, heatmap, heatmap_grid
+from dpmerge.planning import Frontier, Heatmap, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
 
-# Typer takes no list of literals.
+# Typer does not support lists of literals.
 PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
 
 
 def plan(
     portfolio: PortfolioArgument,
-    epsilon: Annotated[float, option("The ε to stay within.")],
-    delta: Annotated[float, option("The δ to stay within.")],
+    epsilon: Annotated[float, option("Target ε, not to be exceeded.")],
+    delta: Annotated[float, option("Target δ, not to be exceeded.")],
     utility: Utility,
     tempered: Tempered,
     accounting: MergeAccounting,
@@ -47,7 +48,7 @@ def plan(
 ) -> None:
     """The best weights within (ε, δ), under every rule.
 
-    Ranked by utility; whatever does not fit says why.
+    Ranked by utility; options that miss the target show the reason.
     """
     loaded = Portfolio(portfolio)
     found = dpmerge.plan(
@@ -81,20 +82,20 @@ def _print(found: Plan, title: str) -> None:
     typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
     print_lines("  - ", best.guarantee.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
-        typer.echo("≈ the utility of an average is not the average of utilities: interpolated, evaluate before you rely on it")
+        typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
 
 
 def frontier(
     context: typer.Context,
     portfolio: PortfolioArgument,
-    delta: Annotated[float, option("The δ of every ε.")],
+    delta: Annotated[float, option("The δ at which ε is computed.")],
     utility: Utility,
     accounting: PointAccounting,
     execution: Execution,
     epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
     points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
     grid: Annotated[
-        float | None, option("Instead of edges, all combinations in multiples of this step (--simplex: 0.05 by default).")
+        float | None, option("Instead of edges, all weights that are multiples of this step (--simplex: 0.05 by default).")
     ] = None,
     evaluate: Annotated[
         str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
@@ -106,42 +107,40 @@ def frontier(
 ) -> None:
     """Utility against ε at many targets, drawn.
 
-    Random selection is exact at every target; linear combinations are tried. Pictures, and their numbers as JSON. With
-    --simplex, ε over all weights of three models. A run that was killed continues from the finished points.
+    Random selection is solved exactly at every target; linear combinations are tried on a grid. Writes figures, and their
+    numbers as JSON. With --simplex, ε over all weights of three models. A killed run can be continued by the same command.
     """
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
     elif stand_ins and evaluate is None:
-        raise UtilityError("--stand-ins is about models that --evaluate scores; files of utilities say it themselves")
-    folder = out or Path("simplex" if simplex else "frontier")
+        raise UtilityError("--stand-ins needs --evaluate; a utility file states it itself")
+    name = "simplex" if simplex else "frontier"
+    folder = out or Path(name)
     accounting.require(delta)
     loaded = Portfolio(portfolio)
     loaded.require_outside(folder)
-    document: Mapping[str, Any]
+    make: Callable[..., Heatmap | Frontier]
     if simplex:
         step = 0.05 if grid is None else grid
         heatmap_grid(loaded, delta, step)  # refuses before the folder is made
-        with execution.workers("combinations", folder) as run:
-            document = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run).as_dict()
+        make = partial(heatmap, step=step)
     else:
         targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
         check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
-        with execution.workers("combinations", folder) as run:
-            document = planning.frontier(
-                loaded,
-                delta=delta,
-                epsilons=targets,
-                accounting=accounting.accounting(),
-                utility=known,
-                scorer=scorer,
-                scored="stand-ins" if stand_ins else "private",
-                edge_points=points,
-                step=grid,
-                run=run,
-                progress=show_progress,
-            ).as_dict()
+        make = partial(
+            planning.frontier,
+            epsilons=targets,
+            utility=known,
+            scorer=scorer,
+            scored="stand-ins" if stand_ins else "private",
+            edge_points=points,
+            step=grid,
+            progress=show_progress,
+        )
+    with execution.workers("combinations", folder) as run:
+        document = make(loaded, delta=delta, accounting=accounting.accounting(), run=run).as_dict()
     show_progress("pictures")
-    written = _write(document, folder, "simplex" if simplex else "frontier")
+    written = _write(document, folder, name)
     show_progress("")
     if json:
         print_json(document)
@@ -156,7 +155,7 @@ def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedS
 
 
 def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
-    """The document as JSON (infinities as null), then as pictures; each file appears whole."""
+    """Write JSON (infinities as null), then figures; each file is written atomically."""
     plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
     write_json(plain, paths[0])
@@ -166,7 +165,7 @@ def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
 
 
 def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
-    """Where the pictures are, what they assume and what they do not cover."""
+    """Print the files, their assumptions and a warning, if any."""
     print_lines("", written)
     print_whose_assumptions(document["assumptions"])
     if document["warning"]:

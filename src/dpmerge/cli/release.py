@@ -1,4 +1,4 @@
-"""`dpmerge merge` and `dpmerge verify`: the release itself, and its recheck."""
+"""`dpmerge merge` and `dpmerge verify`: release a model, and recheck a release."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "
 @options("Tensors")
 class Tensors:
     method: Annotated[str | None, option("With --rule joint: ties, slerp, or module:function.")] = None
-    base: Annotated[Path | None, option("Public base model, for methods on differences from it.")] = None
+    base: Annotated[Path | None, option("Public base model, for methods that merge differences from it.")] = None
     lora: Annotated[LoraForm, option("LoRA: average the factors, or add the updates exactly (--rule joint).")] = "factors"
     take_from: Annotated[str | None, option("Keep this model's integer tensors where models differ.")] = None
     keep_metadata: Annotated[
-        list[str] | None, option("Publish this entry of the files' safetensors metadata; others are dropped. Repeatable.")
+        list[str] | None, option("Keep this safetensors metadata entry; all others are dropped. Repeatable.")
     ] = None
 
     def merge(self) -> Merge:
@@ -54,7 +54,7 @@ def merge(
     releasing: Releasing,
     accounting: MergeAccounting,
     weights: Annotated[str | None, option("name=value,…: exactly these weights, which sum to 1.")] = None,
-    epsilon: Annotated[float | None, option("Stay within this ε: finds the best weights, or checks yours.")] = None,
+    epsilon: Annotated[float | None, option("Target ε: finds the best weights, or checks the given ones.")] = None,
     couple: Annotated[
         str | None, option("Several targets, e.g. 1,2,4: selections that share one random number, in folders under --out.")
     ] = None,
@@ -62,8 +62,8 @@ def merge(
 ) -> None:
     """Release a model with a certificate.
 
-    Drawn or merged, entered in the ledger, and open to anyone's recheck. Give --weights and --delta, or --epsilon and --delta
-    to find the best weights first. An existing folder is refused.
+    The model is drawn or merged, entered in the ledger, and can be rechecked. Give --weights and --delta, or --epsilon and
+    --delta to find the best weights first. An existing folder is refused.
     """
     coupled = (Utility, Tempered, Releasing, MergeAccounting, "portfolio", "rule", "delta", "couple", "json")
     if couple is not None:
@@ -103,12 +103,12 @@ def verify(
     ledger: Annotated[str | None, option("Also check that this ledger holds the certified entry.")] = None,
     trust: Annotated[Path | None, option("Public key that must have signed the certificate.")] = None,
     base: Annotated[Path | None, option("Public base model of the merge.")] = None,
-    method: Annotated[str | None, option("module:function of the merge, if you trust it: it is run again.")] = None,
+    method: Annotated[str | None, option("module:function of the merge. It is executed: give it only if you trust it.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Recheck a release from its files.
 
-    Recomputes everything its certificate says. Exit code 0: it holds, 1: it does not, 2: it could not be checked.
+    Recomputes every statement of its certificate. Exit code 0: valid, 1: not valid, 2: could not be checked.
     """
     loaded = None if portfolio is None else Portfolio(portfolio)
     verdict = dpmerge.verify(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method)

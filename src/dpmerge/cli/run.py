@@ -1,4 +1,4 @@
-"""`dpmerge run choose` and `dpmerge run uncertainty`: what public examples tell about a run's checkpoints."""
+"""`dpmerge run choose` and `dpmerge run uncertainty`: evaluate a run's checkpoints on public examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpmerge.checkpoints import (
     uncertainty as measure,
     write,
 )
-from dpmerge.cli.checkpoints import Checkpoints, Examples, LastOption, WarmUpOption, asking, average, predict
+from dpmerge.cli.checkpoints import AllowGapsOption, Checkpoints, Examples, LastOption, WarmUpOption, asking, average, predict
 from dpmerge.cli.commands import JsonOption, argument, group, only, option
 from dpmerge.cli.options import DeltaOption, Execution, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
@@ -32,8 +32,8 @@ from dpmerge.files import write_json
 from dpmerge.tensors import require_absent
 
 _COST = (
-    "the scores, the choice and what is released by it cost what the run costs up to its last checkpoint in the folder: all "
-    "are functions of its checkpoints and of public examples"
+    "the scores, the choice and its release cost as much as the run up to its last checkpoint in the folder: all are functions "
+    "of its checkpoints and of public examples"
 )
 
 
@@ -49,17 +49,16 @@ def choose(
     decays: Annotated[str | None, option("ema: weights of the average so far, 0.9,0.99.")] = None,
     new_weights: Annotated[str | None, option("ema: weights of the new checkpoint, 0.1,0.01.")] = None,
     warm_up: WarmUpOption = False,
-    validation_is_public: Annotated[bool, option("The examples are public. Required: nothing else is covered.")] = False,
+    validation_is_public: Annotated[bool, option("The examples are public. Required: private ones are not covered.")] = False,
     validation: Annotated[
-        int | None, option("Choose by the first N examples, and measure on the rest; without it, all choose.")
+        int | None, option("Choose by the first N examples, and measure on the rest; without it, choose by all.")
     ] = None,
     out: Annotated[Path, option("Folder for the result, and for finished work.")] = Path("tuning"),
     json: JsonOption = False,
 ) -> None:
     """Choose an average's parameter on public examples.
 
-    By accuracy. The choice costs what the run costs up to its last checkpoint. A search that was killed continues in the
-    output folder.
+    By accuracy. The cost is that of the run up to its last checkpoint. A killed search can be continued by the same command.
     """
     accounting.require(delta)
     search = Search.of(
@@ -97,7 +96,7 @@ def _grid(rule: TunedRule, values: str | None, decays: str | None, new_weights: 
     given = {parameter: text for parameter, text in stated.items() if text is not None}
     if len(given) != 1 or (plain in given) == (rule == "ema"):
         wanted = "--decays or --new-weights" if rule == "ema" else "--values"
-        raise TargetError(f"{rule} is tuned over {wanted}, and nothing else: give that, with commas between")
+        raise TargetError(f"{rule} is tuned over {wanted} only: give values separated by commas")
     [(parameter, text)] = given.items()
     try:
         return Grid(rule, parameter, tuple(map(float, text.split(","))), warm_up)
@@ -106,7 +105,7 @@ def _grid(rule: TunedRule, values: str | None, decays: str | None, new_weights: 
 
 
 def _release(run: Path, found: Tuned, delta: float, checkpoints: Checkpoints) -> str:
-    """The command that uses what was chosen."""
+    """The command that uses the chosen value."""
     grid, value = found.grid, found.best.value
     assert value is not None
     verb = "predict" if grid.rule in ("opa", "omv") else "average"
@@ -140,18 +139,18 @@ def uncertainty(
     run: Annotated[Path | None, argument("Folder of one run's checkpoints: one sub-folder each, with a record.json.")] = None,
     runs: Annotated[Path | None, option("Instead of RUN, a folder of independent runs of one recipe.")] = None,
     last: LastOption = None,
-    burn_in: Annotated[int | None, option("No checkpoint before this step.")] = None,
+    burn_in: Annotated[int | None, option("Skip checkpoints before this step.")] = None,
     separation: Annotated[int | None, option("Use checkpoints this many steps apart.")] = None,
-    allow_gaps: Annotated[bool, option("Accept missing checkpoints.")] = False,
+    allow_gaps: AllowGapsOption = False,
     of: Annotated[Literal["mean", "last"], option("Interval of the models' mean score, or of the last model's.")] = "mean",
-    confidence: Annotated[float, option("Of the intervals.")] = 0.95,
+    confidence: Annotated[float, option("Confidence level of the intervals.")] = 0.95,
     json: JsonOption = False,
 ) -> None:
-    """How far another run would move the predictions.
+    """How much predictions would vary between runs.
 
-    Width of a confidence interval for the score of every predicted label, and what abstaining where it is wide brings. From
-    checkpoints of one run it costs what the run costs; from independent runs, what all of them cost together. An estimate,
-    not a guarantee: from checkpoints a heuristic, unless the loss is strongly convex (docs/checkpoints.md).
+    Width of a confidence interval for the score of every predicted label, and the accuracy if the model abstains where it is
+    wide. The cost is that of the run, or of all independent runs together. An estimate, not a guarantee: from checkpoints it is
+    a heuristic, unless the loss is strongly convex (docs/checkpoints.md).
     """
     accounting.require(delta)
     require_absent(out)
@@ -168,7 +167,7 @@ def uncertainty(
     spread.portfolio.require_outside(out)
     guarantee = spread.guarantee(delta, accounting.accounting())
     inputs, ask, count = examples.inputs(), find_predictor(examples.predictor), len(spread.models)
-    with asking(count, "models asked") as advance:
+    with asking(count, "models evaluated") as advance:
         said = spread.scores(ask, inputs, examples.probabilities, advance)
         found = measure(said, None if of == "mean" else [0.0] * (count - 1) + [1.0], confidence)
     about = {"interval_of": f"the {of} score", **summary(found, spread, inputs, guarantee)}

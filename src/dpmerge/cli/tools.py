@@ -20,9 +20,9 @@ def schema(json: JsonOption = False) -> None:
 
 
 def cache(clear: Annotated[bool, option("Delete every cached answer.")] = False, json: JsonOption = False) -> None:
-    """Where answers are cached, and how many.
+    """Where results are cached, and how many.
 
-    Set the environment variable DPMERGE_CACHE to another folder, or to off.
+    To change it, set the environment variable DPMERGE_CACHE to a folder, or to off.
     """
     folder = cache_folder()
     entries = [] if folder is None else cache_entries(folder)
@@ -40,18 +40,18 @@ def cache(clear: Annotated[bool, option("Delete every cached answer.")] = False,
 
 
 def keys(
-    path: Annotated[Path, argument("Where the private key goes; the public one gets the suffix .pub.")],
+    path: Annotated[Path, argument("File for the private key; the public key gets the suffix .pub.")],
     json: JsonOption = False,
 ) -> None:
-    """Make a pair of Ed25519 keys to sign certificates.
+    """Create a pair of Ed25519 keys to sign certificates.
 
-    Sign with the private one (merge --sign), hand out the public one (verify --trust).
+    Sign with the private key (merge --sign); give the public key to others (verify --trust).
     """
     public = new_keys(path)
     if json:
         print_json({"private": str(path), "public": str(public)})
     else:
-        typer.echo(f"{path}: private, keep it; {public}: public, hand it out")
+        typer.echo(f"{path}: private key, keep it secret; {public}: public key, give it to others")
 
 
 tools = group("tools", "The record format, the cache, and keys.", schema, cache, keys)

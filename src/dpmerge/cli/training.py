@@ -1,4 +1,4 @@
-"""`dpmerge train` and `dpmerge record`: private models, and records of models trained elsewhere."""
+"""`dpmerge train` and `dpmerge record`: train private models, and record models trained elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpmerge.training import Pending, PortfolioFile, Stated, StatedSampling, tra
 def train(
     portfolio: Annotated[Path, argument("A YAML file: data and runs (docs/training.md).")],
     out: Annotated[Path, option("The portfolio's folder: each run becomes a model.")],
-    data: Annotated[Path | None, option("The folder of the data set's file.")] = None,
+    data: Annotated[Path | None, option("Folder of the data set's file.")] = None,
     device: Annotated[str, option("cpu or cuda, for networks.")] = "cpu",
     jobs: Annotated[int | None, option("Processes on this machine; without it, one for each core, or one GPU.")] = None,
     cluster: ClusterOption = None,
@@ -30,14 +30,14 @@ def train(
 ) -> None:
     """Train several private models on one data set.
 
-    Each gets its record, and is measured on the public test part. Every run has fresh noise. Finished work is kept: the same
-    command continues what was stopped.
+    Each model gets a record and its accuracy on the public test part. Every run has fresh noise. Finished work is stored: the
+    same command continues an interrupted training.
     """
     file = PortfolioFile.load(portfolio)
     try:
         done = train_portfolio(file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars)
     except KeyboardInterrupt:
-        typer.echo(f"stopped; finished work is kept in {out}, and the same command continues", err=True)
+        typer.echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
         raise typer.Exit(130) from None
     if json:
         print_json(done)
@@ -59,7 +59,7 @@ def _bars(pending: Sequence[Pending]) -> Iterator[None]:
 
     name, bar = TextColumn("{task.description}", markup=False), BarColumn()
     columns = (name, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # Stdout belongs to the results: Rich would otherwise send what is printed there to the bars' console, stderr.
+    # Stdout is for results: by default Rich would redirect it to the bars' console, stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         tasks = [(progress.add_task(run.name, total=run.steps), run) for run in pending]
         over = threading.Event()
@@ -80,26 +80,26 @@ def _bars(pending: Sequence[Pending]) -> Iterator[None]:
 
 @options("What the checkpoint does not say")
 class Statement:
-    """What the user states about a run that nobody recorded."""
+    """The user's statements about a run that was not recorded."""
 
     dataset: Annotated[str | None, option("Identity of the private dataset.")] = None
-    sampling: Annotated[StatedSampling | None, option("How batches were drawn; Opacus' own loader: poisson.")] = None
+    sampling: Annotated[StatedSampling | None, option("How batches were drawn; with Opacus' loader: poisson.")] = None
     clip: Annotated[str | None, option("max_grad_norm; if it changed: value*steps,value*steps,…")] = None
     clipping: Annotated[Clipping | None, option("How gradients were clipped.")] = None
-    learning_rate: Annotated[str | None, option("Of every step; if it changed: value*steps,value*steps,…")] = None
-    optimizer: Annotated[str | None, option("sgd means plain SGD: no momentum, weight decay or projection.")] = None
+    learning_rate: Annotated[str | None, option("Learning rate; if it changed: value*steps,value*steps,…")] = None
+    optimizer: Annotated[str | None, option("Optimizer; sgd: without momentum, weight decay or projection.")] = None
     expected_batch: Annotated[float | None, option("The divisor of the updates: Opacus' expected_batch_size.")] = None
     examples: Annotated[int | None, option("Instead of --expected-batch: the number of examples.")] = None
     run: Annotated[str | None, option("Id of the run, shared by its checkpoints; without it, a fresh one.")] = None
-    smoothness: Annotated[float | None, option("β of the loss, if known.")] = None
+    smoothness: Annotated[float | None, option("Smoothness β of the loss, if known.")] = None
     convex: Annotated[Convex | None, option("Why clipped gradients are those of convex functions.")] = None
     unclipped_num_std: Annotated[
         float | None, option("Adaptive clipping: Opacus' setting; in ghost mode half the noise multiplier.")
     ] = None
     leave_out: Annotated[
-        list[str] | None, option("A tensor that changed without noise, and that no loss used. Repeatable.")
+        list[str] | None, option("Leave out this tensor: it changed without noise, and no loss used it. Repeatable.")
     ] = None
-    others_unchanged: Annotated[bool, option("Tensors that the private optimizer did not train are as before it.")] = False
+    others_unchanged: Annotated[bool, option("Tensors that the private optimizer did not train are unchanged.")] = False
 
 
 def from_opacus(
@@ -110,7 +110,7 @@ def from_opacus(
 ) -> None:
     """Model and record from an Opacus checkpoint.
 
-    What the file does not say, you state; the record marks it as stated.
+    State what the file does not contain; the record marks it as stated.
     """
     stated = vars(statement)
     written = training.from_opacus(checkpoint, out, Stated(**{**stated, "leave_out": tuple(stated["leave_out"] or ())}))

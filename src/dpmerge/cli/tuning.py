@@ -1,4 +1,4 @@
-"""`dpmerge account --tuning`: what it costs to release the best of several private runs."""
+"""`dpmerge account --tuning`: the cost of releasing the best of several private runs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from dpmerge.errors import PortfolioError, TargetError
 from dpmerge.records import Model, Portfolio
 
 
-@options("Cost of tuning (one run is stated by its record, its ε, its noise or its μ)")
+@options("Cost of tuning (give a run's record, ε, noise or μ)")
 class Tuning:
-    """How many runs compete, and what one of them guarantees, stated in one of four ways."""
+    """The distribution of the number of runs, and the guarantee of each run, given in one of four ways."""
 
     tuning: Annotated[
         rules.DistributionName | None,
-        option("Instead of a merge: the best of K runs, K random by this law (tnb: truncated negative binomial)."),
+        option("Instead of a merge: the best of K runs, with K from this distribution (tnb: truncated negative binomial)."),
     ] = None
     trials: Annotated[float | None, option("The mean of the number of runs K.")] = None
     shape: Annotated[float | None, option("η of --tuning tnb, above −1.")] = None
-    model: Annotated[str | None, option("One run is this model of the portfolio.")] = None
-    run_epsilon: Annotated[float | None, option("One run is a Gaussian mechanism with this ε.")] = None
+    model: Annotated[str | None, option("Each run is accounted like this model of the portfolio.")] = None
+    run_epsilon: Annotated[float | None, option("Each run is accounted as a Gaussian mechanism with this ε.")] = None
     run_delta: Annotated[float | None, option("The δ of --run-epsilon, if it is not --delta.")] = None
-    run_noise: Annotated[float | None, option("One run is a Gaussian mechanism with this noise multiplier.")] = None
-    run_mu: Annotated[float | None, option("One run satisfies μ-GDP with this μ.")] = None
+    run_noise: Annotated[float | None, option("Each run is accounted as a Gaussian mechanism with this noise.")] = None
+    run_mu: Annotated[float | None, option("Each run satisfies μ-GDP with this μ.")] = None
     calibrate: Annotated[
         rules.Calibration | None, option("From --run-epsilon to noise: the exact curve (default), or Rényi moments.")
     ] = None
 
 
 def account_tuning(portfolio: Path | None, asked: Tuning, delta: float | None, granted: Granted, json: bool) -> None:
-    """ε of releasing the best of a random number of runs with random hyper-parameters: at least, and at most."""
+    """Lower and upper bounds on ε of releasing the best of a random number of runs with random hyper-parameters."""
     assert asked.tuning is not None
     if delta is None or asked.trials is None:
         raise TargetError("--tuning needs --trials, the mean of the number of runs, and --delta")
@@ -53,17 +53,17 @@ def account_tuning(portfolio: Path | None, asked: Tuning, delta: float | None, g
 
 
 def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Granted) -> rules.Base:
-    """One run, stated in exactly one way."""
+    """The guarantee of each run, given in exactly one way."""
     shuffle = granted.shuffle
     ways = (portfolio, asked.run_epsilon, asked.run_noise, asked.run_mu)
     if sum(way is not None for way in ways) != 1:
-        raise TargetError("state one run in one way: --run-epsilon, --run-noise, --run-mu, or a portfolio with --model")
+        raise TargetError("describe each run in one way: --run-epsilon, --run-noise, --run-mu, or a portfolio with --model")
     if asked.run_epsilon is None and (asked.calibrate is not None or asked.run_delta is not None):
-        raise TargetError("--calibrate and --run-delta are about --run-epsilon, and there is none")
+        raise TargetError("--calibrate and --run-delta require --run-epsilon")
     if portfolio is not None:
         return rules.Base.recorded(_model(Portfolio(portfolio), asked.model), shuffle)
     if asked.model is not None or shuffle is not None:
-        raise TargetError("--model and --treat-shuffle-as-poisson are about the records of a portfolio; give one")
+        raise TargetError("--model and --treat-shuffle-as-poisson require a portfolio")
     if asked.run_epsilon is not None:
         return rules.Base.calibrated(asked.run_epsilon, run_delta, asked.calibrate or "exact")
     if asked.run_noise is not None:
@@ -76,7 +76,7 @@ def _base(portfolio: Path | None, asked: Tuning, run_delta: float, granted: Gran
 
 def _model(portfolio: Portfolio, name: str | None) -> Model:
     if name is None and len(portfolio) > 1:
-        raise PortfolioError(f"the portfolio has {len(portfolio)} models; say with --model which one is one run")
+        raise PortfolioError(f"the portfolio has {len(portfolio)} models; choose one with --model")
     return portfolio[portfolio.names[0] if name is None else name]
 
 
@@ -86,7 +86,7 @@ def _print(cost: rules.TuningCost) -> None:
     if math.isfinite(cost.epsilon):
         typer.echo(f"({rules.round_up(cost.epsilon)}, {rules.significant(cost.delta)})-DP")
     else:
-        typer.echo(f"no finite ε at δ = {cost.delta:g}; a larger --delta may have one")
+        typer.echo(f"no finite ε at δ = {cost.delta:g}; try a larger --delta")
     print_warnings(cost.warnings, "  ")
     typer.echo(f"  {cost.standing}: {theorem.title} ({theorem.source})")
     for name, value in cost.bounds.items():
@@ -94,8 +94,8 @@ def _print(cost: rules.TuningCost) -> None:
             typer.echo(f"  ε = {rules.round_up(value)} by {rules.THEOREMS[name].title} ({rules.THEOREMS[name].source})")
     if cost.lower is not None and cost.lower_own_score is not None:
         lower, own = (f"{math.floor(value * 1e4) / 1e4:.4f}" for value in (cost.lower, cost.lower_own_score))
-        typer.echo(f"  no theorem can promise less than ε = {lower}, which runs ranked by the worst score have;")
-        typer.echo(f"  ranked by their own outcomes they still have ε = {own}")
+        typer.echo(f"  no theorem can guarantee less than ε = {lower}: runs ranked by the worst-case score have it;")
+        typer.echo(f"  runs ranked by their own outcomes still have ε = {own}")
     typer.echo(f"  one run alone: ε = {rules.round_up(cost.alone)} at the same δ; {_one_run(cost.base)}")
     print_assumptions(cost.assumptions)
 
@@ -103,6 +103,6 @@ def _print(cost: rules.TuningCost) -> None:
 def _one_run(base: Mapping[str, Any]) -> str:
     if "model" in base:
         return f"{base['kind']}, the record of model {base['model']!r}, {base['adjacency']} neighbours"
-    told = f"a Gaussian mechanism with noise multiplier {rules.significant(base['noise_multiplier'])}"
+    text = f"a Gaussian mechanism with noise multiplier {rules.significant(base['noise_multiplier'])}"
     ways = {"exact": "its exact curve", "rdp": "Rényi divergences and the tight conversion"}
-    return told + (f", calibrated by {ways[base['calibrate']]}" if "calibrate" in base else "")
+    return text + (f", calibrated by {ways[base['calibrate']]}" if "calibrate" in base else "")

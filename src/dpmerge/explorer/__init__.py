@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.explorer.report import Question as Question, report as report
+from dpmerge.explorer.report import ReportScope as ReportScope, report as report
 from dpmerge.explorer.security import Door as Door
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,16 +15,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 import dpmerge
-from dpmerge.explorer import models
+from dpmerge.explorer import answers, requests, work
 from dpmerge.explorer.jobs import Job, Jobs, unattended
-from dpmerge.explorer.ladder import PLANNED, RUNGS
+from dpmerge.explorer.ladder import RUNGS
 from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
+from dpmerge.explorer.telling import told_guarantee, told_landscape
 from dpmerge.figures import web_figure
 from dpmerge.files import finite_or_null
-from dpmerge.planning import Plan, Utilities, frontier
+from dpmerge.planning import Utilities
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, require_wanted
 
 R = TypeVar("R")
@@ -33,11 +34,11 @@ _COMPUTING = 2  # computations at once; more only get in each other's way
 _LISTENERS = 32
 _PROBLEM = {
     "description": "A problem (RFC 9457)",
-    "content": {"application/problem+json": {"schema": models.Problem.model_json_schema()}},
+    "content": {"application/problem+json": {"schema": answers.Problem.model_json_schema()}},
 }
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "Events", "content": {"text/event-stream": {}}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 403, 404, 409, 413, 415, 421, 422, 429), _PROBLEM)
-DeltaQuery = Annotated[float, Query(ge=models.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
+DeltaQuery = Annotated[float, Query(ge=requests.SMALLEST_DELTA, lt=1, description="δ", allow_inf_nan=False)]
 AnyDeltaQuery = Annotated[bool, Query(description="accept a δ above 0.01")]
 ModelsQuery = Annotated[Sequence[str], Query(max_length=3, description="two or three models; by default chosen by the server")]
 JobId = Annotated[str, InPath(max_length=64)]
@@ -138,12 +139,12 @@ class _Server:
 def _reading(server: _Server) -> APIRouter:
     router, state = APIRouter(), server.state
 
-    @router.get("/healthz", response_model=models.Health)
+    @router.get("/healthz", response_model=answers.Health)
     async def healthz() -> Any:
         """Whether the server answers."""
         return {"status": "ok", "version": dpmerge.__version__}
 
-    @router.get("/v1/portfolio", response_model=models.PortfolioAnswer)
+    @router.get("/v1/portfolio", response_model=answers.PortfolioAnswer)
     async def portfolio(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
         """The models, each alone: ε at δ by PLD and RDP, utility, training, warnings."""
         require_wanted(delta, any_delta)
@@ -159,61 +160,33 @@ def _reading(server: _Server) -> APIRouter:
             "has_ledger": server.releases.has_ledger,
         }
 
-    @router.post("/v1/account", response_model=models.GuaranteeAnswer)
-    async def account(asked: models.AccountRequest) -> Any:
+    @router.post("/v1/account", response_model=answers.GuaranteeAnswer)
+    async def account(asked: requests.AccountRequest) -> Any:
         """The guarantee of one merge: ε at δ, or δ at ε."""
         require_wanted(asked.delta, asked.any_delta)
         question = asked.model_dump(include={"rule", "weights", "delta", "epsilon", "provenance"})
         found = await server.compute(partial(state.guarantee, **question, accounting=asked.accounting(state.accounting)))
-        return finite_or_null(models.told_guarantee(found))
+        return finite_or_null(told_guarantee(found))
 
-    @router.get("/v1/simplex", response_model=models.SimplexAnswer)
+    @router.get("/v1/simplex", response_model=answers.SimplexAnswer)
     async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = (), any_delta: AnyDeltaQuery = False) -> Any:
         """ε at every point of a grid over the weights of two or three models, as far as it is known by now."""
         require_wanted(delta, any_delta)
         found = await server.compute(state.landscape, delta, tuple(model))
-        return JSONResponse(finite_or_null({"delta": delta, **found.as_dict()}))
+        return JSONResponse(finite_or_null({"delta": delta, **told_landscape(found)}))
 
-    @router.post("/v1/plan", response_model=models.PlanAnswer, responses={202: {"model": models.JobAnswer}})
-    async def plan(asked: models.PlanRequest) -> Any:
+    @router.post("/v1/plan", response_model=answers.PlanAnswer, responses={202: {"model": answers.JobAnswer}})
+    async def plan(asked: requests.PlanRequest) -> Any:
         """The best weights per rule for a target; with `effort` full a job (202) that searches as `dpmerge plan` does."""
         require_wanted(asked.delta, asked.any_delta)
         if asked.effort == "full":
-            return JSONResponse(server.jobs.start("plan", partial(_full_plan, state, asked), asked).status(), 202)
+            return JSONResponse(server.jobs.start("plan", partial(work.full_plan, state, asked), asked).status(), 202)
         ladder = state.ladder(asked.delta)
         if not ladder.ready:
             await server.compute(lambda: ladder.known)
-        return JSONResponse(_plan(ladder.plan(asked.epsilon), ladder.done, ladder.total))
+        return JSONResponse(work.warmed(ladder.plan(asked.epsilon), ladder.done, ladder.total))
 
     return router
-
-
-def _full_plan(state: PortfolioState, asked: models.PlanRequest, job: Job) -> dict[str, Any]:
-    found = dpmerge.plan(
-        state.portfolio,
-        epsilon=asked.epsilon,
-        delta=asked.delta,
-        utility=state.utility,
-        rules=PLANNED,
-        accounting=state.accounting,
-        progress=job.report,
-    )
-    state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
-    return _plan(found, 1, 1)
-
-
-def _plan(found: Plan, done: int, total: int) -> dict[str, Any]:
-    plain: dict[str, Any] = finite_or_null(
-        {
-            "target": {"epsilon": found.epsilon, "delta": found.delta},
-            "provenance": found.provenance,
-            "utilities_source": found.source,
-            "best": next((index for index, option in enumerate(found.options) if option.feasible), None),
-            "options": [models.told_option(option) for option in found.options],
-            "warming": {"done": done, "total": total},
-        }
-    )
-    return plain
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------------
@@ -222,13 +195,13 @@ def _plan(found: Plan, done: int, total: int) -> dict[str, Any]:
 def _jobs(server: _Server) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/frontier", status_code=202, response_model=models.JobAnswer)
-    async def start_frontier(asked: models.FrontierRequest) -> Any:
+    @router.post("/v1/frontier", status_code=202, response_model=answers.JobAnswer)
+    async def start_frontier(asked: requests.FrontierRequest) -> Any:
         """Utility against ε, as a job; its result is what `dpmerge frontier` writes as frontier.json."""
         require_wanted(asked.delta, asked.any_delta)
-        return server.jobs.start("frontier", partial(_frontier, server.state, asked), asked, keeps=True).status()
+        return server.jobs.start("frontier", partial(work.draw_frontier, server.state, asked), asked, keeps=True).status()
 
-    @router.get("/v1/jobs/{job}", response_model=models.JobAnswer)
+    @router.get("/v1/jobs/{job}", response_model=answers.JobAnswer)
     async def job_state(job: JobId) -> Any:
         """How far a job is, and its result once there is one."""
         return server.job(job).status()
@@ -238,7 +211,7 @@ def _jobs(server: _Server) -> APIRouter:
         """Progress as server-sent events: `progress`, and `end` once."""
         return StreamingResponse(server.listen(server.job(job)), media_type="text/event-stream")
 
-    @router.get("/v1/jobs/{job}/figure", response_model=models.FigureAnswer)
+    @router.get("/v1/jobs/{job}/figure", response_model=answers.FigureAnswer)
     async def job_figure(job: JobId) -> Any:
         """The picture of a finished frontier, as plotly.js draws it."""
         found = server.job(job)
@@ -246,7 +219,7 @@ def _jobs(server: _Server) -> APIRouter:
             raise HTTPException(404, "this job has no picture: only a finished frontier has one")
         return JSONResponse(web_figure(found.result))
 
-    @router.delete("/v1/jobs/{job}", status_code=202, response_model=models.JobAnswer)
+    @router.delete("/v1/jobs/{job}", status_code=202, response_model=answers.JobAnswer)
     async def cancel_job(job: JobId) -> Any:
         """Ask a job to stop; it does at its next piece. Needs the token."""
         found = server.job(job)
@@ -258,32 +231,18 @@ def _jobs(server: _Server) -> APIRouter:
     return router
 
 
-def _frontier(state: PortfolioState, asked: models.FrontierRequest, job: Job) -> Any:
-    found = frontier(
-        state.portfolio,
-        delta=asked.delta,
-        epsilons=asked.epsilons,
-        accounting=state.accounting,
-        utility=state.utility,
-        edge_points=asked.points,
-        run=job.map,
-        progress=job.report,
-    )
-    return finite_or_null(found.as_dict())
-
-
 # --- releases ---------------------------------------------------------------------------------------------------------------
 
 
 def _releasing(server: _Server) -> APIRouter:
     router, releases = APIRouter(), server.releases
 
-    @router.get("/v1/releases", response_model=models.ReleasesAnswer)
+    @router.get("/v1/releases", response_model=answers.ReleasesAnswer)
     async def history() -> Any:
         """The ledger's entries, and the releases that can be verified here."""
         return finite_or_null(await server.consult(releases.listing)) | {"may_release": server.explorer.allow_release}
 
-    @router.get("/v1/budget", response_model=models.BudgetAnswer)
+    @router.get("/v1/budget", response_model=answers.BudgetAnswer)
     async def budget() -> Any:
         """What the ledger's budget still allows."""
         found = await server.consult(releases.budget)
@@ -291,38 +250,25 @@ def _releasing(server: _Server) -> APIRouter:
             raise HTTPException(404, "this server was started without a ledger")
         return finite_or_null(found)
 
-    @router.post("/v1/releases/preview", response_model=models.ReleasePreview)
-    async def preview(asked: models.ReleaseRequest) -> Any:
+    @router.post("/v1/releases/preview", response_model=answers.ReleasePreview)
+    async def preview(asked: requests.ReleaseRequest) -> Any:
         """Exactly what a release would write and spend; nothing is written."""
         return finite_or_null(await server.consult(releases.preview, asked))
 
-    @router.post("/v1/releases", status_code=202, response_model=models.JobAnswer)
-    async def release(asked: models.ReleaseRequest, request: Request) -> Any:
+    @router.post("/v1/releases", status_code=202, response_model=answers.JobAnswer)
+    async def release(asked: requests.ReleaseRequest, request: Request) -> Any:
         """Release, by the same code as `dpmerge merge`, as a job. Needs the token, and a server that allows it."""
         if not request.scope.get(AUTHORISED):  # the door has checked; a route that changes something asks again
             raise HTTPException(401, "this needs the server's token")
         if not server.explorer.allow_release:
             raise HTTPException(403, "releasing is off: this server was started without leave to release")
         await server.consult(releases.check, asked)  # refuses at once what would be refused anyway
-        return server.jobs.start("release", partial(_release, releases, asked), lasting=True).status()
+        return server.jobs.start("release", partial(work.release, releases, asked), lasting=True).status()
 
-    @router.post("/v1/verify", status_code=202, response_model=models.JobAnswer)
-    async def verify(asked: models.VerifyRequest) -> Any:
+    @router.post("/v1/verify", status_code=202, response_model=answers.JobAnswer)
+    async def verify(asked: requests.VerifyRequest) -> Any:
         """Recompute everything a release's certificate says, from its files, the portfolio and the ledger, as a job."""
         releases.require(asked.name)
-        return server.jobs.start("verify", partial(_verify, releases, asked.name)).status()
+        return server.jobs.start("verify", partial(work.verify, releases, asked.name)).status()
 
     return router
-
-
-def _release(releases: Releases, asked: models.ReleaseRequest, job: Job) -> dict[str, Any]:
-    job.report("merging")
-    made = releases.release(asked, lambda done, total: job.report(done=done, total=total))
-    certificate = made.certificate.model_dump(mode="json", by_alias=True)
-    return {"name": made.folder.name, "certificate": certificate, "notes": list(made.notes)}
-
-
-def _verify(releases: Releases, name: str, job: Job) -> dict[str, Any]:
-    job.report("rechecking")
-    found = releases.verify(name)
-    return {"name": name, "code": found.code, "sentence": found.sentence, **asdict(found)}

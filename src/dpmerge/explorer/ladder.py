@@ -8,74 +8,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable
+from typing import get_args
 
 import dpmerge
-from dpmerge.errors import AccountingError, TargetError
-from dpmerge.explorer.models import standing_of
-from dpmerge.planning import Option, OptionRule, Plan, Utilities, simplex_grid
+from dpmerge.planning import GRID_RULES, Account, Landscape, Option, OptionRule, Plan, Utilities
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, GridRule, Guarantee, PlainRule
+from dpmerge.rules import Accounting, GridRule, PlainRule
 
-RULES: tuple[GridRule, ...] = get_args(GridRule)
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
-Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 RUNGS = 33
 _LANDSCAPES = 8  # choices of corners that are kept
-_STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
 _ANY = 1e9  # a target that everything private meets
-
-
-class Landscape:
-    """ε on a grid over the weights of two or three models, coarse points first. Nothing is interpolated between the points."""
-
-    def __init__(self, portfolio: Portfolio, models: tuple[str, ...]) -> None:
-        for name in models:
-            portfolio.weights({name: 1.0})  # refuses a name that is not in the portfolio
-        if len(set(models)) != len(models) or len(models) not in _STEPS:
-            raise TargetError(f"a picture of weights needs two or three different models, not {len(models)}")
-        self.models = models
-        self.step = _STEPS[len(models)]
-        self.points: list[list[float]] = simplex_grid(len(models), self.step).tolist()
-        cells = round(1 / self.step)
-        coarseness = [math.gcd(*(round(weight * cells) for weight in point)) for point in self.points]
-        self.order = sorted(range(len(self.points)), key=coarseness.__getitem__, reverse=True)
-        # By the point's index; None where the rule is refused.
-        self.found: dict[GridRule, dict[int, Guarantee | None]] = {rule: {} for rule in RULES}
-
-    @property
-    def done(self) -> int:
-        return sum(len(known) for known in self.found.values())
-
-    @property
-    def total(self) -> int:
-        return len(RULES) * len(self.points)
-
-    def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
-        """Account one more point, the quick rule first."""
-        rule = next(rule for rule in RULES if len(self.found[rule]) < len(self.points))
-        known = self.found[rule]
-        index = self.order[len(known)]
-        weights = {name: weight for name, weight in zip(self.models, self.points[index], strict=True) if weight > 0}
-        try:
-            known[index] = account(rule, weights)
-        except AccountingError:
-            known[index] = None
-        return rule, known[index]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For every rule ε and standing at every point; pending where it is not known yet."""
-        rules = {}
-        for rule in RULES:
-            known = dict(self.found[rule])  # the background goes on meanwhile
-            rows = [known.get(index) for index in range(len(self.points))]
-            rules[rule] = {
-                "epsilons": [None if row is None else row.epsilon for row in rows],
-                "standings": [standing_of(row) if index in known else "pending" for index, row in enumerate(rows)],
-            }
-        names = ("models", "step", "points", "done", "total")
-        return {**{name: getattr(self, name) for name in names}, "rules": rules}
 
 
 class Ladder:
@@ -92,7 +36,7 @@ class Ladder:
     ) -> None:
         self.portfolio, self.utility, self.delta = portfolio, utility, delta
         self.abandoned = False  # something went wrong: the page goes on with what there is
-        self.climbed: dict[GridRule, int] = dict.fromkeys(RULES, 0)
+        self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
         self._accounting, self._account = accounting, account
         self._rungs = max(2, rungs)
@@ -126,7 +70,7 @@ class Ladder:
 
     @property
     def total(self) -> int:
-        return len(RULES) * self._rungs
+        return len(GRID_RULES) * self._rungs
 
     @property
     def complete(self) -> bool:
@@ -155,7 +99,7 @@ class Ladder:
     def learn(self, options: Iterable[Option]) -> None:
         """Keep what a search found, for this target and others."""
         with self._lock:
-            self._known = self.known.knowing(option for option in options if option.rule in RULES)
+            self._known = self.known.knowing(option for option in options if option.rule in GRID_RULES)
 
     def plan(self, epsilon: float) -> Plan:
         """The best that is known for the target: one option for each rule, and one for each model alone."""

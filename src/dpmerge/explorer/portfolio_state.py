@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dpmerge.errors import AccountingError, UtilityError
-from dpmerge.explorer.ladder import RUNGS, Ladder, Landscape
-from dpmerge.explorer.models import standing_of
-from dpmerge.planning import Utilities
+from dpmerge.explorer.ladder import RUNGS, Ladder
+from dpmerge.explorer.telling import standing_of
+from dpmerge.planning import Landscape, Question, Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
 from dpmerge.rules import (
     DEFAULT_ACCOUNTING,
@@ -54,6 +54,7 @@ class PortfolioState:
         self._rungs = rungs
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
         self._remembered = lru_cache(_ANSWERS)(self._account)
+        self._questions = lru_cache(_LADDERS)(self._ask)
         self._lock = threading.Lock()
         self._closed = self._working = False
         self._climber: threading.Thread | None = None
@@ -144,6 +145,10 @@ class PortfolioState:
         made = build(rule, self.portfolio.weights_in_order(values), accounting, provenance=provenance)
         return accounting.guarantee(made, delta=target.delta, epsilon=target.epsilon)
 
+    def _ask(self, delta: float) -> list[Question]:
+        """What each accountant says at this δ."""
+        return [Question(self.portfolio, delta, accounting=replace(self.accounting, by=by)) for by in MIXTURE_ACCOUNTANTS]
+
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: how it was trained, what it guarantees alone, what to beware of."""
         cards = [self._card(model, delta) for model in self.portfolio.models]
@@ -154,14 +159,12 @@ class PortfolioState:
         warnings: dict[str, None] = {}
         epsilons: dict[str, float] = {}
         standings = {"refused"}
-        for by in MIXTURE_ACCOUNTANTS:
-            how = replace(self.accounting.for_rule("joint"), by=by)
-            try:
-                found = self.guarantee("joint", {model.name: 1.0}, delta=delta, provenance="a-priori", accounting=how)
-            except AccountingError as error:
-                warnings[str(error)] = None
+        for question in self._questions(delta):
+            found = question.alone[model.name]
+            if isinstance(found, AccountingError):
+                warnings[str(found)] = None
                 continue
-            epsilons[by] = found.epsilon
+            epsilons[question.accounting.by] = found.epsilon
             standings.add(standing_of(found))
             # What the theorem itself assumes is no warning; what was added for this record is.
             usual = (*THEOREMS[found.theorem].assumptions, WEIGHTS)

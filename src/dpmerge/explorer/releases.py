@@ -11,8 +11,9 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
-from dpmerge.explorer.models import NAME, ReleaseRequest, told_guarantee
 from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.explorer.requests import NAME, ReleaseRequest
+from dpmerge.explorer.telling import told_guarantee
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,

@@ -12,10 +12,10 @@ from typing import Any
 import dpmerge
 from dpmerge.errors import AccountingError
 from dpmerge.explorer.ladder import PLANNED
-from dpmerge.explorer.models import told_option
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
-from dpmerge.planning import Mapper, Utilities, edge, frontier, heatmap, simplex_grid
+from dpmerge.explorer.telling import told_plan
+from dpmerge.planning import Mapper, Plan, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
 
@@ -33,7 +33,7 @@ _LOOKED = (
 
 
 @dataclass(frozen=True)
-class Question:
+class ReportScope:
     """What a report is about: targets (none: sensible ones), and how fine the pictures are."""
 
     delta: float
@@ -50,7 +50,7 @@ class Question:
 
 def report(
     portfolio: Portfolio,
-    asked: Question,
+    asked: ReportScope,
     *,
     run: Mapper,
     utility: Utilities | None = None,
@@ -63,22 +63,20 @@ def report(
     opened = None if ledger is None else _ledger(state, ledger)
     progress("each model alone")
     cards = state.models(asked.delta)
-    alone = _alone(cards)
-    targets, chosen = _targets(asked.epsilons, alone)
     accounting = state.accounting
-    progress(f"plans for ε = {targets[0]:g}")
     known = dpmerge.plan(
-        portfolio, epsilon=targets[0], delta=asked.delta, utility=utility, rules=PLANNED, accounting=accounting
+        portfolio, epsilon=0.0, delta=asked.delta, utility=utility, rules=PLANNED, accounting=accounting, search=()
     )
-    plans = [known]
-    for epsilon in targets[1:]:
+    targets, chosen = _targets(asked.epsilons, known)
+    plans = []
+    for epsilon in targets:
         progress(f"plans for ε = {epsilon:g}")
-        plans.append(known.at(epsilon))
+        plans.append(told_plan(known.at(epsilon)))
     drawn = frontier(
         portfolio,
         delta=asked.delta,
         accounting=accounting,
-        epsilons=_axis(targets, alone),
+        epsilons=[*targets, *known.targets(_ON_THE_FRONTIER, around=targets)],
         utility=known.question.shown,
         edge_points=asked.points,
         run=run,
@@ -98,10 +96,7 @@ def report(
         "warning": warning or None,
         "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
         "targets_chosen": chosen,
-        "plans": [
-            {"epsilon": plan.epsilon, "delta": plan.delta, "options": [told_option(option) for option in plan.options]}
-            for plan in plans
-        ],
+        "plans": [{**plan["target"], "options": plan["options"]} for plan in plans],
         "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
         "weights": _weights(portfolio, asked, accounting, targets, run),
         "ledger": opened,
@@ -116,31 +111,17 @@ def _ledger(state: PortfolioState, ledger: str) -> dict[str, Any]:
     return {"budget": releases.budget(), "entries": releases.listing()["entries"]}
 
 
-def _alone(cards: Sequence[dict[str, Any]]) -> list[float]:
-    """The finite ε of the models alone, each by the accountant that gives less."""
-    smallest = [min(card["epsilon"].values(), default=math.inf) for card in cards]
-    return [epsilon for epsilon in smallest if 0 < epsilon < math.inf]
-
-
-def _targets(given: Sequence[float], alone: Sequence[float]) -> tuple[list[float], str]:
+def _targets(given: Sequence[float], known: Plan) -> tuple[list[float], str]:
     """The targets of the report from small to large, and who chose them."""
     if given:
         return sorted(set(given)), _GIVEN
-    if not alone:
-        return [0.1, 1.0, 10.0], _NO_FINITE
-    low, high = round_down(0.5 * min(alone), 2), float(significant(max(alone), 3))
-    return sorted({low, round_down(math.sqrt(low * high), 2), high}), _OUR_OWN
-
-
-def _axis(targets: Sequence[float], alone: Sequence[float]) -> list[float]:
-    """Where random selection is solved: evenly in log ε over all that is of interest, and at the targets themselves."""
-    shown = [epsilon for epsilon in (*targets, *alone, *(0.5 * epsilon for epsilon in alone)) if epsilon > 0] or [0.1, 10.0]
-    low, high = min(shown), max(shown)
-    return [*targets, *(low * (high / low) ** (k / (_ON_THE_FRONTIER - 1)) for k in range(_ON_THE_FRONTIER))]
+    smallest, largest = known.span()
+    low, high = round_down(smallest, 2), float(significant(largest, 3))
+    return sorted({low, round_down(math.sqrt(low * high), 2), high}), _OUR_OWN if known.question.finite_alone else _NO_FINITE
 
 
 def _weights(
-    portfolio: Portfolio, asked: Question, accounting: Accounting, targets: Sequence[float], run: Mapper
+    portfolio: Portfolio, asked: ReportScope, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
     """A picture of ε over all weights of two or three models, or why there is none."""
     draws: dict[int, Callable[..., Any]] = {2: edge, 3: heatmap}

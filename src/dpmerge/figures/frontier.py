@@ -18,7 +18,7 @@ HOW_TO_READ = (
     "are weight vectors whose ε was computed, one marker each; the steps say what the best of them reaches from that ε on. "
     "Solid lines are accounted by privacy loss distributions (PLD), dashed ones by Rényi divergences (RDP). What is dotted, "
     "hollow and pale is conditional: it holds only under an assumption that fails in general."
-    f" Every ε assumes that {RECORD}; and what the theorems of its rule assume besides (dpmerge account)."
+    f" Every ε assumes that {RECORD}. It also needs the assumptions of the rule's theorem."
 )
 _PROVENANCE = {
     "a-priori": "Weights found here were chosen without looking at the models or the data.",
@@ -153,7 +153,7 @@ def _models(frontier: Data) -> Table:
 
 
 def _best_releases(frontier: Data, most: int = 12) -> Table:
-    """For some targets, the best release of each rule and standing, by whichever accountant."""
+    """For some targets, the best release of each rule and standing, by the better accountant."""
     groups: dict[tuple[str, str], list[Data]] = {}
     for curve in frontier["curves"]:
         groups.setdefault((curve["rule"], curve["standing"]), []).append(curve)

@@ -15,7 +15,7 @@ HOW_TO_READ = (
     "Every point of a triangle is a choice of weights: a corner is that model alone, and the side opposite leaves it out. "
     "Colour is the ε of a release with these weights, on one scale for all triangles; darker is more private. White has no "
     "finite ε. What is conditional holds only under an assumption that fails in general."
-    f" Every ε assumes that {RECORD}; and what the theorems of its rule assume besides (dpmerge account)."
+    f" Every ε assumes that {RECORD}. It also needs the assumptions of the rule's theorem."
 )
 
 

@@ -21,7 +21,7 @@ _POLICY = "; ".join(
         "script-src 'unsafe-inline' 'unsafe-eval'",
     )
 )
-# plotly.js offers a button that uploads the chart, data and all; whoever wants to share the page can send the file.
+# plotly.js offers a button that uploads the chart, data and all; the page is shared by sending the file.
 _CONFIG = {
     "responsive": True,
     "displaylogo": False,

@@ -1,4 +1,4 @@
-"""The description of a picture: made once from a result's document, then drawn by png.py and web.py, told in tables by page.py.
+"""The description of a picture: made once from a result's document, then drawn by png.py and web.py; page.py adds tables.
 
 It is checked once, here, so that the renderers need not. Documents of kind "lines" are descriptions already; docs/frontier.md
 says how they are written. What is conditional is dotted and hollow and its label says so; references are thin and grey.
@@ -46,7 +46,7 @@ class Form(BaseModel):
 
 @dataclass(frozen=True)
 class Axis:
-    """A range with a little air at both ends; also the colour scale of triangles."""
+    """A range with a margin at both ends; also the colour scale of triangles."""
 
     label: str
     logarithmic: bool
@@ -177,7 +177,9 @@ class Panel(Form):
             if scale == "log" and min(values, default=1.0) <= 0:
                 raise ValueError(f"panel {self.title!r} has {axis} = {min(values):g}, which a logarithmic axis cannot show")
         if self.categories and not {*self.widths()} <= {*range(len(self.categories))}:
-            raise ValueError(f"panel {self.title!r} has an x that is no position of its {len(self.categories)} categories")
+            raise ValueError(
+                f"panel {self.title!r} has an x that is not the position of one of its {len(self.categories)} categories"
+            )
         return self
 
     def widths(self) -> list[float]:
@@ -203,7 +205,7 @@ class Panel(Form):
         return Axis.over(self.heights() or [0.0, 1.0], self.y_label, self.y_scale, 0.11 if self.points else 0.06)
 
     def hover(self, line: Line, index: int) -> list[str]:
-        """What a point of a line tells."""
+        """The hover text of a point."""
         if line.hover is not None:
             return line.hover[index]
         x, y = self.across, self.up
@@ -236,7 +238,7 @@ Thing = TypeVar("Thing")
 
 
 def thinned(values: Sequence[Thing], most: int) -> list[Thing]:
-    """At most so many of them, evenly, both ends among them."""
+    """At most `most` values, evenly spaced, including both ends."""
     count = len(values)
     return list(values) if count <= most else [values[round(k * (count - 1) / (most - 1))] for k in range(most)]
 
@@ -271,7 +273,7 @@ class Table(Form):
 
 
 class Picture(Form):
-    """Headings, panels or triangles, and what the page says besides."""
+    """Headings, panels or triangles, and the texts of the page."""
 
     title: str
     subtitle: str = ""

@@ -24,7 +24,7 @@ SETTINGS: Any = {
     "savefig.dpi": "figure",
     "font.family": "sans-serif",
     "font.size": 10,
-    "text.parse_math": False,  # a dollar in a model's name is a dollar
+    "text.parse_math": False,  # a dollar sign in a model's name is literal
     "axes.unicode_minus": True,
 }
 _WIDTH, _HEIGHT, _ROW = 10.0, 6.4, 3.6  # inches; every further row of panels adds _ROW

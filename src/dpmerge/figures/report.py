@@ -34,7 +34,7 @@ _UTILITY_KINDS = {
 _NO_SCRIPT = "The picture needs JavaScript; the table below it does not."
 _WORDS = (
     "Every guarantee here is a theorem under the assumptions printed with it. ✓ proved means that all of them are statements "
-    "about what was run. ◇ conditional means that one of them is known to fail in general and is taken on someone's word: if "
+    "about what was run. ◇ conditional means that one of them is known to fail in general and is only stated by the user: if "
     "it fails, so may the guarantee. ✗ refused means that no theorem covers it. Every ε and δ of a guarantee is rounded up.",
     "A guarantee is for weights that were chosen without looking at the models or the data, unless it says otherwise, and for "
     "one release. Several releases from the same data add up: that is what a ledger is for.",
@@ -91,7 +91,7 @@ def _epsilon(value: float | None) -> str:
 
 
 def _target(epsilon: float) -> str:
-    """A target as it was asked for: it is no bound, so nothing is rounded."""
+    """A target as given: it is not a bound, so it is not rounded."""
     return f"{epsilon!r}".removesuffix(".0")
 
 
@@ -246,9 +246,8 @@ def _ledger(ledger: Data) -> Iterator[str]:
 def _words(report: Data) -> Iterator[str]:
     yield pages.prose("What “proved” and “conditional” mean", *_WORDS)
     target = _target(report["plans"][-1]["epsilon"]) if report["plans"] else "1"
-    recheck = f"dpmerge plan PORTFOLIO --epsilon {target} --delta {report['delta']!r}"
     yield (
-        "<h2>How to recheck this</h2>\n<p>Whoever has the records of the runs can compute every number here again, for example "
-        f"with <code>{escape(recheck)}</code>. A model that was released comes with a certificate, and "
-        "<code>dpmerge verify RELEASE</code> says whether it holds.</p>"
+        "<h2>How to recheck this</h2>\n<p>Every number here can be computed again from the records of the runs, for example by "
+        f"a plan of this portfolio for ε = {target} and δ = {report['delta']!r}. A released model comes with a certificate, "
+        "and verifying it checks that the guarantee holds for its files.</p>"
     )

@@ -29,7 +29,7 @@ def web_figure(picture: Picture) -> dict[str, Any]:
 
 
 def _hover(texts: Iterable[Iterable[str]]) -> dict[str, Any]:
-    """What points tell, as lines of text for each; within the template itself, a name would be read as part of it."""
+    """Hover texts, a list of lines for each point; inside the template itself a name could be parsed as markup."""
     told = ["<br>".join(style.plotly_text(style.short(line, 60)) for line in text) for text in texts]
     return {"customdata": told, "hovertemplate": "%{customdata}<extra></extra>"}
 

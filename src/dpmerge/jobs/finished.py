@@ -1,4 +1,4 @@
-"""Results kept on disk as they come, so that a run that was killed continues where it stopped."""
+"""Results stored on disk as they complete, so that a killed run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dpmerge.files import lossless, sha256
 
 
 class Finished:
-    """Finished pieces of work by key, one JSON line each, in a file that one process at a time holds open.
+    """Finished pieces of work by key, one JSON line each, in a file locked by one process at a time.
 
-    A result is plain JSON data; NaN and infinities are kept too, and floats exactly. `put` returns only when the line is on
-    the disk. Every line carries a checksum, so a line that is torn (killed while writing) or damaged is as good as absent:
-    that piece is done again. Of two lines with one key the later counts.
+    A result is plain JSON data; NaN and infinities are allowed, and floats are exact. `put` returns once the line is on the
+    disk. Every line has a checksum: a damaged or incomplete line is ignored, and its piece is done again. If a key occurs
+    twice, the later line counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class Finished:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._results = dict(self._read())
             except BlockingIOError:
-                raise JobError(f"another run is using {path}; let it end, or name another file") from None
+                raise JobError(f"another run is using {path}; wait until it ends, or choose another file") from None
             except OSError as fault:
                 raise self._unwritable(fault) from None
             stack.pop_all()
@@ -43,11 +43,11 @@ class Finished:
         return self._results[key]
 
     def put(self, key: str, result: Any) -> None:
-        """Keep a result, on the disk before this returns. `get` answers it as JSON data: tuples have become lists."""
+        """Store a result; it is on the disk when this returns. `get` returns JSON data: tuples become lists."""
         try:
             result = json.loads(lossless(result))
         except (TypeError, ValueError, RecursionError) as fault:
-            raise JobError(f"the result of {key!r} cannot be kept in {self.path}: {fault}") from None
+            raise JobError(f"the result of {key!r} cannot be stored in {self.path}: {fault}") from None
         line = lossless({"key": key, "result": result, "sum": _checksum(key, result)})
         try:
             self._file.write(line + b"\n")
@@ -58,7 +58,7 @@ class Finished:
         self._results[key] = result
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # nothing is lost: what could not be written has been reported by `put`
+        with contextlib.suppress(OSError):  # nothing is lost: `put` has already reported write errors
             self._file.close()
 
     def __enter__(self) -> Finished:
@@ -71,17 +71,17 @@ class Finished:
         self._file.seek(0)
         line = b"\n"
         for line in self._file:
-            # RecursionError: damage can open more brackets than a reader has room for.
+            # RecursionError: a damaged line can have too many nested brackets.
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 entry = json.loads(line)
                 if entry["sum"] == _checksum(entry["key"], entry["result"]):
                     yield entry["key"], entry["result"]
-        if not line.endswith(b"\n"):  # torn; the next line must not become its end
+        if not line.endswith(b"\n"):  # incomplete; the next line must not be appended to it
             self._file.write(b"\n")
             self._file.flush()
 
     def _unwritable(self, fault: OSError) -> JobError:
-        return JobError(f"{self.path}: finished work cannot be kept there: {fault.strerror or fault}")
+        return JobError(f"{self.path}: finished work cannot be stored there: {fault.strerror or fault}")
 
 
 def _checksum(key: str, result: Any) -> str:

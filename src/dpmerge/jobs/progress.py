@@ -1,4 +1,4 @@
-"""How far the work is."""
+"""Progress of long computations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Told when `total` pieces of work begin, when one more is finished, and when the work ends, also by an error."""
+    """Called when `total` pieces of work start, after each piece, and when the work ends, also after an error."""
 
     def start(self, total: int, label: str) -> None: ...
 
@@ -28,9 +28,9 @@ class Silent:
 
 
 class ProgressBar:
-    """A bar on stderr with percentage, count, elapsed and remaining time; nothing where stderr is not a terminal.
+    """A bar on stderr with percentage, count, elapsed and remaining time; nothing if stderr is not a terminal.
 
-    `title` says what the pieces are; it stands before the label.
+    `title` names the pieces of work and precedes the label.
     """
 
     def __init__(self, title: str = "") -> None:
@@ -47,7 +47,7 @@ class ProgressBar:
         counts = (progress.TaskProgressColumn(), progress.MofNCompleteColumn())
         times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
         columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *counts, *times)
-        # Stdout belongs to the results: Rich would otherwise send what is printed there to the bar's console, stderr.
+        # Stdout is for results: by default Rich would redirect it to the bar's console, stderr.
         self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
         self._bar.add_task(" ".join(filter(None, (self._title, label))), total=total)
         self._bar.start()

@@ -25,8 +25,11 @@ from dpmerge.planning.points import (
 )
 from dpmerge.planning.search import NOT_DRAWN as NOT_DRAWN
 from dpmerge.planning.simplex import (
+    GRID_RULES as GRID_RULES,
+    Account as Account,
     Edge as Edge,
     Heatmap as Heatmap,
+    Landscape as Landscape,
     edge as edge,
     heatmap as heatmap,
     heatmap_grid as heatmap_grid,

@@ -6,7 +6,7 @@ checkpoint i has weight b_i·Π_{t>i}(1 − b_t). Products are taken with 60 dig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Context, Decimal, localcontext
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ from dpmerge.records import DpFtrl, DpSgd, Mechanism, Strict
 
 AverageRule = Literal["ema", "uta", "pda", "uniform"]
 _DIGITS = 60
-_MOST = 1_000_000  # a certificate is data from elsewhere: nobody waits longer for its weights
+_MOST = 1_000_000  # limit: a certificate is untrusted, and its weights must not take forever
 
 
 class Averaging(Strict):
@@ -49,7 +49,7 @@ class Averaging(Strict):
         return self
 
     def weights(self) -> list[float]:
-        """One weight for each checkpoint, the oldest first. One below the range of floats is 0, and so are all older ones."""
+        """One weight for each checkpoint, the oldest first. A weight below the range of floats is 0, and so are older ones."""
         found: list[float] = []
         with localcontext(Context(prec=_DIGITS)):
             kept = Decimal(1)
@@ -75,12 +75,8 @@ class Averaging(Strict):
 
     def gives(self, weights: Mapping[str, float], known: Mapping[str, Mechanism]) -> bool:
         """Whether these are the weights it gives to checkpoints of one run, with no known checkpoint left out."""
-        runs = {known[name].run for name in weights if name in known}
-        of_runs = {name: mechanism for name, mechanism in known.items() if mechanism.run in runs}
-        steps = {name: mechanism.steps for name, mechanism in of_runs.items() if isinstance(mechanism, DpSgd | DpFtrl)}
-        if len(runs) != 1 or None in runs or not weights.keys() <= steps.keys():
-            return False
-        if len(set(steps.values())) != len(steps):
+        steps = _steps_of_one_run(weights, known)
+        if len(set(steps.values())) != len(steps) or not weights.keys() <= steps.keys():
             return False
         latest = max(map(steps.__getitem__, weights))
         before = sorted((name for name in steps if steps[name] <= latest), key=steps.__getitem__)
@@ -98,3 +94,12 @@ class Averaging(Strict):
             return f"PDA with γ = {self.gamma!r} over {self.checkpoints} checkpoints"
         which = f"UTA, the last {self.checkpoints}" if self.rule == "uta" else f"all {self.checkpoints}"
         return f"{which} checkpoints with equal weights"
+
+
+def _steps_of_one_run(names: Iterable[str], known: Mapping[str, Mechanism]) -> dict[str, int]:
+    """The steps of all known checkpoints of the run that these are of; none if they are not of one run."""
+    runs = {known[name].run if name in known else None for name in names}
+    if len(runs) != 1 or None in runs:
+        return {}
+    of_run = {name: mechanism for name, mechanism in known.items() if mechanism.run in runs}
+    return {name: mechanism.steps for name, mechanism in of_run.items() if isinstance(mechanism, DpSgd | DpFtrl)}

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from fractions import Fraction
 
-DEEPEST = -700.0  # e^{−700} is still a normal number; that a cut-off there keeps every guarantee: docs/theory.md §4
+DEEPEST = -700.0  # e^{−700} is still a normal float; docs/theory.md §4 proves that this cut-off keeps every guarantee
 
 
 def secure_draw(weights: Sequence[float | Fraction]) -> int:
@@ -26,7 +26,7 @@ def secure_draw(weights: Sequence[float | Fraction]) -> int:
 def tilted_odds(weights: Sequence[float], scores: Sequence[float | Fraction], kappa: float) -> list[Fraction]:
     """The odds weight·e^{κ·score} of a tempered draw, as they are drawn: cut off at e^{−700} of the best score.
 
-    The best is that of a model with weight: another one takes no part, so nothing of it may move the odds. Exponents are
+    Only models with weight count for the best score: a model without weight must not change the odds. Each exponent is
     rounded once, whatever κ is.
     """
     best = max(Fraction(score) for weight, score in zip(weights, scores, strict=True) if weight > 0)

@@ -31,7 +31,7 @@ class FeasibleSet:
         spent = self.spent(weights)
         if spent <= self.epsilon or spent > 1.01 * self.epsilon:
             return spent <= self.epsilon
-        # On the edge itself: each of the two questions has its own grid, and either answer is a proof.
+        # On the edge: ε at δ and δ at ε are computed on different grids, and either answer is a proof.
         return self.accounting.guarantee(self.rule(weights), epsilon=self.epsilon).delta <= self.delta
 
     def boundary(self, start: Weights, end: Weights, tolerance: float = 1e-4) -> float:
@@ -54,7 +54,7 @@ class FeasibleSet:
         return low
 
     def _excess(self, weights: Weights) -> float:
-        """ε spent − ε allowed, at most 50: not above 0 inside."""
+        """ε spent − ε allowed, capped at 50; at most 0 inside."""
         return min(self.spent(weights) - self.epsilon, 50.0)
 
 

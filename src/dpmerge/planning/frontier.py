@@ -1,4 +1,4 @@
-"""What every target would give: the best utility against ε at one δ, for every rule and accountant.
+"""The best utility at every target ε, at one δ, for every rule and accountant.
 
 Random selection is solved exactly at every target. Linear combinations are points: weights along the edges from the most
 private model to each other one (or on a grid of the simplex, or as given), each with its own ε; the frontier is what no other
@@ -72,9 +72,9 @@ class JointPoint:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """Weights with their ε and utility: the best that a target allows, if anything, or some that were tried.
+    """Weights with their ε and utility: the optimum for a target, if there is one, or weights that were tried.
 
-    What was tried is `on_frontier` if nothing tried with a smaller ε is as useful.
+    A point that was tried is `on_frontier` if no other one with a smaller ε is as useful.
     """
 
     epsilon: float
@@ -86,7 +86,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """One rule by one accountant: the best at every target (`exact`), or what was tried; `refused` says why there is none."""
+    """One rule by one accountant: the optimum at every target (`exact`), or points tried; `refused` says why there are none."""
 
     rule: str
     by: MixtureAccountant
@@ -139,7 +139,7 @@ def frontier(
     run: Mapper = run_all,
     progress: Callable[[str], None] = lambda label: None,
 ) -> Frontier:
-    """What every target ε would give at δ. A scorer's measurements take the place of `utility`."""
+    """The best releases at δ for every target ε. A scorer's measurements replace `utility`."""
     utility = Utilities.of(portfolio, utility)
     targets = check_frontier(delta, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")
@@ -195,7 +195,7 @@ def check_frontier(
     edge_points: int,
     step: float | None,
 ) -> tuple[float, ...]:
-    """Refuse what cannot be drawn, before anything is written or computed; the targets in order."""
+    """Check the arguments before anything is computed or written; return the targets in order."""
     Target(delta=delta)
     if scorer is not None and utility is not None:
         raise UtilityError("utilities are either given or measured by an evaluator, not both")
@@ -234,9 +234,9 @@ def _at(portfolio: Portfolio, points: Sequence[Point], judge: Judge) -> dict[Poi
 
 
 def _on_edges(portfolio: Portfolio, models: Sequence[ModelAlone], count: int, judge: Judge) -> dict[Point, dict[str, Any]]:
-    """Every model alone, and `count` combinations on each edge from the most private one, close where ε moves fast.
+    """Every model alone, and `count` combinations on each edge from the most private one, denser where ε changes fast.
 
-    A few shares to begin with; then, in rounds, the middles (in log odds) of the widest gaps in log ε.
+    Starts with a few shares; then, in rounds, adds the middles (in log odds) of the widest gaps in log ε.
     """
     vertices = [_vertex(portfolio, name) for name in portfolio.names]
     start = vertices[min(range(len(models)), key=lambda index: models[index].smallest)]
@@ -261,7 +261,7 @@ def _on_edges(portfolio: Portfolio, models: Sequence[ModelAlone], count: int, ju
 
 
 def _step(low: dict[str, Any], high: dict[str, Any]) -> float:
-    """The larger step in log ε between two neighbours, of what is proved and what the formula says."""
+    """The gap in log ε between two neighbours: the proved one or the formula's, whichever is larger."""
     pairs = [(low[account]["pld"], high[account]["pld"]) for account in ("proved", "formula") if account in low]
     return max(abs(math.log(max(b, 1e-9) / max(a, 1e-9))) if max(a, b) < math.inf else 0.0 for a, b in pairs)
 
@@ -342,7 +342,7 @@ def _joint(
 
 
 def _warning(utility: Utilities, joint: JointPoint | None, about: str | None) -> str | None:
-    """What the picture does not cover, and a δ at which it promises little."""
+    """Warnings: choices that the curves do not cover, and a δ at which guarantees promise little."""
     told = [] if about is None else [about]
     if utility.provenance != "a-priori":
         cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint.epsilon)}"

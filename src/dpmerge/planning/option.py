@@ -37,10 +37,10 @@ UtilityKind = Literal["expected", "interpolated", "best of all"]
 
 @dataclass(frozen=True)
 class Question:
-    """What may be released of a portfolio at one δ: all that is asked except ε, and what does not depend on it.
+    """A planning question without its ε: portfolio, δ, utilities and accounting, and the answers that do not depend on ε.
 
     `utility` is as given; `provenance` is what the user claims of weights without utilities. `releasing` makes a release of an
-    option: whoever plans in order to release passes it in.
+    option; callers that plan in order to release pass it in.
     """
 
     portfolio: Portfolio
@@ -80,13 +80,19 @@ class Question:
                 found[name] = error
         return found
 
+    @property
+    def finite_alone(self) -> list[float]:
+        """The finite ε of the models alone."""
+        known = [found.epsilon for found in self.alone.values() if isinstance(found, Guarantee)]
+        return [epsilon for epsilon in known if 0 < epsilon < math.inf]
+
     @cached_property
     def profiles(self) -> list[Profile]:
         return [run_profile(model, self.accounting.shuffle).profile for model in self.portfolio.models]
 
     @cached_property
     def by_privacy(self) -> Utilities:
-        """Less private is more useful: what stands in for utilities that are not given, or may not be shown."""
+        """Stand-in utilities (less private is more useful) where none are given, or they may not be shown."""
         known = {name: found.epsilon if isinstance(found, Guarantee) else 0.0 for name, found in self.alone.items()}
         return Utilities.less_private_is_more_useful(self.portfolio, known)
 
@@ -96,7 +102,7 @@ class Question:
         return self.by_privacy if self.utility is None or self.private_scores else self.utility
 
     def rule(self, name: RuleName, weights: Weights, looked_at: tuple[str, ...] | None = None) -> Rule:
-        """The rule that accounts for these weights, with what a private validation set pays."""
+        """The rule that accounts for these weights, including the cost to a private validation set."""
         kappa = self.kappa if name == "tempered" else None
         made = build(name, weights, self.accounting.for_rule(name), looked_at=looked_at, kappa=kappa)
         if name != "tempered" or self.kappa is None or self.utility is None or self.utility.validation is None:
@@ -137,7 +143,8 @@ class Question:
 class Option:
     """One way to release something, with its guarantee at the target's δ (or, where it is saturated, at its ε).
 
-    `guarantee` is None where the rule is refused; `why` then says why, and else what it leaves of the target ε `within`.
+    `guarantee` is None where the rule is refused; `why` then gives the reason. Otherwise it says how much of the
+    target ε `within` is left.
     """
 
     rule: OptionRule
@@ -242,7 +249,7 @@ class Option:
 def draw_strength(
     kappa: float | None, validation_epsilon: float | None, validation: Validation | None, adjacency: Adjacency
 ) -> float | None:
-    """κ as given, or the one for which the records of a private validation set pay so much."""
+    """κ, or the κ at which the validation set's cost is `validation_epsilon`."""
     if validation_epsilon is None:
         return kappa
     if validation is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.notebook import frame, html_table
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.planning.search import Search
-from dpmerge.rules import Guarantee, Target, round_down, round_up
+from dpmerge.rules import Target, round_down, round_up
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -68,7 +67,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to beware of, each once."""
+        """The warnings of all options, each once."""
         found = [option.guarantee for option in self.options if option.guarantee is not None]
         return tuple(dict.fromkeys(text for guarantee in found for text in guarantee.warnings))
 
@@ -76,8 +75,8 @@ class Plan:
         """The plan for another ε at the same δ.
 
         `search` names the rules whose best weights are searched for anew, by default all. With none the answer comes from what
-        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so nothing that is said to fit is less
-        than proved, but it may be less than the best. What a search finds is known to the plan that it returns.
+        is known, at once: whatever is (ε, δ)-DP is also (ε', δ)-DP for every ε' ≥ ε, so every option reported as
+        fitting is proved; a better one may exist. The returned plan also knows what its search found.
         """
         Target(epsilon=epsilon)
         known, options = dict(self.known), []
@@ -114,11 +113,15 @@ class Plan:
             known[option.rule] = _kept(known.get(option.rule, ()), [option])
         return replace(self, known=known)
 
-    def targets(self, count: int) -> list[float]:
-        """The ε worth a search: from half the smallest of a model alone to the largest, both ends first, then middles."""
-        known = [found.epsilon for found in self.question.alone.values() if isinstance(found, Guarantee)]
-        alone = [epsilon for epsilon in known if 0 < epsilon < math.inf]
-        low, high = (0.5 * min(alone), max(alone)) if alone else (0.1, 10.0)
+    def span(self, around: Sequence[float] = ()) -> tuple[float, float]:
+        """The ε of interest: from half the smallest of a model alone to the largest, wider if ε `around` lie outside."""
+        alone = self.question.finite_alone
+        found = [epsilon for epsilon in (*around, *alone, *(0.5 * one for one in alone)) if epsilon > 0] or [0.1, 10.0]
+        return min(found), max(found)
+
+    def targets(self, count: int, around: Sequence[float] = ()) -> list[float]:
+        """The ε worth a search, evenly in log ε over the span: both ends first, then middles."""
+        low, high = self.span(around)
         last = max(1, count - 1)
         order, step = [0, last], last
         while step > 1:
@@ -127,7 +130,7 @@ class Plan:
         return [low * (high / low) ** (index / last) for index in dict.fromkeys(order)]
 
     def _judged(self, option: Option, epsilon: float) -> Option:
-        """The option beside a target: whether it fits, and why not or what it leaves, rounded down."""
+        """The option compared with a target: whether it fits, and why not, or what is left (rounded down)."""
         found = option.guarantee
         if found is None:
             return option
@@ -167,7 +170,7 @@ class Plan:
 
 
 def _kept(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:
-    """What was found, unless something known of its rule is at least as private and as useful."""
+    """The known options and those found, without any that another one beats."""
     for option in found:
         if len(known) < _KNOWN and not any(one.beats(option) for one in known):
             known = (*(one for one in known if not option.beats(one)), option)

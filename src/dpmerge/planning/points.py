@@ -12,7 +12,16 @@ from typing import Any, Literal, Protocol, TypeVar
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import MIXTURE_ACCOUNTANTS, Accounting, Guarantee, MixtureAccountant, about_delta, build
+from dpmerge.rules import (
+    MIXTURE_ACCOUNTANTS,
+    Accounting,
+    Guarantee,
+    MixtureAccountant,
+    about_delta,
+    assumed_by as by_each,
+    build,
+    of_many,
+)
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -22,7 +31,7 @@ R = TypeVar("R")
 
 
 class Mapper(Protocol):
-    """`jobs.run_all`, with where to run and where to keep what is finished already decided."""
+    """`jobs.run_all` with executor and result store bound."""
 
     def __call__(self, function: Callable[[T], R], items: Sequence[T], *, keys: Sequence[str]) -> list[R]:
         """The function of every item, in order."""
@@ -33,7 +42,7 @@ class Scorer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the function and the model files: scores of other models are not mistaken for these."""
+        """Identifies the function and the model files, so that stored scores of other models are not used."""
 
     def __call__(self, weights: Point) -> float:
         """The score."""
@@ -84,7 +93,7 @@ def _point(
 def _guarantee(weights: Weights, delta: float, accounting: Accounting) -> Guarantee | None:
     """At the δ asked for, or nothing where the rule or the accountant has no answer."""
     try:
-        with without_cache():  # points are many, and kept by whoever asked for them
+        with without_cache():  # there are many points, and the caller stores them
             return accounting.guarantee(build("combination", weights, accounting), delta=delta)
     except AccountingError:
         return None
@@ -101,13 +110,8 @@ def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accoun
 
 
 def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """Every assumption once, and which of the rules drawn make it."""
-    found: dict[str, list[str]] = {}
-    for title, assumptions in stated:
-        for text in assumptions:
-            if title not in found.setdefault(text, []):
-                found[text].append(title)
-    return found
+    """Every assumption once, as many averages share it, and which of the rules drawn make it."""
+    return by_each((title, map(of_many, texts)) for title, texts in stated)
 
 
 def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:

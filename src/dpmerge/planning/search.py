@@ -59,7 +59,7 @@ class Search:
         return options
 
     def _joint(self) -> list[Option]:
-        """Whatever is made of all models, even after looking at them: worth at least the best of them."""
+        """Joint release of all models. It covers any merge, so it is worth at least the best model."""
         asked, everyone = self.question, self.question.everyone()
         if asked.private_scores:
             return [asked.option("joint", everyone, None, NOT_DRAWN)]

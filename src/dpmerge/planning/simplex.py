@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,12 +25,18 @@ from dpmerge.rules import (
     DEFAULT_ACCOUNTING,
     MIXTURE_ACCOUNTANTS,
     Accounting,
+    GridRule,
+    Guarantee,
     MixtureAccountant,
     Standing,
     Target,
     selection_epsilons,
     significant,
 )
+
+GRID_RULES: tuple[GridRule, ...] = get_args(GridRule)
+Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
+_STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
 
 
 def simplex_grid(models: int, step: float) -> FloatArray:
@@ -80,7 +86,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Edge:
-    """ε over the edge between two models: at every point, by the weight of the second."""
+    """ε of merges of two models, by the weight of the second."""
 
     delta: float
     adjacency: Adjacency
@@ -160,7 +166,7 @@ def edge(
     accounting: Accounting = DEFAULT_ACCOUNTING,
     run: Mapper = run_all,
 ) -> Edge:
-    """ε of every merge of two models, by each rule and accountant; what `heatmap` is for three."""
+    """ε of every merge of two models, by each rule and accountant: the counterpart of `heatmap`, which is for three."""
     Target(delta=delta)
     if len(portfolio.names) != 2:
         raise TargetError(f"a curve over one weight needs two models; this portfolio has {len(portfolio.names)}")
@@ -206,3 +212,41 @@ def _combinations(
     standing: Standing = "conditional" if any(one["standing"] == "conditional" for one in found) else "proved"
     panels = [Panel("combination", by, standing, f"{title}, {by.upper()}", [one[by] for one in found]) for by in accountants]
     return panels, [one["assumptions"] for one in found]
+
+
+class Landscape:
+    """ε on a grid over the weights of two or three models, coarse points first. Nothing is interpolated between the points."""
+
+    def __init__(self, portfolio: Portfolio, models: tuple[str, ...]) -> None:
+        for name in models:
+            portfolio.weights({name: 1.0})  # refuses a name that is not in the portfolio
+        if len(set(models)) != len(models) or len(models) not in _STEPS:
+            raise TargetError(f"a picture of weights needs two or three different models, not {len(models)}")
+        self.models = models
+        self.step = _STEPS[len(models)]
+        self.points: list[list[float]] = simplex_grid(len(models), self.step).tolist()
+        cells = round(1 / self.step)
+        coarseness = [math.gcd(*(round(weight * cells) for weight in point)) for point in self.points]
+        self.order = sorted(range(len(self.points)), key=coarseness.__getitem__, reverse=True)
+        # By the point's index; None where the rule is refused.
+        self.found: dict[GridRule, dict[int, Guarantee | None]] = {rule: {} for rule in GRID_RULES}
+
+    @property
+    def done(self) -> int:
+        return sum(len(known) for known in self.found.values())
+
+    @property
+    def total(self) -> int:
+        return len(GRID_RULES) * len(self.points)
+
+    def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
+        """Account one more point, the quick rule first."""
+        rule = next(rule for rule in GRID_RULES if len(self.found[rule]) < len(self.points))
+        known = self.found[rule]
+        index = self.order[len(known)]
+        weights = {name: weight for name, weight in zip(self.models, self.points[index], strict=True) if weight > 0}
+        try:
+            known[index] = account(rule, weights)
+        except AccountingError:
+            known[index] = None
+        return rule, known[index]

@@ -1,4 +1,4 @@
-"""What the models are worth, and how that is known: the guarantee of chosen weights follows from it (docs/theory.md §4)."""
+"""Utilities of the models and how they were measured, which decides what weights chosen by them guarantee (theory.md §4)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ValidationSet(Extended):
 class MeasuredUtilities(Strict):
     """A file of measured utilities: on what, and on which models.
 
-    `models` is "private" if the portfolio's own models were evaluated, and "stand-ins" if models were that were trained on
-    public data in the same way. The first makes every later choice a function of the private models. `validation` is given
+    `models` is "private" if the portfolio's own models were evaluated, and "stand-ins" if other models were, trained on public
+    data in the same way. The first makes every later choice a function of the private models. `validation` is given
     if the scores come from private records, which then pay for the choice as well.
     """
 
@@ -64,12 +64,12 @@ class Utilities:
 
     @classmethod
     def stated(cls, portfolio: Portfolio, given: Mapping[str, float]) -> Utilities:
-        """Stated beforehand, on the user's word."""
+        """Utilities that the user states without having looked at the models."""
         return cls(_complete(portfolio, given), "a-priori", "stated beforehand")
 
     @classmethod
     def of(cls, portfolio: Portfolio, given: Utilities | Mapping[str, float] | None) -> Utilities | None:
-        """As they are given: plain numbers are stated beforehand."""
+        """Utilities in any form; plain numbers count as stated beforehand."""
         return given if given is None or isinstance(given, Utilities) else cls.stated(portfolio, given)
 
     @classmethod

@@ -158,7 +158,7 @@ def _window(steps: _Steps, theta: float, tail: float, lowest: float, top_theta: 
     bottom = min(max(_window_bottom(steps, theta, deviation), mean - 40 * deviation), lowest)
     first = max(steps.least, math.floor(bottom / steps.interval) - 1)
     last = min(steps.most, math.ceil(top / steps.interval) + 1)
-    # A question beyond every loss: one point still says so.
+    # The question lies above every loss: a window of one point shows that.
     return theta, min(first, last), last, tail if last < steps.most else 0.0
 
 

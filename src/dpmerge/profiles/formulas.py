@@ -34,7 +34,7 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
 
     Whatever the root finder returns is moved up until the bound really holds there: an ε is never rounded down.
     """
-    from scipy.optimize import brentq  # slow to import, and a cached answer needs no root
+    from scipy.optimize import brentq  # imported here: it is slow, and a cached answer does not need it
 
     if delta_at(lower) <= delta:
         return lower
@@ -111,7 +111,7 @@ def log_delta_from_renyi(orders: FloatArray, renyi: FloatArray, epsilon: float, 
 def best_order(objective: Callable[[FloatArray], FloatArray], known: FloatArray | None = None) -> tuple[float, float]:
     """The order with the smallest objective, and the objective there. Every order is valid; this is only a search.
 
-    Every eighth order first, then all between the neighbours of the best; `known` are orders to try besides (those at
+    Every eighth order first, then all between the neighbours of the best; `known` are further orders to try (those at
     which a record states its curve).
     """
     orders = ORDERS[::_STRIDE]

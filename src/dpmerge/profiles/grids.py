@@ -1,6 +1,6 @@
 """Grids: their points, how fine they are, and a cache that is bounded by the memory it holds.
 
-Fineness decides speed and tightness; validity it does not: on any grid a bound is a bound.
+A finer grid is slower and tighter. Bounds are valid on any grid.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def closed_forms() -> bool:
 
 @contextmanager
 def without_closed_forms() -> Iterator[None]:
-    """Everything on grids in this block: a second path to numbers that need none. Not for answers that are cached."""
+    """Use grids in this block even where a closed form exists, as a second path. Its answers must not be cached."""
     token = _CLOSED_FORMS.set(False)
     try:
         yield

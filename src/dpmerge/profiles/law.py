@@ -25,7 +25,7 @@ _ROUNDING = 1e-15
 class LossPmf:
     """Masses `probs` at the losses (lower + k)·interval, and `infinity` at +∞.
 
-    `loss_slack` is how far a loss may lie above its grid point: what a numerical inverse left undone. Evaluating at
+    `loss_slack` is how far a loss may lie above its grid point: the error of a numerical inverse. Evaluating at
     ε − (sum of slacks) keeps the bound valid.
     """
 

@@ -25,7 +25,7 @@ class GaussianLaw(Law):
     mu: float
 
     def bounded(self) -> tuple[Law | None, float]:
-        """In closed form there is no grid to protect; only what would overflow is no privacy at all."""
+        """A closed form needs no bound for a grid; values that would overflow count as no privacy."""
         return (self, 0.0) if self.mu < 1e100 else (None, 1.0)
 
     def log_moment(self, orders: FloatArray, direction: Direction) -> FloatArray:
@@ -112,7 +112,7 @@ class RenyiLaw(Law):
         )
 
     def loss_variance(self) -> float:
-        """Never asked for: there is no grid."""
+        """Never used: this law has no grid."""
         return 0.0
 
 
@@ -127,7 +127,7 @@ class NonPrivateLaw(Law):
         return LossPmf(interval, 0, np.zeros(1), 1.0)
 
     def loss_variance(self) -> float:
-        """Never asked for: profiles that contain this law answer without a grid."""
+        """Never used: profiles that contain this law answer without a grid."""
         return 0.0
 
 

@@ -31,7 +31,7 @@ def mixture_epsilon(parts: Parts, delta: float, interval: float | None = None) -
     remove, add = DIRECTIONS
     epsilon = _one_direction(parts, delta, remove, interval)
     if math.isfinite(epsilon) and sum(weight * part.chernoff(epsilon, add) for weight, part in parts) <= delta:
-        return epsilon  # the other direction needs no more
+        return epsilon  # this ε is enough for the other direction too
     return max(epsilon, _one_direction(parts, delta, add, interval))
 
 
@@ -53,7 +53,7 @@ def _one_direction(parts: Parts, delta: float, direction: Direction, interval: f
         improved = best - found
         best = min(best, found)
         centred = found >= 0.5 * question and curve.noise(found) <= 1e-6 * delta
-        if math.isinf(found) or found == 0 or centred or improved < 1e-6 * found:
+        if not 0 < found < math.inf or centred or improved < 1e-6 * found:
             return best
         question = found  # far from what was asked, or rounding noise shows: centre tilt and grid on the answer
     return best

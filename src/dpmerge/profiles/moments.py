@@ -58,7 +58,7 @@ def _chunk_moments(pair: GaussianPair, powers: FloatArray) -> FloatArray | None:
     """
     (upper_shifts, _), (lower_shifts, lower_probs) = pair.upper, pair.lower
     step = _step(pair, powers)
-    # The slope of log p^s q^(1−s) at x is a mean of corners power·Δ + (1 − power)·γ, less x. Near 1 p and q are summed besides.
+    # The slope of log p^s q^(1−s) at x is a mean of corners power·Δ + (1 − power)·γ, less x. Near 1 p and q are summed too.
     extreme = powers[[np.argmin(powers), np.argmax(powers)]]
     corners = (
         np.add.outer(np.multiply.outer(extreme, upper_shifts[[0, -1]]), np.zeros(2))

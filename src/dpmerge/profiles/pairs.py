@@ -71,7 +71,7 @@ class ShiftMixture(Law):
 
     @classmethod
     def of(cls, law: ShiftLaw) -> Self:
-        """What a random shift drives. Probability given up by the shift law is the caller's to add to δ."""
+        """The pair of mixtures that a random shift gives. The caller adds the shift law's `excess` to δ."""
         return cls(tuple(law.values.tolist()), tuple((law.probs / law.probs.sum()).tolist()))
 
     def bounded(self) -> tuple[Law | None, float]:

@@ -25,7 +25,7 @@ from dpmerge.profiles.mixture import mixture_delta_by_renyi, mixture_epsilon, mi
 from dpmerge.profiles.pairs import MixtureLaw
 
 _SAMPLED_FACTORS = 32
-_FAR = 3000.0  # an ε beyond which nobody asks
+_FAR = 3000.0  # a larger ε is of no interest
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,9 @@ class Profile:
         return (float(TILTS[best]), float(chernoff[best])) if chernoff[best] < 0 else (0.0, 0.0)
 
     def _compose(self, direction: Direction, interval: float, theta: float, tail: float, lowest: float) -> ComposedLoss:
-        tail = max(tail, 5e-324)  # a share of an absurdly small δ is 0; what is cut off is added to δ, so more is safe
+        tail = max(
+            tail, 5e-324
+        )  # the share of a tiny δ may underflow to 0; what is cut off is added to δ, so a larger tail is safe
         per_step = max(tail / (4 * self.steps), 1e-300)
         # Powers of two, so that nearby questions share their discretised laws.
         per_step = 2.0 ** math.floor(math.log2(per_step))

@@ -17,14 +17,14 @@ from dpmerge.records import Adjacency, ApproxDp, DpFtrl, DpSgd, FullPhase, Gauss
 
 @dataclass(frozen=True)
 class ShuffleAsPoisson:
-    """The user's word that shuffled batches may be accounted as Poisson ones; rate 1 claims no amplification."""
+    """The user's assumption that shuffled batches may be accounted as Poisson ones; rate 1 claims no amplification."""
 
     rate: float = 1.0
 
 
 @dataclass(frozen=True)
 class RunProfile:
-    """A run's profile with what it assumes beyond its record; `conditional` if that is more than a statement of fact."""
+    """A run's profile with what it assumes beyond its record; `conditional` if that is not a fact about the run."""
 
     profile: Profile
     assumptions: tuple[str, ...] = ()

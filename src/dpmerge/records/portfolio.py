@@ -98,7 +98,7 @@ class Portfolio:
                 raise error(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, self.names))}")
 
     def require_outside(self, out: Path) -> None:
-        """Refuse an output that would lie among these models, or in one: the next command would take it for one of them."""
+        """Refuse an output folder inside the portfolio: it would later be read as one of its models."""
         place = out.resolve()
         for folder in {model.folder.parent for model in self.models if model.folder is not None}:
             home = folder.resolve()
@@ -229,7 +229,7 @@ def _may_be_model(folder: Path) -> bool:
     if tensors:
         raise PortfolioError(
             f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
-            "write its record (docs/records.md; dpmerge record from-opacus makes one of an Opacus checkpoint), or move the "
+            "write its record (docs/records.md says how, also for Opacus checkpoints), or move the "
             "folder elsewhere"
         )
     return False

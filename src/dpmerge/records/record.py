@@ -20,7 +20,7 @@ Clipping = Literal["flat", "per-layer", "adaptive"]
 Convex = Literal["glm", "unclipped"]  # why clipped gradients are those of convex functions
 Source = Literal["recorded", "stated-by-user"]
 NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
-CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # some of their numbers tell nothing of others
+CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # outputs do not reveal other outputs
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -69,7 +69,8 @@ class DpSgd(Extended):
     """A DP-SGD or DP-GD run up to one checkpoint (Opacus' convention; theory.md §0).
 
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
-    `others_unchanged` is someone's word that all others were trained with noise or never changed; the recorder looks itself.
+    `others_unchanged` says that all others were trained with noise or never changed: stated by the user; the recorder
+    checks it.
     """
 
     added: ClassVar[frozenset[str]] = frozenset({"left_out", "others_unchanged", "noise_generator"})

@@ -1,4 +1,4 @@
-"""Models as checkpoints of runs: which of them count, which are independent, and which records tell one story."""
+"""Models as checkpoints of runs: which of them count, which are independent, and which records are consistent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
 
 
 def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
-    """Refuse runs that share their noise or their sampling coins; return what is taken on the user's word.
+    """Refuse runs that share their noise or their sampling coins; return what the user must be trusted for.
 
     Equal noise cancels in a linear combination, and equal batches alone already double ε (theory.md §0). Models of one run
     share everything; if each of them counts, their records must say what each costs beside the others (§3.1).
@@ -130,14 +130,14 @@ def _by_run(models: Iterable[Model]) -> dict[str, list[Model]]:
 
 
 def check_checkpoints(models: tuple[Model, ...]) -> None:
-    """Checkpoints of one run tell one story: the shorter record is the beginning of the longer one."""
+    """Refuse checkpoints of one run whose records disagree: the shorter must be the beginning of the longer."""
     for run, group in _by_run(models).items():
         group.sort(key=_steps)
         lengths = [m.mechanism.tree_lengths for m in group if isinstance(m.mechanism, DpFtrl)]
         if lengths and max(least for least, _ in lengths) > min(most for _, most in lengths):
             raise PortfolioError(
-                f"the records of run {run!r} ({', '.join(repr(m.name) for m in group)}) do not fit together: trees of no one "
-                "length have been restarted so often at each of these steps; give different runs different ids"
+                f"the records of run {run!r} ({', '.join(repr(m.name) for m in group)}) do not fit together: no one length "
+                "of trees gives these restarts at these steps; give different runs different ids"
             )
         for earlier, later in pairwise(group):
             if not _begins(earlier.mechanism, later.mechanism):
@@ -150,7 +150,7 @@ def check_checkpoints(models: tuple[Model, ...]) -> None:
 def _begins(earlier: Mechanism, later: Mechanism) -> bool:
     if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
         same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
-        # What changes later is left out later; a run may go on on another machine.
+        # Tensors may first change later in the run, and a run may continue on another machine.
         same |= {"left_out", "others_unchanged", "noise_generator"}
         for stated in ("noise_fingerprint", "sampler_fingerprint"):
             if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):

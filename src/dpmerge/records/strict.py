@@ -94,7 +94,7 @@ def _first_fault(error: ValidationError) -> str:
     if fault["type"] == "missing":
         what = "missing; every field of the format must be given (null where it says so)"
     elif fault["type"] == "extra_forbidden":
-        what = "unknown field; remove it or check its spelling (for records: `dpmerge tools schema`)"
+        what = "unknown field; remove it or check its spelling (for records: docs/records.md)"
     elif fault["type"] == "union_tag_invalid":
         where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {fault['input']['kind']!r})"
     elif fault["type"] == "union_tag_not_found":

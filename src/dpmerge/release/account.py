@@ -16,7 +16,7 @@ from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import Budget, Entry, Planned, models_content, standing
+from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content, standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels, contents_of
 from dpmerge.rules import (
@@ -39,7 +39,7 @@ FILTER = "adaptive-filter"
 
 @dataclass(frozen=True)
 class Total:
-    """What all releases guarantee together, and whether that is within the budget; `why` is what a filter says to it."""
+    """What all releases guarantee together, and whether that is within the budget; `why` is the reason if a filter refuses."""
 
     guarantee: Guarantee
     fits: bool
@@ -47,13 +47,13 @@ class Total:
 
 
 class Account:
-    """All releases of a ledger, and one more. There are two ways to count them, of which each has its own part of δ.
+    """All releases of a ledger, and one more, counted in two ways, each with its own share of δ.
 
-    Tightly: everything declared, and what was chosen without looking at other releases. By the filter: everything. Once a
-    release was allowed by the filter, only the filter counts.
+    The tight count covers everything declared and releases chosen without looking at other releases. The filter covers
+    everything. Once a release was allowed by the filter, only the filter counts.
     """
 
-    def __init__(self, budget: Budget, entries: Sequence[Entry], new: Planned | None = None) -> None:
+    def __init__(self, budget: Budget, entries: Sequence[Entry], new: PendingEntry | None = None) -> None:
         self.budget = budget
         self.filter = filter_of(budget, entries)
         self.tight_delta = budget.delta
@@ -70,7 +70,7 @@ class Account:
             contents.append(("this release", new.content()))
         self._releases = [_Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
         self._models = known.models
-        if self._models:  # by whatever rule they count: records of one run that contradict each other bound nothing
+        if self._models:  # under every rule: contradictory records of one run give no bound
             Portfolio(tuple(self._models.values()))
         self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry in counted)
 
@@ -80,7 +80,7 @@ class Account:
 
     @property
     def undeclared(self) -> list[_Counted]:
-        """The releases that depend on others and are of more than declared models."""
+        """Releases that depend on others and involve models that were not declared."""
         return [one for one in self._releases if one.dependent and (one.pays or not one.involved <= self._declared)]
 
     @property
@@ -97,17 +97,17 @@ class Account:
         if self._declared:
             what = f"it involves {others}, not declared here" if others else "it was chosen by a private validation set"
         raise LedgerError(
-            f"{name}: this release depends on what earlier ones showed, and {what}; a ledger provides for that before its "
-            "first release: it declares portfolios, all of whose models count from the start, so that any choice among them is "
-            "free, or has a filter, which takes a share of δ; a release that would have been the "
-            "same whatever earlier ones showed depends on none"
+            f"{name}: this release depends on what earlier ones showed, and {what}. A ledger must provide for that before its "
+            "first release: either it declares portfolios, whose models all count from the start so that any choice among them "
+            "is free, or it has a filter, which takes a share of δ. Releases chosen independently of earlier ones need no "
+            "provision."
         )
 
     def _runs_of(self, names: Iterable[str]) -> str:
         return ", ".join(f"run {run!r}" for run in sorted({self._models[name].run for name in names}))
 
     def rules(self) -> list[Rule]:
-        """Rules that each bound the releases that depend on nothing together with everything declared."""
+        """Rules that each bound the independent releases together with everything declared."""
         releases = [one for one in self._releases if not one.dependent]
         exposures = [one.exposure for one in releases]
         if self._declared:
@@ -116,7 +116,7 @@ class Account:
             return []
         forms = [form for one in releases for form in one.forms]
         whole = Portfolio(tuple(self._models[name] for name in sorted(self._models)))
-        # A single release is what its own rule says. Several are what has leaked of the models, whatever rules they were.
+        # A single release has the guarantee of its own rule. Several are counted by the set of models that have leaked.
         if self._declared or len(forms) > 1 or releases[0].as_joint or not _is_itself(forms[0], whole, exposures[0]):
             return [_with_validation(Releases(whole, exposures, _shuffle(forms)), forms)]
         return [forms[0].build(whole, proved=True)]
@@ -126,10 +126,10 @@ class Account:
         return by.total(self._models, charges, _shuffle([form for one in self._releases for form in one.forms]))
 
     def total(self) -> Total:
-        """By the tight count if it may be and fits, else by the filter."""
+        """By the tight count if it applies and fits, else by the filter."""
         found = self._tight()
         if self.filter is None or (found is not None and found.fits):
-            assert found is not None, "there is nothing to count, or nothing to count it by"
+            assert found is not None, "no releases, or no way to count them"
             return found
         try:
             used = self.used(self.filter)
@@ -183,14 +183,14 @@ class Account:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A release as it counts, with the names that its models have among all."""
+    """A release to be counted, with its models under their names in the ledger."""
 
     forms: tuple[RuleForm, ...]
     exposure: Exposure
     involved: frozenset[str]
     as_joint: bool
     dependent: bool
-    pays: tuple[float, ...]  # what private validation sets paid for its choice
+    pays: tuple[float, ...]  # the cost of its choice to private validation sets
 
     @classmethod
     def of(cls, content: Mapping[str, Any], names: Mapping[str, str], adjacency: Adjacency) -> _Counted:
@@ -221,7 +221,7 @@ def filter_of(budget: Budget, entries: Sequence[Entry]) -> Filter | None:
 
 
 def _is_itself(form: RuleForm, models: Portfolio, exposure: Exposure) -> bool:
-    """Whether a lone release is what its rule says: of models that are not one under two names, and no more than a draw."""
+    """Whether a single release has its own rule's guarantee: no model is counted under two names, nothing else is exposed."""
     return form.involved <= {*models.names} and set(form.exposure(models).outcomes) == set(exposure.outcomes)
 
 
@@ -249,7 +249,9 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     contents: list[dict[str, Any]] = []
     if not 0 <= filter_share < 1:
         raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
-    if filter_share > 0 and filter_share * budget.delta < 4 * sys.float_info.min:  # half is for pairs; both must be numbers
+    if (
+        filter_share > 0 and filter_share * budget.delta < 4 * sys.float_info.min
+    ):  # half is for (ε, δ) pairs; neither half may underflow to 0
         raise LedgerError(
             f"a filter's share of δ is {filter_share:g}, and that of δ = {budget.delta:g} is too small a number to compute "
             "with: give a larger share, or 0 for no filter"
@@ -261,7 +263,7 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     elif filter_order is not None:
         raise LedgerError("the order of a filter was given, and no share of δ for it")
     for portfolio in declared:
-        require_same_data("the ledger", budget, portfolio)
+        budget.require_same_data(portfolio, "the ledger")
         held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
         contents.append({"kind": "portfolio", "at": now(), "nonce": secrets.token_hex(32), **held})
     entries: list[Entry] = []
@@ -279,17 +281,6 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     return entries
 
 
-def require_same_data(name: str, budget: Budget, portfolio: Portfolio) -> None:
-    """Refuse a portfolio of other data, or of another notion of neighbours."""
-    record = portfolio.models[0].record
-    if record.dataset != budget.dataset:
-        raise LedgerError(f"{name} is for dataset {budget.dataset!r}; the portfolio is for {record.dataset!r}")
-    if record.adjacency != budget.adjacency:
-        raise LedgerError(
-            f"{name} counts for {budget.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
-        )
-
-
 def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
     """How releases are counted, in words."""
     told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
@@ -298,15 +289,10 @@ def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | Non
         told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
     rule = filter_of(budget, entries)
     if rule is not None:
-        told.append(
-            f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {_so_far(budget, entries, rule)}"
-        )
+        so_far = "releases so far do not pass it"
+        with contextlib.suppress(AccountingError):
+            used = Account(budget, entries).used(rule)
+            closed = "" if rule.allows(used) else ", so it is closed"
+            so_far = f"releases so far use {used.divergence:.4g} of {rule.room:.4g}{closed}"
+        told.append(f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {so_far}")
     return told
-
-
-def _so_far(budget: Budget, entries: Sequence[Entry], rule: Filter) -> str:
-    try:
-        used = Account(budget, entries).used(rule)
-    except AccountingError:
-        return "releases so far do not pass it"
-    return f"releases so far use {used.divergence:.4g} of {rule.room:.4g}" + ("" if rule.allows(used) else ", so it is closed")

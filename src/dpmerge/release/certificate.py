@@ -95,7 +95,7 @@ class LedgerForm(Extended):
     entry: Digest
     epsilon: Epsilon
     delta: Delta
-    theorem: str | None = None  # by which everything together was counted
+    theorem: str | None = None  # how the total was computed
 
 
 class SignatureForm(Strict):
@@ -154,7 +154,7 @@ class Certificate(Strict):
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Certificate:
-        """Fields that belong together agree; else a true guarantee could stand beside another release."""
+        """Refuse fields that contradict each other: else a true guarantee could be attached to another release."""
         rule, merge = self.rule, self.merge
         records = {name: form.record for name, form in self.records.items()}
         for contradiction, there in {
@@ -167,20 +167,13 @@ class Certificate(Strict):
             "a drawn model that was merged": rule.draws and merge != MergeForm(keep_metadata=merge.keep_metadata),
             "a merge that only joint release covers": rule.rule != "joint" and not merges_linearly(merge),
             "an average of checkpoints with other weights than its rule gives": not averages_as_stated(rule, merge, records),
-            "kappa without tempered selection, or the reverse": (rule.rule == "tempered") != (rule.kappa is not None),
-            "models looked at under a rule that covers none": rule.rule != "joint" and bool(rule.looked_at),
-            "models looked at out of order": rule.looked_at != sorted(set(rule.looked_at)),
-            "smoothness under a rule that does not use it": rule.rule != "combination" and rule.assume_smoothness is not None,
-            "arithmetic under a rule that does not average": rule.rule != "combination" and rule.arithmetic is not None,
+            **rule.contradictions,
             "an average of real numbers, which no file holds": (
                 rule.rule == "combination" and rule.arithmetic is None and self.guarantee.theorem not in COVERS_INPUTS
             ),
             "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
             "a private validation set that paid nothing, or the reverse": (
                 (self.provenance == "private-validation") != (rule.validation is not None)
-            ),
-            "a private validation set under a rule that does not draw by its scores": (
-                rule.validation is not None and rule.rule != "tempered"
             ),
             "weights that depend on earlier releases, and no ledger": self.dependent and self.ledger is None,
         }.items():

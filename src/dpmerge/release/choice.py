@@ -43,7 +43,7 @@ class Chosen(Option):
     scores: tuple[float | Fraction, ...] | None = None
 
     def of_stored(self, arithmetic: Arithmetic) -> Chosen:
-        """The same average of stored numbers, under what then holds; refused if it was to stay within less."""
+        """The same average with the guarantee that holds for stored numbers; refused if that exceeds the target."""
         form = self.form.model_copy(update={"arithmetic": arithmetic})
         numerics = self.numerics if arithmetic == "stored" else self.numerics.model_copy(update={"solved_for": "epsilon"})
         with without_cache():
@@ -130,7 +130,7 @@ def choose(
 
 
 def _scores(utility: Utilities | None) -> tuple[float | Fraction, ...] | None:
-    """By what is drawn: private scores as the fractions that they stand for, since one record's effect on those is known."""
+    """The scores that the draw uses. Private ones are taken as exact fractions, on which one record's effect is known."""
     if utility is None or utility.validation is None:
         return None if utility is None else utility.values
     return utility.validation.exact(utility.values)
@@ -181,7 +181,7 @@ def _best_weights(question: Question, rule: RuleName, epsilon: float | None) -> 
 
 
 def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance | None) -> Provenance:
-    """Who chose the weights: what the utilities say, or without any what the user claims."""
+    """Who chose the weights: as the utilities say, or without any as the user claims."""
     if utility is None and claimed == "private-validation":
         raise UtilityError("private-validation is about scores: give the utilities that describe their set")
     if rule == "tempered" and utility is None:

@@ -12,15 +12,16 @@ from typing import Any
 from dpmerge.errors import AccountingError, BudgetExceeded, DpmergeError, LedgerError
 from dpmerge.planning import blend
 from dpmerge.records import Portfolio, Weights
+from dpmerge.release.entries import Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.ledger import Entry, Ledger, Planned
+from dpmerge.release.ledger import Ledger
 from dpmerge.rules import round_up, significant
 from dpmerge.tensors import is_proof, new_folder, remove_proof
 
 
 @dataclass
 class Entered:
-    """A temporary folder to write into, and the entry that was made before it; `certificates` is for whoever writes."""
+    """A temporary folder to write into, and the entry that was made before it; the writer fills in `certificates`."""
 
     folder: Path
     entry: Entry | None
@@ -30,7 +31,7 @@ class Entered:
 
 
 @contextmanager
-def entered(ledger: Ledger | None, planned: Planned, weights: Weights, out: Path) -> Iterator[Entered]:
+def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out: Path) -> Iterator[Entered]:
     """Enter a release, yield the folder that becomes `out`, and complete the entry when it has.
 
     If it never does, nothing was released, and the entry is voided. Either way the error says what was spent.
@@ -61,7 +62,7 @@ def entered(ledger: Ledger | None, planned: Planned, weights: Weights, out: Path
         raise
 
 
-def _enter(ledger: Ledger, planned: Planned, weights: Weights) -> Entry:
+def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights) -> Entry:
     """A refusal says what would still fit."""
     try:
         return ledger.enter(planned)
@@ -87,7 +88,7 @@ def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
 # --- what a budget still allows, on top of everything released before ---------------------------------------------------------
 
 
-_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # what is said to fit is said in so many digits, and fits as it is said
+_DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # rounded down to three digits, then rechecked
 
 
 def what_fits(ledger: Ledger, portfolio: Portfolio) -> dict[str, Any]:
@@ -132,8 +133,8 @@ class _Room:
     def spent(self, weights: Weights) -> float:
         """How much of the budget all releases and this selection take together: at most 1 if they fit."""
         form = RuleForm(rule="selection", weights={model.name: weight.hex() for model, weight in weights.used})
-        planned = Planned((form,), self.portfolio, form.exposure(self.portfolio), (), "", self.dependent)
-        most = 1 / self.ledger.budget.delta  # that of no privacy
+        planned = PendingEntry((form,), self.portfolio, form.exposure(self.portfolio), (), "", self.dependent)
+        most = 1 / self.ledger.budget.delta  # the share of a release without privacy
         try:
             return min(self.ledger.share(self.entries, planned), most)
         except AccountingError:

@@ -10,6 +10,7 @@ from typing import Any
 from dpmerge.errors import LedgerError
 from dpmerge.files import canonical, sha256
 from dpmerge.records import Adjacency, Portfolio
+from dpmerge.release.certificate import now
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import identities
 from dpmerge.rules import Exposure, Guarantee, Rule
@@ -30,15 +31,24 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """`release`, what became of one (`completed`, `recovered`, `voided`), or a first one: `filter`, `portfolio`."""
+        """`release`, the outcome of one (`completed`, `recovered`, `voided`), or `filter` or `portfolio` at the beginning."""
         return str(self.content["kind"])
 
 
 def standing(entries: Sequence[Entry]) -> list[Entry]:
-    """The releases that count: those that were not voided, or were completed all the same, so that they are out."""
+    """The releases that count: those not voided, and those completed although they had been voided."""
     last = {entry.content["of"]: entry.kind for entry in entries if entry.kind in ("voided", "completed")}
     gone = {number for number, kind in last.items() if kind == "voided"}
     return [entry for entry in entries if entry.kind == "release" and entry.number not in gone]
+
+
+def became(entries: Sequence[Entry], release: Entry, kind: str) -> list[dict[str, Any]]:
+    """What later entries of this kind say of a release, in order."""
+    return [one.content for one in entries if one.kind == kind and one.content["of"] == release.number]
+
+
+def voided(number: int, reason: str, by: str) -> dict[str, Any]:
+    return {"kind": "voided", "at": now(), "of": number, "reason": reason, "by": by}
 
 
 def unfinished(entries: Sequence[Entry]) -> list[Entry]:
@@ -52,7 +62,7 @@ def _about(entries: Sequence[Entry], *kinds: str) -> set[int]:
 
 
 def checked(start: str, rows: Sequence[Mapping[str, Any]], length: int, head: str) -> list[Entry]:
-    """The entries as they were written, from the hash `start` to the hash `head`; what was changed since is named."""
+    """Check the chain from the hash `start` to the hash `head` and return its entries; the error names what was changed."""
     entries: list[Entry] = []
     for number, row in enumerate(rows, start=1):
         if row["number"] != number:
@@ -110,6 +120,16 @@ class Budget:
     def hash(self) -> str:
         return sha256(canonical(self.header()))
 
+    def require_same_data(self, portfolio: Portfolio, name: str) -> None:
+        """Refuse a portfolio of other data, or of another notion of neighbours; `name` is the ledger's."""
+        record = portfolio.models[0].record
+        if record.dataset != self.dataset:
+            raise LedgerError(f"{name} is for dataset {self.dataset!r}; the portfolio is for {record.dataset!r}")
+        if record.adjacency != self.adjacency:
+            raise LedgerError(
+                f"{name} counts for {self.adjacency} neighbours; the portfolio's records are for {record.adjacency} ones"
+            )
+
     def total(self, rules: Sequence[Rule], delta: float | None = None) -> Guarantee:
         """ε at the budget's δ, or on the edge of the budget δ at its ε, by the best of rules that each bound the same.
 
@@ -127,12 +147,12 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PendingEntry:
     """A release about to be made: its rule (several for coupled draws), its portfolio, and where it will be.
 
-    `dependent`: what it is, or that it is made, depends on what earlier releases showed. Other outcomes of these would have led
-    to another release, so counting this one is too little, unless by a filter.
-    `drawn` is what was drawn for it, and `temporary` the folder that is there as long as nothing of it was seen. `contents` are
+    `dependent`: chosen using the output of earlier releases. With other outputs another release would have been made, so
+    counting only this one is not enough, except under a filter.
+    `drawn` are the models drawn for it, and `temporary` is its folder until it can be seen. `contents` are
     the digests of the models' tensors by name; where they are not known, a run and a record are taken for one model.
     """
 
@@ -161,7 +181,7 @@ class Planned:
 
     @property
     def _shows_inputs(self) -> bool:
-        """Whether a certificate carries digests of models averaged, which another bound on their average does not cover."""
+        """Whether a certificate carries digests of averaged models, which a bound on their average alone does not cover."""
         pairs = zip(self.forms, self.guarantees, strict=False)
         return any(form.rule == "combination" and one.theorem in COVERS_INPUTS for form, one in pairs)
 
@@ -179,7 +199,7 @@ def models_content(portfolio: Portfolio, involved: set[str], contents: Mapping[s
 def drawn_before(entries: Sequence[Entry], content: Mapping[str, Any]) -> list[str] | None:
     """What the same draw drew when it was last entered, if it was voided then.
 
-    It is done again, not drawn again: whether a model can be written may depend on the model, and draws that are repeated
+    It is used again, not drawn again: whether a model can be written may depend on the model, and draws that are repeated
     until one can be written prefer some models to others.
     """
     counted = {entry.number for entry in standing(entries)}

@@ -82,12 +82,27 @@ class RuleForm(Extended):
         """The weights as numbers, by name in alphabetical order: the order in which an average is summed up."""
         return {name: float.fromhex(self.weights[name]) for name in sorted(self.weights)}
 
+    @property
+    def contradictions(self) -> dict[str, bool]:
+        """What a rule must not state beside its name, and whether this one does."""
+        averages, tempered = self.rule == "combination", self.rule == "tempered"
+        return {
+            "kappa without tempered selection, or the reverse": tempered != (self.kappa is not None),
+            "models looked at under a rule that covers none": self.rule != "joint" and bool(self.looked_at),
+            "models looked at out of order": self.looked_at != sorted(set(self.looked_at)),
+            "smoothness under a rule that does not use it": not averages and self.assume_smoothness is not None,
+            "arithmetic under a rule that does not average": not averages and self.arithmetic is not None,
+            "a private validation set under a rule that does not draw by its scores": (
+                not tempered and self.validation is not None
+            ),
+        }
+
     def exact_weights(self, portfolio: Portfolio) -> Weights:
         """The weights over a portfolio; names that it does not have are refused."""
         return portfolio.weights(self.values)
 
     def build(self, portfolio: Portfolio, *, proved: bool = False) -> Rule:
-        """The rule; with `proved`, without what was assumed of gradients on the user's word, or of the rounding of files."""
+        """The rule; with `proved`, without the user's assumptions on gradients and on the rounding of files."""
         assumed = None if self.assume_smoothness is None or proved else float.fromhex(self.assume_smoothness)
         shuffle = None if self.shuffle_rate is None else ShuffleAsPoisson(float.fromhex(self.shuffle_rate))
         rule = build(

@@ -1,4 +1,4 @@
-"""Which models of all that is in a ledger are one and the same: by what is public of them, never by what they hold."""
+"""Which models in a ledger are the same model: decided by what is public about them, never by their tensors."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ class KnownModels:
         held, where = self._contents.setdefault(own, (digest, source))
         if held != digest:
             raise DependentRuns(
-                f"model {model.name!r} of run {model.run!r} held other tensors in {where} than in {source}: a run and a name "
-                "in its portfolio are one model, which counts once, so no bound holds for the two; give the other one a run id "
-                "or a name of its own, under which it counts too"
+                f"model {model.name!r} of run {model.run!r} held other tensors in {where} than in {source}. Models with "
+                "one run and one name in the portfolio count as one, so no bound holds for the two. Give the other one its own "
+                "run id or name, so that it is counted too"
             )
 
 
 def require_one_state(states: dict[_State, tuple[str, str]], model: Model, digest: str, label: str) -> None:
-    """Refuse a second content at the same step of one run, whose record covers one: and remember the first."""
+    """Refuse models with different tensors at the same step of one run, whose record covers one model."""
     held, other = states.setdefault((model.run, getattr(model.mechanism, "steps", 0)), (digest, label))
     if held != digest:
         raise DependentRuns(
             f"models {other} and {label} both are step {getattr(model.mechanism, 'steps', 0)} of run {model.run!r}, and hold "
             "different tensors: a run has one model at each step, so no bound holds for the two; give different runs different "
-            "ids, and what was made from a released model (rounded, averaged) needs no release of its own"
+            "ids. A model made from released ones (rounded, averaged) needs no release of its own"
         )
 
 

@@ -18,19 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
-from dpmerge.files import canonical
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total, how_counted, provisions, require_same_data
+from dpmerge.release.account import FILTER, Account, Total, how_counted, provisions
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import SCHEMA, Budget, Entry, Planned, checked, drawn_before, standing, unfinished
+from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-__all__ = ["Budget", "Entry", "Ledger", "Planned"]
 
 
 class Ledger:
@@ -74,7 +71,7 @@ class Ledger:
             tables.metadata.create_all(connection)
             connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
             for entry in first:
-                _insert(connection, entry)
+                tables.append(connection, entry)
         return cls(where)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -92,7 +89,7 @@ class Ledger:
         """δ of all releases at the budget's ε; all of it, where a filter counts."""
         return Account(self.budget, self.history() if entries is None else entries).delta_spent()
 
-    def share(self, entries: Sequence[Entry], planned: Planned) -> float:
+    def share(self, entries: Sequence[Entry], planned: PendingEntry) -> float:
         """How much of the budget all releases would take with one more: at most 1 if it may be made."""
         self.require_same_data(planned.portfolio)
         return Account(self.budget, entries, planned).share()
@@ -116,7 +113,7 @@ class Ledger:
             "counted": how_counted(self.budget, entries, spent),
         }
 
-    def total_with(self, planned: Planned) -> Total:
+    def total_with(self, planned: PendingEntry) -> Total:
         """What everything entered and one more release guarantee together, and whether that is within the budget."""
         self.require_same_data(planned.portfolio)
         account = Account(self.budget, self.history(), planned)
@@ -125,12 +122,12 @@ class Ledger:
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
-    def enter(self, planned: Planned) -> Entry:
+    def enter(self, planned: PendingEntry) -> Entry:
         """Check a release against the budget and enter it, in one transaction; refuse it if it does not fit."""
         self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
-        # What is promised must not come from a cache's files.
+        # A certified guarantee must not come from a file of the cache.
         with self._transaction(alone=True) as connection, without_cache():
             entries = self._entries(connection)
             account = Account(self.budget, entries, planned)
@@ -145,7 +142,7 @@ class Ledger:
             content = {
                 "kind": "release",
                 "at": now(),
-                "nonce": secrets.token_hex(32),  # the entry's hash is published, and must not tell what is in the entry
+                "nonce": secrets.token_hex(32),  # the published hash must not reveal the entry
                 "by": this_process(),
                 "out": planned.out,
                 **({} if planned.temporary is None else {"temporary": planned.temporary}),
@@ -197,7 +194,7 @@ class Ledger:
                     if gone:
                         left.append(Path(entry.content["temporary"]))
                         reason = "it was interrupted before its folder got its name"
-                        entries.append(self._append(connection, entries, _voided(entry.number, reason, "proof")))
+                        entries.append(self._append(connection, entries, voided(entry.number, reason, "proof")))
                         notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
                         continue
                     state = "present" if os.path.lexists(entry.content["out"]) else "absent"
@@ -213,12 +210,12 @@ class Ledger:
     def void_unseen(self, entry: Entry, reason: str) -> None:
         """Void a release of which the caller has proof that nothing of it was seen."""
         with self._transaction(alone=True) as connection:
-            self._append(connection, self._entries(connection), _voided(entry.number, reason, "proof"))
+            self._append(connection, self._entries(connection), voided(entry.number, reason, "proof"))
 
     def void(self, number: int, reason: str, *, machine_is_gone: bool = False) -> None:
-        """Void a release on the word of the user that nothing of it was ever seen; the reason stays in the ledger.
+        """Void a release that, as the user states, nobody has seen; the reason stays in the ledger.
 
-        Where it was made on a machine or in a container that cannot be looked into, that this is gone is the user's word too.
+        If it was made on a machine or in a container that cannot be inspected, the user must also say that this is gone.
         """
         if not reason.strip():
             raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
@@ -226,10 +223,10 @@ class Ledger:
             entries = self._entries(connection)
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
-                raise LedgerError(f"{self.name}: entry {number} is no release, so there is nothing to void")
+                raise LedgerError(f"{self.name}: entry {number} is not a release, so there is nothing to void")
             self._require_unseen(entries, found[0], machine_is_gone)
             word = {"machine_is_gone": True} if machine_is_gone else {}
-            self._append(connection, entries, {**_voided(number, reason.strip(), "user"), **word})
+            self._append(connection, entries, {**voided(number, reason.strip(), "user"), **word})
 
     def _require_unseen(self, entries: Sequence[Entry], entry: Entry, machine_is_gone: bool) -> None:
         """Refuse to void what was seen, or may still be."""
@@ -257,13 +254,13 @@ class Ledger:
             entry = Entry.following(entries, self.budget.hash, content)
         except UnicodeEncodeError:
             raise LedgerError("a name or path in this release is not valid text, so it cannot be entered: rename it") from None
-        _insert(connection, entry)
+        _tables().append(connection, entry)
         return entry
 
     # --- the database -----------------------------------------------------------------------------------------------------
 
     def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
-        """Alone with the ledger to write, or one view of it to read."""
+        """Exclusive transaction to write, or a snapshot to read."""
         found: AbstractContextManager[Connection] = _tables().transaction(self._engine, self.name, alone=alone)
         return found
 
@@ -291,22 +288,11 @@ class Ledger:
             raise LedgerError(f"{self.name}: {fault}; nothing is released from a ledger that was tampered with") from None
 
     def require_same_data(self, portfolio: Portfolio) -> None:
-        require_same_data(self.name, self.budget, portfolio)
-
-
-def _insert(connection: Connection, entry: Entry) -> None:
-    tables, text = _tables(), canonical(entry.content).decode()
-    row = {"number": entry.number, "content": text, "previous": entry.previous, "hash": entry.hash}
-    connection.execute(tables.entries.insert().values(**row))
-    connection.execute(tables.header.update().values(entries=entry.number, head=entry.hash))
-
-
-def _voided(number: int, reason: str, by: str) -> dict[str, Any]:
-    return {"kind": "voided", "at": now(), "of": number, "reason": reason, "by": by}
+        self.budget.require_same_data(portfolio, self.name)
 
 
 def _tables() -> Any:
-    """Loaded when a ledger is used: SQLAlchemy takes its time."""
+    """Loaded only when a ledger is used: importing SQLAlchemy is slow."""
     from dpmerge.release import tables
 
     return tables

@@ -48,13 +48,13 @@ class Merge:
     keep_metadata: tuple[str, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """Those of a merge of tensors."""
+        """The keyword arguments of a merge of tensors."""
         return {name: value for name, value in vars(self).items() if name != "average"}
 
 
 @dataclass(frozen=True, repr=False)
 class Released:
-    """What a release left: the folder, its certificate, the guarantee in it, and what to tell the user."""
+    """The result of a release: its folder, certificate and guarantee, and notes for the user."""
 
     folder: Path
     certificate: Certificate

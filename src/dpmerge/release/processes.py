@@ -1,4 +1,4 @@
-"""Who is making a release: enough to know later whether it still is."""
+"""Identifies the process that makes a release, so that others can tell later whether it still runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpmerge.tensors import abandoned, is_proof
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from any other on this machine since it was started."""
+    """Identifies this process among all on this machine since it was booted."""
     own = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid(), "started": _started(os.getpid())}
     return {**own, "namespace": _namespace()}
 
@@ -26,9 +26,10 @@ def under_way(release: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def maker_gone(release: Mapping[str, Any]) -> Iterator[bool | None]:
-    """Whether the lock of its temporary folder is free, which is held then; None where there is none, or it proves nothing.
+    """Whether the lock of its temporary folder is free (it is then held here); None if there is no lock, or it proves nothing.
 
-    That needs the kernel on which the release was made: another may not see its locks, and a power failure may lose a rename.
+    It proves something only on the kernel that made the release: others may not see its locks, and a power failure may lose
+    a rename.
     """
     temporary = Path(release.get("temporary", ""))
     if not is_proof(temporary):
@@ -43,13 +44,13 @@ def maker_gone(release: Mapping[str, Any]) -> Iterator[bool | None]:
 
 
 def can_be_seen(process: Mapping[str, Any]) -> bool:
-    """Whether it would be among the processes here, if it still ran: not on another machine, nor in another container."""
+    """Whether the process would be visible here if it still ran: it is of this machine and this container."""
     here = (socket.gethostname(), _namespace())
     return (process["host"], process.get("namespace", here[1])) == here and process["boot"] == _boot()
 
 
 def still_runs(process: Mapping[str, Any]) -> bool:
-    """Whether that process still runs; taken to be so where that cannot be known."""
+    """Whether that process still runs; True where that cannot be known."""
     if can_be_seen(process):
         return bool(_started(process["pid"]) == process["started"])
     return bool(process["host"] != socket.gethostname() or process["boot"] == _boot())
@@ -74,7 +75,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started; nothing if there is none, or only what is left of it until its parent looks (a zombie)."""
+    """When a process started; None if there is none, or it is a zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

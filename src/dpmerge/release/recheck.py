@@ -34,7 +34,7 @@ from dpmerge.tensors import (
 
 @dataclass(repr=False)
 class Verdict:
-    """What was checked and holds, what does not, and what could not be checked; `warnings` are about promises of little."""
+    """What was checked and holds, what does not, what could not be checked; `warnings`: guarantees that promise little."""
 
     holds: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Recheck:
     # --- what came out ----------------------------------------------------------------------------------------------------
 
     def _may_merge(self) -> bool:
-        """A certificate may name a function of someone's own: it is run only if whoever verifies names it too."""
+        """A certificate may name a user's function: it is run only if the person who verifies names it too."""
         merge = self.certificate.merge
         if merge.method is not None and merge.method not in METHODS and merge.method != self.method:
             self.verdict.unchecked.append(

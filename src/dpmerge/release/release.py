@@ -14,9 +14,10 @@ from dpmerge.records import Portfolio
 from dpmerge.release.certificate import CARD, NAME
 from dpmerge.release.choice import Chosen
 from dpmerge.release.entering import Entered, entered
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import contents_of
-from dpmerge.release.ledger import Ledger, Planned
+from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, coupled_outcomes, covers
@@ -48,7 +49,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Preview:
-    """A release that was not made: the choice as its files allow it, these, and what all releases would guarantee with it."""
+    """A release that was not made: the choice its files allow, those files, and what all releases would guarantee together."""
 
     choice: Chosen
     files: Files
@@ -123,7 +124,7 @@ def release_together(
 
 
 def files_to_write(portfolio: Portfolio, choice: Chosen, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
-    """The files of a release, once nothing but the budget could refuse it."""
+    """The files of a release, after every check but that of the budget."""
     folders = _folders(portfolio)
     _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
     return _check_files(choice, folders, _AVERAGE)
@@ -132,7 +133,7 @@ def files_to_write(portfolio: Portfolio, choice: Chosen, *, ledger: Ledger | Non
 def preview(
     portfolio: Portfolio, choice: Chosen, out: Path, *, ledger: Ledger | None = None, dependent: bool = False
 ) -> Preview:
-    """What `release` would write and spend, once nothing but the budget could refuse it; nothing is written.
+    """What `release` would write and spend, after every check but that of the budget; nothing is written.
 
     That a model holds what was entered under its run and record before is checked at the release.
     """
@@ -214,7 +215,7 @@ def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> F
 
 
 def _settled(choice: Chosen, folders: Mapping[str, Path]) -> Chosen:
-    """The choice under what holds for its files: an average of numbers too coarse for its noise counts as joint release."""
+    """The choice with what its files guarantee: an average of numbers too coarse for its noise counts as joint release."""
     if choice.form.rule != "combination" or choice.guarantee.theorem in COVERS_INPUTS:
         return choice
     rule = choice.form.build(choice.weights.portfolio)
@@ -241,13 +242,13 @@ def _planned(
     out: Path,
     dependent: bool,
     drawn: tuple[str, ...] = (),
-) -> Planned:
+) -> PendingEntry:
     forms, guarantees = tuple(choice.form for choice in choices), tuple(choice.guarantee for choice in choices)
-    return Planned(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
+    return PendingEntry(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
 
 
-def _holding(planned: Planned, ledger: Ledger | None) -> Planned:
-    """With what the models hold: the ledger keeps it, and without one two models of one step must still be the same."""
+def _holding(planned: PendingEntry, ledger: Ledger | None) -> PendingEntry:
+    """Add the digests of the models' tensors: for the ledger, or to compare two models of one step."""
     names = {name for form in planned.forms for name in form.involved}
     models = [model for model in planned.portfolio.models if model.name in names]
     states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]

@@ -19,7 +19,7 @@ def new_keys(path: Path) -> Path:
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    # The public one first: a private key without it would be good for nothing, and must not lie about.
+    # The public key first: a failure must not leave a private key without it.
     for target, content, mode in ((public_path, public, 0o644), (path, private, 0o600)):
         try:
             with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

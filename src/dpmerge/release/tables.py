@@ -13,6 +13,8 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, NullPool, 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from dpmerge.errors import LedgerError
+from dpmerge.files import canonical
+from dpmerge.release.entries import Entry
 
 metadata = MetaData()
 header = Table(
@@ -94,7 +96,7 @@ def _sqlite(path: str, new: bool) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connection]:
-    """Alone with the ledger, others waiting until this is committed or given up; or one view of it that waits for nobody."""
+    """Exclusive transaction, or (`alone=False`) a non-blocking read snapshot."""
     try:
         with engine.begin() as connection:
             for statement in _BEGIN[engine.dialect.name, alone]:
@@ -112,7 +114,7 @@ def exist(connection: Connection) -> bool:
 
 
 def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The header and the entries as they are written, or nothing if this is no ledger."""
+    """The header and the entries as they are written, or nothing if this is not a ledger."""
     found = inspect(connection)
     if not all(found.has_table(table.name) for table in (header, entries)):
         return None
@@ -121,3 +123,10 @@ def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] 
         return None
     rows = connection.execute(entries.select().order_by(entries.c.number)).mappings()
     return dict(headers[0]), [dict(row) for row in rows]
+
+
+def append(connection: Connection, entry: Entry) -> None:
+    """Write an entry, and that the ledger ends with it."""
+    row = {"number": entry.number, "content": canonical(entry.content).decode(), "previous": entry.previous, "hash": entry.hash}
+    connection.execute(entries.insert().values(**row))
+    connection.execute(header.update().values(entries=entry.number, head=entry.hash))

@@ -15,14 +15,14 @@ from dpmerge.profiles import grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
-from dpmerge.release.entries import standing
+from dpmerge.release.entries import became, standing
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.recheck import Recheck, Verdict
 from dpmerge.release.signing import signed_by
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SAME = 1e-6  # what processors may differ by on the same path
-# What two grids may differ by, relatively and beside 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
+# How much two grids may differ, relatively and near 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
 _CLOSE, _CLOSE_PAIRS, _BESIDE_ZERO = 1e-4, 1e-2, 1e-6
 
 
@@ -114,7 +114,7 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
     except DpmergeError as fault:
         verdict.broken.append(f"no guarantee follows from what is certified: {fault}")
         return
-    except Exception as fault:  # numbers that nobody chose in earnest may trip anything
+    except Exception as fault:  # malformed numbers may raise any error
         verdict.broken.append(f"no guarantee can be computed from what is certified: {type(fault).__name__}: {fault}")
         return
     if not math.isfinite(again.epsilon):
@@ -216,21 +216,20 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
         verdict.broken.append("the certificate names no entry in a ledger")
         return
     entries, where = ledger.history(), f"entry {stated.number} of the ledger"
-    entry = entries[stated.number - 1] if stated.number <= len(entries) else None
+    entry = next((one for one in entries if one.number == stated.number), None)
     if entry is None or entry.kind != "release" or entry.hash != stated.entry:
         verdict.broken.append(f"{where} is not the one certified: it was edited, replaced or deleted")
         return
-    total = entry.content["total"]
-    about = [one for one in entries if one.content.get("of") == entry.number]
-    completed = [one.content["certificates"] for one in about if one.kind == "completed"]
+    completed = became(entries, entry, "completed")
+    certified = stated.model_dump(include={"epsilon", "delta", "theorem"}, exclude_none=True)
     if entry not in standing(entries):
-        reason = [one.content["reason"] for one in about if one.kind == "voided"][-1]
+        reason = became(entries, entry, "voided")[-1]["reason"]
         verdict.broken.append(f"{where} was voided, so nothing counts this release: {reason}")
-    elif any(total[name] != getattr(stated, name) for name in ("epsilon", "delta", *(["theorem"] if stated.theorem else []))):
+    elif not certified.items() <= entry.content["total"].items():
         verdict.broken.append(f"{where} has another total than the one certified")
     elif not completed:
         verdict.unchecked.append(f"{where} was never completed: it does not say which certificate is its own")
-    elif certificate.sha256 not in completed[0]:
+    elif certificate.sha256 not in completed[0]["certificates"]:
         verdict.broken.append(f"{where} was completed with another certificate")
     else:
         verdict.holds.append(f"{where} is the one certified, and was completed with this certificate")

@@ -1,6 +1,6 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
-from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, why_joint as why_joint
+from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, of_many as of_many, why_joint as why_joint
 from dpmerge.rules.building import (
     DEFAULT_ACCOUNTING as DEFAULT_ACCOUNTING,
     Accounting as Accounting,
@@ -40,6 +40,7 @@ from dpmerge.rules.selection import Selection as Selection, selection_epsilons a
 from dpmerge.rules.statements import (
     about_delta as about_delta,
     about_records as about_records,
+    assumed_by as assumed_by,
     require_wanted as require_wanted,
     round_down as round_down,
     round_up as round_up,

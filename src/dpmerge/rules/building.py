@@ -1,4 +1,4 @@
-"""A rule by its name, and how it is accounted: commands, library, certificates and HTTP API ask alike and get one answer."""
+"""A rule by its name, and how it is accounted: the one way for commands, library, certificates and HTTP API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Provenance = Literal[Looked, "private-validation"]
 
 @dataclass(frozen=True)
 class Accounting:
-    """How guarantees are computed: the accountant, what is taken on the user's word, and how fine the grids are.
+    """How guarantees are computed: the accountant, the user's assumptions, and how fine the grids are.
 
     `by` is an accountant or the best that applies; `conversion` is from Rényi divergences to (ε, δ). `assume_smoothness`
     replaces what records say of gradients; `shuffle` accounts shuffled batches as Poisson ones. Both make guarantees
@@ -60,7 +60,7 @@ DEFAULT_ACCOUNTING = Accounting()
 
 
 def counted_besides(weights: Weights, provenance: str | None) -> tuple[str, ...]:
-    """What joint release counts besides the models that have weight: all others, unless the weights were fixed beforehand."""
+    """The models without weight that joint release counts too: all of them, unless the weights were fixed beforehand."""
     return () if provenance == "a-priori" else weights.portfolio.names
 
 

@@ -30,12 +30,21 @@ from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, 
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.theorems import THEOREMS, WEIGHTS
-from dpmerge.rules.transport import Candidate, Run, Trajectories, candidate_sets, drifts, trajectories, windows
+from dpmerge.rules.transport import (
+    Candidate,
+    Trajectories,
+    WeightedRun,
+    candidate_sets,
+    drifts,
+    not_covered,
+    trajectories,
+    windows,
+)
 
 
 @dataclass(frozen=True)
 class _Route:
-    """One valid account of the release."""
+    """One valid way to account for the release."""
 
     theorem: str
     profile: Profile
@@ -66,10 +75,10 @@ class Combination(Rule):
         self._profiles = {model.name: run_profile(model, shuffle) for model in self._runs}
         self._independence = require_independent(self._runs)
         self._revealed: dict[str, str] = {}
-        covered: list[Run] = []
+        covered: list[WeightedRun] = []
         for model in self._runs:
             members = [(m, w) for m, w in used if m.run == model.run]
-            why = _not_covered(model, [m for m, _ in members])
+            why = not_covered(model, [m for m, _ in members])
             if why is None:
                 covered.append(self._describe(model, members[0][1]))
             else:
@@ -78,14 +87,14 @@ class Combination(Rule):
         self.last_noise = last_noise(covered)
         self._arithmetic = arithmetic if covers(self.last_noise, 0.0) else "joint"
 
-    def _describe(self, model: Model, weight: float) -> Run:
+    def _describe(self, model: Model, weight: float) -> WeightedRun:
         mechanism = model.mechanism
         if isinstance(mechanism, Gaussian):
-            return Run(model, weight, 0.0, False)
+            return WeightedRun(model, weight, 0.0, False)
         assert isinstance(mechanism, DpSgd)
         stated = mechanism.smoothness if self._assumed is None else self._assumed
         smoothness = math.inf if stated is None else stated
-        return Run(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
+        return WeightedRun(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         routes = list(self._routes(target))
@@ -216,7 +225,7 @@ class Combination(Rule):
             profile = Profile.composed([Profile.of(before, failure), window])
         return _Route(self._theorem(runs, bool(candidate.coupled)), profile, notes, conditional, details)
 
-    def _own_steps(self, run: Run, before_window: int) -> Iterable[tuple[Law, int]]:
+    def _own_steps(self, run: WeightedRun, before_window: int) -> Iterable[tuple[Law, int]]:
         """A run alone, for its first `before_window` steps."""
         mechanism = run.model.mechanism
         if isinstance(mechanism, DpSgd):
@@ -284,24 +293,3 @@ class Combination(Rule):
         if failure:
             listed.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
         return tuple(listed), conditional
-
-
-def _not_covered(model: Model, members: list[Model]) -> str | None:
-    """Why the transport theorem does not apply to this run; None if it does."""
-    mechanism = model.mechanism
-    if len(members) > 1:
-        counts = "the run counts once, at its latest" if model.covers_iterates else "each counts, and their noise may be shared"
-        what = "checkpoints" if model.covers_iterates else "models"
-        return f"several {what} of one run are used ({', '.join(m.name for m in members)}): {counts}"
-    if isinstance(mechanism, Gaussian):
-        return None
-    if not isinstance(mechanism, DpSgd):
-        return f"a {mechanism.kind} record does not say how the parameters move"
-    if mechanism.optimizer != "sgd":
-        return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
-    if mechanism.clipping != "flat":
-        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
-    for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
-        if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
-            return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
-    return None

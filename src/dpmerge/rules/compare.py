@@ -32,7 +32,7 @@ class Row:
 
     @property
     def cells(self) -> dict[str, object]:
-        """What a table shows of it, numbers rounded up."""
+        """The cells of a table, numbers rounded up."""
         found = self.guarantee
         if found is None:
             return {"rule": self.label, "ε": None, "δ": None, "standing": "refused", "by": None, "theorem": self.refusal}

@@ -30,7 +30,7 @@ class Guarantee:
     """A release is (epsilon, delta)-DP for `adjacency` neighbours, by `theorem`, if `assumptions` hold.
 
     `standing` is "proved" when the assumptions are statements about what was run, and "conditional" when one of them is
-    known to fail in general (the papers' formula, shuffled batches) and holds on the user's word alone. `warnings` are about
+    known to fail in general (the papers' formula, shuffled batches) and is only stated by the user. `warnings` are about
     guarantees that hold and promise little.
 
     >>> from dpmerge import Portfolio, example_portfolio, selection
@@ -203,14 +203,14 @@ def _why_not(by: By, available: tuple[Accountant, ...]) -> str:
 
 
 def _content(part: object) -> Any:
-    """What a rule's argument says, as text that differs wherever the argument does."""
+    """A rule's argument as JSON data; different arguments give different data."""
     if isinstance(part, Weights):
         return [[model.name, model.record.model_dump_json(), weight.hex()] for model, weight in part.used] + [
             list(part.portfolio.names)
         ]
     if isinstance(part, Rule):
         return part._content()
-    # The default repr of an object is its address, which says nothing; those of plain data say everything.
+    # The default repr of an object is its address; only the repr of plain data identifies its content.
     assert part is None or isinstance(part, float | int | str | tuple | list) or is_dataclass(part), type(part)
     return repr(part)
 
@@ -225,7 +225,7 @@ class Rule(ABC):
     _made_of: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        """Keep what the rule is made of, all of it: under that its answers are cached."""
+        """Keep all arguments of the rule: they are the key under which its answers are cached."""
         self = super().__new__(cls)
         self._made_of = (*arguments, *sorted(named.items()))
         return self

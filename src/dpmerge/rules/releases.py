@@ -31,7 +31,7 @@ class Exposure:
     outcomes: tuple[tuple[Fraction, frozenset[str]], ...]
 
     def __repr__(self) -> str:
-        """The same in every process, unlike that of a set: answers are cached under it."""
+        """The same in every process, which the repr of a set is not: answers are cached under it."""
         return f"Exposure({[(str(probability), sorted(models)) for probability, models in self.outcomes]})"
 
     @classmethod

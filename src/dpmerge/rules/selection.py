@@ -80,7 +80,7 @@ def selection_epsilons(
         inside = fits(middle)
         lower, upper = np.where(inside, lower, middle), np.where(inside, middle, upper)
     result = np.where(at_low, low, upper)
-    for row in np.flatnonzero(beyond).tolist():  # a model without privacy, in a dose near δ
+    for row in np.flatnonzero(beyond).tolist():  # a model without privacy whose weight is near δ
         parts = [(weight, profile) for weight, profile in zip(weights[row].tolist(), profiles, strict=True) if weight > 0]
         result[row] = math.inf if lost[row] >= delta else mixture_epsilon(parts, delta)
     return np.asarray(result)

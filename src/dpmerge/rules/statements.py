@@ -92,7 +92,7 @@ def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[f
 
 
 def about_records(models: Iterable[Model]) -> tuple[str, ...]:
-    """What RECORD (theory.md §0) rests on in these models' records: someone's word, generators that are not cryptographic."""
+    """What RECORD (theory.md §0) rests on in these records: what users state, and generators that are not cryptographic."""
     found, known = [], tuple(models)
     for model in known:
         if model.record.source == "stated-by-user":
@@ -116,3 +116,13 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
         which = "; ".join(f"{generator} for {', '.join(names)}" for generator, names in by_generator.items())
         found.append(f"training noise of a generator that is not known to be cryptographic is as good as true noise ({which})")
     return tuple(found)
+
+
+def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """Every assumption once, and which of the rules drawn make it."""
+    found: dict[str, list[str]] = {}
+    for title, assumptions in stated:
+        for text in assumptions:
+            if title not in found.setdefault(text, []):
+                found[text].append(title)
+    return found

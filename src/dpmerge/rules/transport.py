@@ -21,7 +21,7 @@ _LONGEST_LOOP = 20_000
 
 
 @dataclass(frozen=True)
-class Run:
+class WeightedRun:
     """One run with its weight and what is known of its gradients; `smoothness` is β, infinite if unknown."""
 
     model: Model
@@ -43,7 +43,7 @@ class Trajectories:
     difference. `tame`: the step map is non-expansive.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[WeightedRun, ...]
     effect: FloatArray
     noise: FloatArray
     rate: FloatArray
@@ -77,7 +77,9 @@ class Trajectories:
         return np.asarray(np.sqrt(np.sum((self.weights[:, None] * self.noise) ** 2, axis=0)))
 
 
-def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float) -> Trajectories:
+def trajectories(
+    runs: Sequence[WeightedRun], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float
+) -> Trajectories:
     """Lay the runs out. `failure` is δ₀: how likely some Poisson batch may exceed the bound M used for it.
 
     A step that is non-expansive whatever the batch (M = every record) is laid out with that bound, so it spends none of
@@ -118,7 +120,7 @@ def trajectories(runs: Sequence[Run], adjacency: Adjacency, shuffle: ShuffleAsPo
     return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, failure, tuple(bounds), adjacency)
 
 
-def _records_bound(run: Run, shuffle: ShuffleAsPoisson | None) -> int | None:
+def _records_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:
     """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase."""
     mechanism = run.model.mechanism
     assert isinstance(mechanism, DpSgd)
@@ -213,7 +215,7 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
         result[:active, t - first] = np.where(may_reset, np.minimum(drift, reset), drift)
         if t == steps - 1:
             break
-        if merged[t] == 0:  # nobody adds noise at this step: no shift may be left to it
+        if merged[t] == 0:  # no run adds noise at this step: no shift may be left to it
             idle = bool(np.all(s == 0))
             if not idle:
                 result[:active, t - first] = np.inf
@@ -234,3 +236,24 @@ def candidate_sets(costs: FloatArray, count: int) -> list[tuple[int, ...]]:
     order = np.argsort(-costs, kind="stable")
     sizes = sorted({0, 1, 2, 3, *np.unique(np.geomspace(4, count, 12).astype(int)).tolist(), count})
     return [tuple(sorted(int(i) for i in order[:size])) for size in sizes]
+
+
+def not_covered(model: Model, members: list[Model]) -> str | None:
+    """Why the transport theorem does not apply to this run; None if it does."""
+    mechanism = model.mechanism
+    if len(members) > 1:
+        counts = "the run counts once, at its latest" if model.covers_iterates else "each counts, and their noise may be shared"
+        what = "checkpoints" if model.covers_iterates else "models"
+        return f"several {what} of one run are used ({', '.join(m.name for m in members)}): {counts}"
+    if isinstance(mechanism, Gaussian):
+        return None
+    if not isinstance(mechanism, DpSgd):
+        return f"a {mechanism.kind} record does not say how the parameters move"
+    if mechanism.optimizer != "sgd":
+        return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
+    if mechanism.clipping != "flat":
+        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
+    for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
+        if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
+            return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
+    return None

@@ -106,7 +106,7 @@ def tuning_cost(base: Base, trials: Trials, delta: float) -> TuningCost:
     profile = base.run.profile
     alone = ask(ProfileBound(profile), target).epsilon
     if base.details.get("delta") == delta:
-        alone = min(alone, base.details["epsilon"])  # calibrated to have it
+        alone = min(alone, base.details["epsilon"])  # the base was calibrated to this ε
     bounds = {PROFILE: math.inf, RENYI: math.inf}
     if profile.is_private:
         pairs = pairs_of(profile)
@@ -166,7 +166,7 @@ def worst_score_epsilon(mu: float, trials: Trials, delta: float) -> float:
     """At least this ε at δ for the best of K runs of a Gaussian mechanism, if scores may rank its outcomes in any order.
 
     The best are those below a, which the other dataset makes likelier; next come those above b; then all others. The event
-    is "above b": the first group hides it from whoever draws often, more so on the other dataset.
+    is "above b": the first group hides it if there are many runs, more so on the other dataset.
     """
 
     def region(low: FloatArray, high: FloatArray, shift: float) -> tuple[FloatArray, FloatArray]:

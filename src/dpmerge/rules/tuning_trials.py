@@ -1,7 +1,7 @@
 """How many runs a private search for hyper-parameters makes: a random number K with a known law.
 
-A law enters the price of tuning through its generating function f(s) = E s^K alone: the best of K outcomes lies among those
-that a single run falls short of with probability s with probability f(s) (docs/theory.md §7, "tuning").
+A law enters the price of tuning through its generating function f(s) = E s^K alone: if a single run
+is worse than some outcome with probability s, the best of K runs is with probability f(s) (docs/theory.md §7, "tuning").
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class TruncatedNegativeBinomial(Trials):
         return np.asarray(-self.shape * before + np.log(kept))
 
     def as_dict(self) -> dict[str, Any]:
-        """With γ, which whoever draws K needs."""
+        """Includes γ, which is needed to draw K."""
         gamma = math.exp(self.log_gamma)
         name = self._name if self.shape in _SHAPES.values() else "tnb"
         return {"distribution": name, "mean": self.mean, "shape": self.shape, "gamma": gamma, "nothing": 0.0}

@@ -95,7 +95,7 @@ class Checkpoint:
     adapter: Mapping[str, Any] = field(default_factory=dict)  # adapter_config.json of a LoRA adapter
     ties: frozenset[frozenset[str]] = frozenset()  # names that share memory in a PyTorch file
     notes: tuple[str, ...] = ()
-    closes: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)  # what is open
+    closes: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)  # open files
 
     @property
     def tensors(self) -> dict[str, Tensor]:

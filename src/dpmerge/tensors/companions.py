@@ -81,7 +81,7 @@ def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
 
 
 def agreed(configs: Sequence[Mapping[str, Any]], harmless: set[str]) -> dict[str, Any]:
-    """The first configuration, without those of its harmless fields that another one has not: they are one model's own."""
+    """The first configuration, without those harmless fields that another model's configuration lacks."""
     first, *others = configs
     return {
         field: value

@@ -76,7 +76,7 @@ class Scratch:
         np.copyto(out, raw)
 
     def narrow(self, values: Floats, dtype: Dtype) -> Raw:
-        """Round once to `dtype`, ties to even; the caller has seen to it that nothing overflows. Valid until the next call."""
+        """Round once to `dtype`, ties to even; the caller has checked that nothing overflows. Valid until the next call."""
         out = self._rounded[: values.size * dtype.size].view(dtype.storage)
         if dtype is BF16:
             self._round_to_bfloat16(values, out)
@@ -107,7 +107,7 @@ class Scratch:
 def widened(raw: Raw, dtype: Dtype) -> Floats:
     """Stored values as a new float64 array of the same shape."""
     out = np.empty(raw.size, np.float64)
-    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here; whoever minds it looks for it
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here; callers that reject NaN check for it
         Scratch(raw.size).widen(raw.reshape(-1), dtype, out)
     return out.reshape(raw.shape)
 

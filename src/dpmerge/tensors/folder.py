@@ -111,11 +111,11 @@ def _locked_folder(target: Path, kind: str) -> tuple[Path, int]:
         folder = target.parent / f".{target.name}.dpmerge-{kind}-{os.getpid()}-{secrets.token_hex(8)}"
         folder.mkdir()
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # file systems without such locks: then nobody can take it for abandoned either
+        with contextlib.suppress(OSError):  # file systems without such locks: then no process can take it for abandoned either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # between its birth and its lock another process took it for abandoned
+        os.close(lock)  # another process removed it as abandoned before it was locked
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -153,7 +153,7 @@ def _check_pairs(checkpoint: Checkpoint) -> None:
         if partner not in tensors:
             raise CheckpointError(f"{tensor}: its partner {partner!r} is missing")
         if not tensor.dtype.floating or len(tensor.shape) < 2:
-            raise CheckpointError(f"{tensor}: {tensor.dtype.name} of shape {list(tensor.shape)} is no factor of a LoRA pair")
+            raise CheckpointError(f"{tensor}: {tensor.dtype.name} of shape {list(tensor.shape)} is not a factor of a LoRA pair")
         if found["factor"] == "A" and tensor.shape[0] != tensors[partner].shape[1]:
             raise CheckpointError(f"{tensor}: rank {tensor.shape[0]}, but its partner has rank {tensors[partner].shape[1]}")
         pairs += 1

@@ -98,4 +98,6 @@ def _check_index(where_is: dict[str, str], where: str, checkpoint: Checkpoint) -
             raise CheckpointError(f"{where}: says that tensor {name!r} lies in {shard}, which does not hold it")
     for name, shard in sorted(held):
         if where_is.get(name) != shard:
-            raise CheckpointError(f"{where}: {shard} holds tensor {name!r}, of which the index says otherwise or nothing")
+            raise CheckpointError(
+                f"{where}: {shard} holds tensor {name!r}, which the index places elsewhere or does not mention"
+            )

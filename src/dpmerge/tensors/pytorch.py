@@ -74,7 +74,7 @@ def load(path: Path, where: str) -> Any:
         raise CheckpointError(f"{where}: torch {torch.__version__} does not read pickles safely; install torch 2.6 or newer")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as fault:  # torch raises whatever the damaged file makes it trip over
+    except Exception as fault:  # a damaged file may make torch raise any error
         reason = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
         raise CheckpointError(
             f"{where}: cannot be read with weights_only=True ({reason:.200}); save model.state_dict() alone, or convert it to "
@@ -84,25 +84,29 @@ def load(path: Path, where: str) -> Any:
 
 def state_of(loaded: Any, where: str) -> tuple[dict[str, Any], list[str]]:
     """The named tensors of a state dict, without Opacus' wrapping."""
-    notes = []
-    if isinstance(loaded, dict) and _OPACUS in loaded:
-        rest = sorted(str(key) for key in loaded if key != _OPACUS)
-        loaded = loaded[_OPACUS]
-        if rest:
-            notes.append(f"{where}: a checkpoint of Opacus; {', '.join(rest)} {'was' if len(rest) == 1 else 'were'} left out")
-    if not isinstance(loaded, dict) or not loaded:
+    state, notes = _without_the_rest(loaded, where)
+    if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{where}: not a state dict; save model.state_dict()")
-    for name, value in loaded.items():
+    for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, _torch().Tensor):
             raise CheckpointError(
                 f"{where}: not a state dict: {name!r:.80} is a {type(value).__name__}, not a tensor; save model.state_dict()"
             )
-    bare = [name for name in loaded if not name.startswith(_WRAPPED)]
-    if 0 < len(bare) < len(loaded):
+    bare = [name for name in state if not name.startswith(_WRAPPED)]
+    if 0 < len(bare) < len(state):
         raise CheckpointError(
             f"{where}: tensor {bare[0]!r} lacks the prefix {_WRAPPED!r} that others have; save one model's state"
         )
-    return {name.removeprefix(_WRAPPED): value for name, value in loaded.items()}, notes
+    return {name.removeprefix(_WRAPPED): value for name, value in state.items()}, notes
+
+
+def _without_the_rest(loaded: Any, where: str) -> tuple[Any, list[str]]:
+    """The state in a checkpoint of Opacus, and a note of what else was in it; anything else as it is."""
+    if not isinstance(loaded, dict) or _OPACUS not in loaded:
+        return loaded, []
+    rest = sorted(str(key) for key in loaded if key != _OPACUS)
+    was = "was" if len(rest) == 1 else "were"
+    return loaded[_OPACUS], [f"{where}: a checkpoint of Opacus; {', '.join(rest)} {was} left out"] if rest else []
 
 
 def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

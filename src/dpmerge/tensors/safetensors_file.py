@@ -71,7 +71,7 @@ class SafetensorsFile:
 
     def _header(self) -> tuple[int, dict[str, Any]]:
         if self.size < 8:
-            raise CheckpointError(f"{self._where}: {self.size} bytes are no safetensors file")
+            raise CheckpointError(f"{self._where}: {self.size} bytes are not a safetensors file")
         length = int.from_bytes(self.bytes(0, 8), "little")
         if length > _LONGEST_HEADER or length > self.size - 8:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Running a plan: blocks of every output tensor, computed by a few threads and handed to whoever writes or compares them."""
+"""Running a plan: blocks of every output tensor, computed by a few threads and handed on to be written or compared."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Stream:
             self._work(blocks, put, digests)
             for worker in workers:
                 worker.join()
-        except BaseException:  # interrupted: nobody may write once the caller has closed its files
+        except BaseException:  # interrupted: no thread may write once the caller has closed its files
             self.stop.set()
             for worker in workers:
                 if worker.ident is not None:
@@ -192,7 +192,7 @@ def _whole(output: Output, rule: Whole, reader: _Reader) -> Raw:
             raise _not_finite(output, 0, tensor.size)
     try:
         result = np.asarray(rule.function(values), np.float64)
-    except (DpmergeError, OSError):  # of our own reading
+    except (DpmergeError, OSError):  # raised by our own reading
         raise
     except Exception as fault:  # whatever a user's function does
         raise CheckpointError(f"tensor {output.name!r}: the method raised {fault!r}") from fault

@@ -25,7 +25,7 @@ from dpmerge.training.trainer import (
     Job as Job,
     Linear as Linear,
     LinearRun as LinearRun,
-    Run as Run,
+    RunForm as RunForm,
     Trainer as Trainer,
     every as every,
 )

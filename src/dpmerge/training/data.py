@@ -47,7 +47,7 @@ class Data:
         return self.train.shape[1:]
 
     def digest(self) -> str:
-        """By which a worker sees that it trains on the same examples as the others."""
+        """A fingerprint by which workers check that all of them train on the same examples."""
         digest = hashlib.sha256(repr((self.shape, self.classes)).encode())
         for array in (self.train, self.train_labels, self.test, self.test_labels):
             digest.update(np.ascontiguousarray(array).data)
@@ -81,7 +81,7 @@ def features(source: DataSource, norm_bound: float) -> tuple[Floats, Floats]:
 
 def _from_function(name: str, classes: int | None) -> Data:
     """The function takes nothing and gives (train, test), each a torch dataset or a pair (inputs, labels) of arrays."""
-    if classes is None:  # counted, it would be an answer about the private data
+    if classes is None:  # counting the classes would reveal something about the private data
         raise DataError(f"data {name!r}: how many classes there are must be stated: field classes")
     function = load_function(name, "data", DataError)
     try:

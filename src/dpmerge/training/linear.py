@@ -64,7 +64,7 @@ def train(
     expected = recipe.expected_batch(len(features))
     weights = np.zeros((1 if loss == "logistic" else classes, features.shape[1]))
     next_start, found = recipe.begin(weights), []
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite any more is found below
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught below
         for step, learning_rate in enumerate(recipe.learning_rates(), start=1):
             batch = recipe.batch(sampler, len(features), step)
             total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe.clip)
@@ -133,8 +133,8 @@ def _facts(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | Non
     """Smoothness, and why clipped gradients are those of convex functions (docs/theory.md §3.3), for inputs with ‖x‖ ≤ r.
 
     Softmax: the Hessian is (diag p − ppᵀ) ⊗ xxᵀ, at most r²/2, and ‖p − y‖·‖x‖ ≤ √2·r: beyond that clipping never binds.
-    Logistic: the slope changes by r²/4 at most, and clipping clips it, a monotone function of the score. The margin of
-    clipping is one factor for all gradients, below 1: it shrinks both and bends nothing.
+    Logistic: the slope changes by r²/4 at most, and clipping clips it, a monotone function of the score. The safety margin
+    of clipping multiplies all gradients by one factor below 1: smoothness and convexity stay.
     """
     if loss == "logistic":
         return norm_bound**2 / 4, "glm"

@@ -1,7 +1,7 @@
 """Between records and Opacus' accountants: a record's history for them, and records of checkpoints that Opacus saved.
 
 `PrivacyEngine.save_checkpoint` keeps the model and the accountant's history: σ, rate and steps. All else that a record says
-must be stated by whoever ran it, and the record is marked as stated by its user. What the file contradicts is refused.
+must be stated by the user, and the record says so. What the file contradicts is refused.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _history(state: Any, where: str) -> History:
         except (TypeError, ValueError, LookupError):
             raise CheckpointError(f"{where}: {row!r:.80} in its accountant's history is not σ, rate and steps") from None
         if not (0 <= sigma < math.inf and 0 < rate <= 1 and steps >= 1):
-            raise CheckpointError(f"{where}: σ = {sigma}, rate = {rate}, steps = {steps} in its history are no private steps")
+            raise CheckpointError(f"{where}: σ = {sigma}, rate = {rate}, steps = {steps} in its history are not private steps")
         found.append((sigma, rate, steps))
     return found
 
@@ -201,7 +201,7 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
 
 
 def _noise(stated: Stated, sigma: float) -> float:
-    """With the counts of adaptive clipping, for which the accountant's σ is too much."""
+    """The noise multiplier with the counts of adaptive clipping; the accountant's σ is too large for these."""
     std = stated.unclipped_num_std
     if stated.clipping != "adaptive":
         if std is not None:

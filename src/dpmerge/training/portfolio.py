@@ -23,7 +23,7 @@ from dpmerge.training.trainer import Job
 
 @dataclass(frozen=True)
 class Pending:
-    """A run that is not finished: where it tells how far it is, and how far it has to go."""
+    """An unfinished run: its number of steps, and the folder in which its progress is."""
 
     name: str
     steps: int
@@ -43,10 +43,10 @@ def train_portfolio(
     cluster: str | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Make every run of the file that is not finished in `out`, and say what is there now.
+    """Train every run of the file that is not finished in `out`, and return a summary of what is there.
 
     Runs are made in `jobs` processes (by default one for each core; on a GPU one after the other) or on a Dask cluster,
-    whose workers need the same folders. `watch` is told what is being waited for.
+    whose workers need the same folders. `watch` gets the unfinished runs.
     """
     out = out.resolve()
     _require_device(file, device)
@@ -57,10 +57,7 @@ def train_portfolio(
     with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
         made = run_all(train_run, unfinished, cluster=cluster, jobs=processes)
-    for job, summary in zip(unfinished, made, strict=True):
-        if not all((out / model).is_dir() for model in summary["models"]):
-            raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
-        finished[job.name] = summary
+    finished |= {job.name: _seen_here(job, summary, out) for job, summary in zip(unfinished, made, strict=True)}
     scores = _measured(file, out, len(loaded.test))
     told = {model: {"run": of["run"], **facts} for of in finished.values() if of for model, facts in of["models"].items()}
     return {
@@ -70,6 +67,13 @@ def train_portfolio(
         "models": {model: facts for model, facts in told.items() if model in scores},
         "utilities": str(out / "utilities.json"),
     }
+
+
+def _seen_here(job: Job, summary: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The summary of a run that a worker made, once its models are there."""
+    if not all((out / model).is_dir() for model in summary["models"]):
+        raise TrainingError(f"run {job.name!r} has finished, but {out} does not show it: workers need the same folder")
+    return summary
 
 
 def _begins_or_continues(job: Job, data: Data) -> int:
@@ -102,7 +106,7 @@ def _require_device(file: PortfolioFile, device: str) -> None:
 
 
 def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -> tuple[Data, list[Job]]:
-    """The data and every run, once nothing is left to complain of."""
+    """The data and every run, after all checks."""
     about, source = file.about, file.source(folder)
     try:
         data = load(source)
@@ -129,11 +133,11 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
 
 
 def train_run(job: Job) -> dict[str, Any]:
-    """Make the run, or what is left of it, and say what came of it: in this process, in a worker, or on another machine."""
+    """Train the run, or the rest of it, and return its outcome: in this process, in a worker, or on another machine."""
     from safetensors import SafetensorError
 
     if multiprocessing.parent_process() is not None:
-        with contextlib.suppress(ValueError):  # Ctrl-C is for whoever waits, which then ends its workers
+        with contextlib.suppress(ValueError):  # the parent process handles Ctrl-C, and then ends its workers
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with job.folder.alone():

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
 from dpmerge.training.data import DataSource
-from dpmerge.training.trainer import ALTERNATIVES, Run, Trainer, find_trainer
+from dpmerge.training.trainer import ALTERNATIVES, RunForm, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
@@ -59,14 +59,14 @@ class PortfolioFile:
 
     path: Path
     about: _Data
-    runs: dict[str, Run]
+    runs: dict[str, RunForm]
     trainers: dict[str, Trainer]
 
     @classmethod
     def load(cls, path: Path) -> PortfolioFile:
         """Read and validate; any fault is one line that names the file and the field."""
         read = parse_strict(_File, _as_json(path), str(path), TrainingError)
-        runs: dict[str, Run] = {}
+        runs: dict[str, RunForm] = {}
         trainers: dict[str, Trainer] = {}
         for name, given in read.runs.items():
             where, whole = f"{path}: run {name!r}", _with_defaults(read.defaults, given or {})
@@ -93,7 +93,7 @@ class PortfolioFile:
         return DataSource(about.data, None if folder is None else folder.resolve(), about.classes, positive, mean, deviation)
 
     def asked(self, name: str) -> dict[str, Any]:
-        """Everything that decides how this run is made, as plain data: a run is not made again as long as it stays so."""
+        """Everything that decides how this run is made, as plain data: an unchanged run is not trained again."""
         ignored = set() if self.trainer(name).bounds_inputs else {"norm_bound"}
         about = self.about.model_dump(mode="json", include=_Data.model_fields.keys() - ignored, exclude_none=True)
         return about | self.runs[name].model_dump(mode="json", exclude_defaults=True)
@@ -131,7 +131,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the name {key!r} is no text; quote it", key_node.start_mark
+                    None, None, f"the name {key!r} is not text; quote it", key_node.start_mark
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the field {key!r} appears twice", key_node.start_mark)

@@ -22,12 +22,12 @@ def fresh_generator() -> np.random.Generator:
 
 
 def fingerprint(generator: np.random.Generator) -> str:
-    """Of the state it is in, whose key nobody can search for."""
+    """Hash of the generator state; its key is too long to brute-force."""
     return hashlib.sha256(repr(generator.bit_generator.state).encode()).hexdigest()[:32]
 
 
 def together(generators: Sequence[NoiseGenerator | None]) -> NoiseGenerator | None:
-    """What a record says of the generators of one run; nothing if one of them is not known."""
+    """What a record states for all generators of one run; None if one of them is not known."""
     known = set(generators)
     if None in known:
         return None

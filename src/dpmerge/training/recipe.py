@@ -16,7 +16,7 @@ from dpmerge.errors import TrainingError
 from dpmerge.records import FullPhase, NoiseGenerator, Record, Sampling, Source
 from dpmerge.training.randomness import poisson_batch
 
-# What a phase may leave to the run.
+# Fields that a phase may inherit from the run.
 _INHERITED = ("noise_multiplier", "clip", "sampling", "expected_batch")
 
 
@@ -86,7 +86,7 @@ class Recipe:
         return "sgd"
 
     def begin(self, first: Any) -> Callable[[Any], Any]:
-        """For a run whose first iterate this is: a function from each step's result to where the next step starts."""
+        """From a run's first iterate, the function that maps each step's result to where the next step starts."""
         return lambda iterate: iterate
 
     def record(

@@ -120,7 +120,7 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Those before the run was resumed included."""
+        """The steps of the run, including those before it was resumed."""
         return sum(phase.steps for phase in self._phases)
 
     def switch_loader(self, loader: Any) -> None:

@@ -26,7 +26,7 @@ _NOTICEABLE = 1e-4  # a relative error of the rate above which it is recorded as
 
 @dataclass
 class _Pass:
-    """One walk through the loader. Evaluations walk through it too: a step is paid for by the walk that drew last."""
+    """One walk through the loader. Evaluations walk through it too: a step belongs to the walk that drew last."""
 
     started: bytes | None = None  # the state of the sampler's generator at its beginning
     drawn: int = 0

@@ -1,4 +1,4 @@
-"""Fingerprints of torch's generators, by which runs with the same randomness are recognised, and what became of them.
+"""Fingerprints of torch's generators, by which runs with the same randomness are recognised; no state may be used twice.
 
 Torch keeps 32 bits of a seed on the CPU, 64 on a GPU. Whoever has the hash of a state could try all seeds, and with the
 seed take the noise off the model; so the hash is scrypt's, 32 megabytes and a tenth of a second each, and certificates do
@@ -30,7 +30,7 @@ class Starts:
         self._word, self._seen = word, set[bytes]()
 
     def note(self, state: bytes | None) -> None:
-        """Used from this state; None could not be read."""
+        """Note that the generator was used from this state; None: it could not be read."""
         if state is None:
             return
         mark = hashlib.blake2b(state, digest_size=16).digest()
@@ -43,7 +43,7 @@ class Starts:
 
 
 def noise_state(engine: Any, optimizer: Any) -> bytes | None:
-    """Of the generator of the noise; nothing if it cannot be read, or is the system's entropy."""
+    """The fingerprint of the noise generator; None if it cannot be read, or is the system's entropy."""
     if optimizer.generator is not None:
         return None if is_secure(engine, optimizer.generator) else state_of(optimizer.generator)
     states = []
@@ -58,7 +58,7 @@ def noise_state(engine: Any, optimizer: Any) -> bytes | None:
 
 
 def noise_fingerprint(engine: Any, optimizer: Any) -> str | None:
-    """Of the generator of the noise in the state it is in; nothing if that cannot be read."""
+    """The fingerprint of the noise generator's current state; None if that cannot be read."""
     return _fingerprint(is_secure(engine, optimizer.generator), noise_state(engine, optimizer))
 
 
@@ -75,7 +75,7 @@ def noise_generator(engine: Any, optimizer: Any) -> NoiseGenerator:
 
 
 def sampler_fingerprint(engine: Any, generator: Any) -> str | None:
-    """Of the generator of the sampling coins; without one of its own, a sampler uses torch's on the CPU."""
+    """The fingerprint of the sampling generator; without one of its own, a sampler uses torch's on the CPU."""
     secure = is_secure(engine, generator)
     return _fingerprint(secure, None if secure else state_of(torch.default_generator if generator is None else generator))
 
@@ -100,12 +100,12 @@ def continued(recorded: str | None, steps: int, now: str | None, word: str) -> s
 
 
 def is_secure(engine: Any, generator: Any) -> bool:
-    """Whether the generator is the system's entropy: there is no state that two runs could share, or one come back to."""
+    """Whether the generator is the system's entropy: it has no state that two runs could share, or one run could return to."""
     return bool(generator is not None and engine.secure_mode and generator is engine.secure_rng)
 
 
 def state_of(generator: Any) -> bytes | None:
-    """What decides the numbers to come; nothing if it cannot be read."""
+    """The state that determines the next numbers; None if it cannot be read."""
     try:
         return _stream(generator)
     except (AttributeError, RuntimeError):
@@ -121,6 +121,6 @@ def _fingerprint(secure: bool, state: bytes | None) -> str | None:
 
 
 def _stream(generator: Any) -> bytes:
-    """What decides the numbers to come. On the CPU a state begins with its 64-bit seed, of which only 32 bits were used."""
+    """What determines the next numbers. On the CPU a state begins with its 64-bit seed, of which only 32 bits were used."""
     state = bytes(generator.get_state().cpu().numpy())
     return state[8:] if generator.device.type == "cpu" else state

@@ -185,7 +185,7 @@ class StepReader:
         self._module.get_norm_sample = read
 
     def _warn(self, subject: str, text: str) -> None:
-        """Once on each subject, to whoever called the optimizer's step."""
+        """Warn once on each subject, at the line that called the optimizer's step."""
         if subject not in self._warned:
             warnings.warn(text, UserWarning, stacklevel=5)
         self._warned.add(subject)

@@ -28,7 +28,7 @@ class ModuleTensors:
         """`resumed` is a saved folder, whose tensors the module must hold; `left_out` is what was left out of it."""
         self._module = module._module
         self._trained: dict[int, tuple[Any, torch.Tensor]] = {}  # by id: the parameter, and its bits after the last step
-        self._changed: set[str] = set()  # seen at a step, whatever became of it later
+        self._changed: set[str] = set()  # seen to have changed at a step, even if changed back later
         self._left_out = set(left_out)
         if resumed is not None:
             self._require_those_of(resumed)
@@ -44,7 +44,7 @@ class ModuleTensors:
         self._writes = {name: value._version for name, value in begun.items() if isinstance(value, torch.nn.Parameter)}
 
     def trains(self, parameters: Iterable[Any]) -> None:
-        """The private optimizer is about to make a step with these, from where its last one left them."""
+        """Before a step of the private optimizer: its parameters must be as its last step left them."""
         state = self._state()
         names = {id(value): name for name, value in state.items()}
         for parameter in parameters:
@@ -68,7 +68,7 @@ class ModuleTensors:
             raise _moved(sorted(moved))
 
     def _looks_changed(self, name: str, value: Any) -> bool:
-        """What a look at every step tells of what is not trained; at the end everything is compared."""
+        """Per-step check of untrained tensors; at the end everything is compared."""
         if name in self._changed or name in self._left_out or id(value) in self._trained:
             return False
         if name in self._small and isinstance(value, torch.Tensor):
@@ -163,8 +163,7 @@ def _bits(name: str, value: torch.Tensor) -> torch.Tensor:
     except (RuntimeError, TypeError, NotImplementedError) as fault:
         why = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
         raise TrainingError(
-            f"the module's tensor {name!r} ({value.dtype}, {value.layout}) cannot be read, so nobody can tell whether it "
-            f"changed: {why}"
+            f"the module's tensor {name!r} ({value.dtype}, {value.layout}) cannot be read, so changes cannot be detected: {why}"
         ) from None
 
 
@@ -173,7 +172,7 @@ def _same(held: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 def _digest(name: str, value: Any) -> str:
-    """Of a tensor's type, shape and bits. What is no tensor (get_extra_state) goes by its repr."""
+    """A digest of a tensor's type, shape and bits; other state (get_extra_state) counts by its repr."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())

@@ -1,9 +1,9 @@
-"""Where one run of a portfolio leaves what it has so far, and how its models appear: whole, and only when it has finished.
+"""Where one run of a portfolio keeps its progress, and how its models appear: whole, and only when it has finished.
 
 OUT/.training/states/NAME.safetensors   what an unfinished run has reached, where its trainer keeps it
 OUT/.training/results/NAME/             appears whole when the run has finished: its models, until they are moved to OUT,
                                         and summary.json, which stays and says how they were asked for
-OUT/.training/steps/NAME                the number of steps taken, for whoever waits
+OUT/.training/steps/NAME                the number of steps taken, to show progress
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpmerge.errors import TrainingError
 from dpmerge.tensors import new_folder, require_absent
 from dpmerge.training.saving import Checkpoint
 
-_PATIENCE = 20.0  # seconds for a worker to notice that whoever started it has been killed
+_PATIENCE = 20.0  # seconds for a worker to notice that the process which started it was killed
 
 
 class RunFolder:
@@ -81,7 +81,7 @@ class RunFolder:
                 raise TrainingError(f"{target} exists already and was not made by this run; choose another name or folder")
 
     def tell(self, step: int) -> None:
-        with contextlib.suppress(OSError):  # a run does not fail for want of an audience
+        with contextlib.suppress(OSError):  # a run does not fail because its progress cannot be shown
             self._steps.parent.mkdir(parents=True, exist_ok=True)
             self._steps.write_text(str(step))
 
@@ -93,7 +93,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else trains this run meanwhile, not even a worker left over from a process that was killed."""
+        """Lock the run: no other process trains it meanwhile, not even a worker left over from a process that was killed."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _PATIENCE
         with self._lock.open("a") as file:
@@ -129,7 +129,7 @@ class RunFolder:
 
 
 def accuracies(out: Path) -> dict[str, float]:
-    """Of all models in the portfolio's folder that were trained there."""
+    """The accuracies of all models in the portfolio's folder that were trained there."""
     names = sorted(path.parent.name for path in out.glob(".training/results/*/summary.json"))
     summaries = [RunFolder(out, name)._summary() or {"models": {}} for name in names]
     found = {model: told["accuracy"] for summary in summaries for model, told in summary["models"].items()}

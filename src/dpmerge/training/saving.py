@@ -20,7 +20,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model after so many steps, and the record of the run up to there."""
+    """A model after `step` steps, and the record of the run up to there."""
 
     step: int
     tensors: Tensors

@@ -35,7 +35,7 @@ ALTERNATIVES = (("steps", "epochs"), ("batch", "rate", "full_batch"))
 TELL_EVERY = 0.3  # seconds
 
 
-class Run(Strict):
+class RunForm(Strict):
     """What every run says. `warmup` and `checkpoints` are counted as the run is: in steps or in epochs."""
 
     model: str
@@ -52,7 +52,7 @@ class Run(Strict):
     checkpoints: tuple[Count, ...] = ()
 
     @model_validator(mode="after")
-    def _one_of_each(self) -> Run:
+    def _one_of_each(self) -> RunForm:
         for group in ALTERNATIVES:
             if sum(getattr(self, name) is not None for name in group) != 1:
                 raise ValueError(f"give one of {', '.join(group)}")
@@ -69,13 +69,13 @@ class Run(Strict):
         return self.batch / examples if self.batch is not None else self.rate
 
     def in_steps(self, count: int, examples: int) -> int:
-        """So many epochs, if that is what the run is counted in: ⌈1/rate⌉ steps each."""
+        """Convert epochs to steps (⌈1/rate⌉ each); a count of steps stays."""
         rate = self.rate_for(examples)
         per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
         return count * per_epoch if self.epochs else count
 
     def recipe(self, labels: npt.NDArray[np.int64]) -> Recipe:
-        """For examples with these labels."""
+        """The recipe for examples with these labels."""
         return Recipe(**self.schedule(len(labels)))
 
     def schedule(self, examples: int) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Job:
     """All that a worker needs to know; it loads the data itself."""
 
     name: str
-    settings: Run
+    settings: RunForm
     trainer: Trainer
     source: DataSource
     digest: str  # of the data
@@ -120,7 +120,7 @@ class Job:
 class Trainer:
     """Makes the models of one kind of run."""
 
-    form: ClassVar[type[Run]]  # what such a run may say in the file
+    form: ClassVar[type[RunForm]]  # what such a run may say in the file
     bounds_inputs: ClassVar[bool] = False  # whether inputs are shortened to the file's norm_bound
     uses_device: ClassVar[bool] = False  # whether a device other than the CPU may be chosen
 
@@ -138,14 +138,14 @@ class Trainer:
         raise NotImplementedError
 
 
-class LinearRun(Run):
+class LinearRun(RunForm):
     model: Literal["softmax", "logistic"]
 
 
 class Linear(Trainer):
     """Softmax or logistic regression in numpy, on the CPU; it starts from zero."""
 
-    form: ClassVar[type[Run]] = LinearRun
+    form: ClassVar[type[RunForm]] = LinearRun
     bounds_inputs = True
 
     def check(self, job: Job, data: Data) -> None:
@@ -190,7 +190,7 @@ def find_trainer(model: object) -> Trainer:
 
 
 def every(seconds: float, do: Callable[[int], None]) -> Callable[[int], None]:
-    """Do it at steps, not more often than that; a worker whose master has been killed gives up there."""
+    """Call `do` at steps, at most once in `seconds`; a worker whose parent process was killed stops there."""
     last = time.monotonic()
 
     def at(step: int) -> None:

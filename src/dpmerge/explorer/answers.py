@@ -1,91 +1,16 @@
-"""What goes over the wire: requests that refuse what they do not know, and answers. Where an ε is null, none is finite."""
+"""What is answered over the wire. Where an ε is null, none is finite."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dpmerge.planning import Option
 from dpmerge.records import Sampling
-from dpmerge.rules import THEOREMS, Accounting, By, GridRule, Guarantee, Looked, MixtureAccountant, PlainRule, Standing
+from dpmerge.rules import GridRule, MixtureAccountant, Standing
 
 # How a guarantee stands, or why there is none: covered by no theorem, or without a finite ε.
 ShownStanding = Literal[Standing, "refused", "none"]
-SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
-Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
-Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
-# The name of a release: one folder in the releases' own, never a path.
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
-_NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------------
-
-
-class _Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _AskedAtDelta(_Asked):
-    any_delta: Annotated[bool, Field(description="accept a δ above 0.01")] = False
-
-
-class _Merge(_AskedAtDelta):
-    rule: PlainRule  # tempered selection needs κ, which this API does not take
-    weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
-    assume_smoothness: Annotated[float, Field(ge=0)] | None = None
-    provenance: Looked | None = None
-
-    def accounting(self, granted: Accounting) -> Accounting:
-        """What the server grants, and what this request assumes."""
-        return replace(granted, assume_smoothness=self.assume_smoothness, any_delta=self.any_delta)
-
-
-class AccountRequest(_Merge):
-    """A merge, and either δ (to learn ε) or ε (to learn δ)."""
-
-    delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
-    epsilon: Annotated[float, Field(le=1e6)] | None = None
-    by: By = "best"
-
-    def accounting(self, granted: Accounting) -> Accounting:
-        return replace(super().accounting(granted), by=self.by)
-
-
-class PlanRequest(_AskedAtDelta):
-    """A target. `full` searches at the target itself, as a job; `quick` answers from plans made beforehand."""
-
-    epsilon: Epsilon
-    delta: Delta = 1e-5
-    effort: Literal["quick", "full"] = "quick"
-
-
-class FrontierRequest(_AskedAtDelta):
-    """Targets for a frontier at one δ, and how many combinations to try on each edge."""
-
-    delta: Delta = 1e-5
-    epsilons: Annotated[list[Epsilon], Field(min_length=1, max_length=200)]
-    points: Annotated[int, Field(ge=1, le=100)] = 15
-
-
-class ReleaseRequest(_Merge):
-    """What to release, and under which name: exactly these weights; with ε, refused if they do not meet it."""
-
-    name: Name
-    delta: Delta
-    epsilon: Epsilon | None = None
-    depends_on_releases: bool = False
-
-
-class VerifyRequest(_Asked):
-    name: Name
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------------
 
 
 class _Told(BaseModel):
@@ -315,34 +240,3 @@ class VerdictAnswer(_Told):
 class Health(_Told):
     status: Literal["ok"]
     version: str
-
-
-# --- nouns as answers -------------------------------------------------------------------------------------------------------
-
-
-def standing_of(found: Guarantee | None) -> ShownStanding:
-    """How a guarantee stands; one without a finite ε is none, however well it is proved."""
-    if found is None:
-        return "refused"
-    return found.standing if math.isfinite(found.epsilon) else "none"
-
-
-def told_guarantee(found: Guarantee) -> dict[str, Any]:
-    because = found.details.get("joint_because")
-    return {**found.as_dict(), **_words(found, f"{_NOTHING} ({because})" if because else _NOTHING)}
-
-
-def told_option(option: Option) -> dict[str, Any]:
-    return {**option.as_dict(), **_words(option.guarantee, option.why or _NOTHING)}
-
-
-def _words(found: Guarantee | None, otherwise: str) -> dict[str, Any]:
-    theorem = None if found is None else THEOREMS[found.theorem]
-    finite = found is not None and math.isfinite(found.epsilon)
-    return {
-        "standing": standing_of(found),
-        "claim": found.claim if found is not None and finite else otherwise,
-        "sentence": str(found) if finite else otherwise,
-        "theorem_title": theorem and theorem.title,
-        "theorem_source": theorem and theorem.source,
-    }

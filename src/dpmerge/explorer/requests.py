@@ -1,0 +1,76 @@
+"""What is asked over the wire: requests that refuse what they do not know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dpmerge.rules import Accounting, By, Looked, PlainRule
+
+SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
+Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
+Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
+# The name of a release: one folder in the releases' own, never a path.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _AskedAtDelta(_Asked):
+    any_delta: Annotated[bool, Field(description="accept a δ above 0.01")] = False
+
+
+class _Merge(_AskedAtDelta):
+    rule: PlainRule  # tempered selection needs κ, which this API does not take
+    weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
+    assume_smoothness: Annotated[float, Field(ge=0)] | None = None
+    provenance: Looked | None = None
+
+    def accounting(self, granted: Accounting) -> Accounting:
+        """What the server grants, and what this request assumes."""
+        return replace(granted, assume_smoothness=self.assume_smoothness, any_delta=self.any_delta)
+
+
+class AccountRequest(_Merge):
+    """A merge, and either δ (to learn ε) or ε (to learn δ)."""
+
+    delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
+    epsilon: Annotated[float, Field(le=1e6)] | None = None
+    by: By = "best"
+
+    def accounting(self, granted: Accounting) -> Accounting:
+        return replace(super().accounting(granted), by=self.by)
+
+
+class PlanRequest(_AskedAtDelta):
+    """A target. `full` searches at the target itself, as a job; `quick` answers from plans made beforehand."""
+
+    epsilon: Epsilon
+    delta: Delta = 1e-5
+    effort: Literal["quick", "full"] = "quick"
+
+
+class FrontierRequest(_AskedAtDelta):
+    """Targets for a frontier at one δ, and how many combinations to try on each edge."""
+
+    delta: Delta = 1e-5
+    epsilons: Annotated[list[Epsilon], Field(min_length=1, max_length=200)]
+    points: Annotated[int, Field(ge=1, le=100)] = 15
+
+
+class ReleaseRequest(_Merge):
+    """What to release, and under which name: exactly these weights; with ε, refused if they do not meet it."""
+
+    name: Name
+    delta: Delta
+    epsilon: Epsilon | None = None
+    depends_on_releases: bool = False
+
+
+class VerifyRequest(_Asked):
+    name: Name

@@ -1,0 +1,63 @@
+"""What the server's jobs do: plan, draw a frontier, release, verify."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import dpmerge
+from dpmerge.explorer.jobs import Job
+from dpmerge.explorer.ladder import PLANNED
+from dpmerge.explorer.portfolio_state import PortfolioState
+from dpmerge.explorer.releases import Releases
+from dpmerge.explorer.requests import FrontierRequest, PlanRequest, ReleaseRequest
+from dpmerge.explorer.telling import told_plan
+from dpmerge.files import finite_or_null
+from dpmerge.planning import Plan, frontier
+
+
+def full_plan(state: PortfolioState, asked: PlanRequest, job: Job) -> dict[str, Any]:
+    found = dpmerge.plan(
+        state.portfolio,
+        epsilon=asked.epsilon,
+        delta=asked.delta,
+        utility=state.utility,
+        rules=PLANNED,
+        accounting=state.accounting,
+        progress=job.report,
+    )
+    state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
+    return warmed(found, 1, 1)
+
+
+def warmed(found: Plan, done: int, total: int) -> dict[str, Any]:
+    """A plan, and how many of the plans made beforehand it could draw on."""
+    plain: dict[str, Any] = finite_or_null({**told_plan(found), "warming": {"done": done, "total": total}})
+    return plain
+
+
+def draw_frontier(state: PortfolioState, asked: FrontierRequest, job: Job) -> Any:
+    found = frontier(
+        state.portfolio,
+        delta=asked.delta,
+        epsilons=asked.epsilons,
+        accounting=state.accounting,
+        utility=state.utility,
+        edge_points=asked.points,
+        run=job.map,
+        progress=job.report,
+    )
+    return finite_or_null(found.as_dict())
+
+
+def release(releases: Releases, asked: ReleaseRequest, job: Job) -> dict[str, Any]:
+    job.report("merging")
+    made = releases.release(asked, lambda done, total: job.report(done=done, total=total))
+    certificate = made.certificate.model_dump(mode="json", by_alias=True)
+    return {"name": made.folder.name, "certificate": certificate, "notes": list(made.notes)}
+
+
+def verify(releases: Releases, name: str, job: Job) -> dict[str, Any]:
+    job.report("rechecking")
+    found = releases.verify(name)
+    return {"name": name, "code": found.code, "sentence": found.sentence, **asdict(found)}
