@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -25,7 +24,7 @@ from dpmerge.cli.output import print_json, print_lines, print_warnings, print_wh
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import finite_or_null, write_json
-from dpmerge.planning import OptionRule, Plan, check_frontier, heatmap, heatmap_grid
+from dpmerge.planning import Frontier, Heatmap, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
@@ -117,17 +116,17 @@ def frontier(
     accounting.require(delta)
     loaded = Portfolio(portfolio)
     loaded.require_outside(folder)
-    document: Mapping[str, Any]
+    found: Frontier | Heatmap
     if simplex:
         step = 0.05 if grid is None else grid
         heatmap_grid(loaded, delta, step)  # refuses before the folder is made
         with execution.workers("combinations", folder) as run:
-            document = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run).as_dict()
+            found = heatmap(loaded, delta=delta, step=step, accounting=accounting.accounting(), run=run)
     else:
         targets, known, scorer = parse_targets(epsilons), utility.of(loaded), _scorer(loaded, portfolio, evaluate)
         check_frontier(delta, targets, known, scorer, points, grid)  # refuses before the folder is made
         with execution.workers("combinations", folder) as run:
-            document = planning.frontier(
+            found = planning.frontier(
                 loaded,
                 delta=delta,
                 epsilons=targets,
@@ -139,14 +138,14 @@ def frontier(
                 step=grid,
                 run=run,
                 progress=show_progress,
-            ).as_dict()
+            )
     show_progress("pictures")
-    written = _write(document, folder, "simplex" if simplex else "frontier")
+    written = _write(found, folder, "simplex" if simplex else "frontier")
     show_progress("")
     if json:
-        print_json(finite_or_null(document))
+        print_json(finite_or_null(found.as_dict()))
     else:
-        _print_written(document, written)
+        _print_written(found, written)
 
 
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
@@ -155,19 +154,18 @@ def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedS
     return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
-def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
-    """The document as JSON (infinities as null), then as pictures; each file appears whole."""
-    plain = finite_or_null(document)
+def _write(found: Frontier | Heatmap, folder: Path, name: str) -> list[Path]:
+    """The document as JSON (infinities as null), then the pictures; each file appears whole."""
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
-    write_json(plain, paths[0])
+    write_json(finite_or_null(found.as_dict()), paths[0])
     for path in paths[1:]:
-        draw(plain, path)
+        draw(found, path)
     return paths
 
 
-def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
+def _print_written(found: Frontier | Heatmap, written: list[Path]) -> None:
     """Where the pictures are, what they assume and what they do not cover."""
     print_lines("", written)
-    print_whose_assumptions(document["assumptions"])
-    if document["warning"]:
-        typer.echo(f"note: {document['warning']}")
+    print_whose_assumptions(found.assumptions)
+    if found.warning:
+        typer.echo(f"note: {found.warning}")

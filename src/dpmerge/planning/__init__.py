@@ -3,7 +3,14 @@
 from dpmerge.planning.averaging import AverageRule as AverageRule, Averaging as Averaging
 from dpmerge.planning.draw import secure_draw as secure_draw, tilted_odds as tilted_odds
 from dpmerge.planning.feasible import FeasibleSet as FeasibleSet, blend as blend
-from dpmerge.planning.frontier import Frontier as Frontier, check_frontier as check_frontier, frontier as frontier
+from dpmerge.planning.frontier import (
+    Curve as Curve,
+    Frontier as Frontier,
+    FrontierPoint as FrontierPoint,
+    ModelAlone as ModelAlone,
+    check_frontier as check_frontier,
+    frontier as frontier,
+)
 from dpmerge.planning.optimum import (
     pld_optimum as pld_optimum,
     renyi_optimum as renyi_optimum,
@@ -27,6 +34,7 @@ from dpmerge.planning.search import NOT_DRAWN as NOT_DRAWN
 from dpmerge.planning.simplex import (
     Edge as Edge,
     Heatmap as Heatmap,
+    Surface as Surface,
     edge as edge,
     heatmap as heatmap,
     heatmap_grid as heatmap_grid,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from pydantic import BeforeValidator
 
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, Guarantee, about_delta, build
+from dpmerge.rules import Accounting, Guarantee, Standing, about_delta, build
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
 Accountant = Literal["pld", "rdp"]
+Epsilon = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]  # null in a JSON document
 _ACCURACY = 1e-4
 DEFAULT = Accounting()
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
@@ -42,6 +45,23 @@ class Scorer(Protocol):
         """The score."""
 
 
+@dataclass(frozen=True)
+class Accounted:
+    """One combination under one account; ε is infinite where an accountant has no answer."""
+
+    epsilon: dict[Accountant, float]
+    standing: Standing
+    assumptions: list[str]
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What one combination guarantees under every account asked for, and its score if it was measured."""
+
+    score: float | None
+    accounts: dict[Account, Accounted]
+
+
 def combination_points(
     portfolio: Portfolio,
     points: Sequence[Point],
@@ -51,14 +71,16 @@ def combination_points(
     accounts: Iterable[Account] = ("proved", "formula"),
     accountants: Iterable[Accountant] = ACCOUNTANTS,
     scorer: Scorer | None = None,
-) -> list[dict[str, Any]]:
-    """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
+) -> list[Combined]:
     function = partial(_point, portfolio, delta, accounting, tuple(accounts), tuple(accountants), scorer)
     records = [model.record.model_dump_json() for model in portfolio.models]
     whole = (records, portfolio.names, *function.args[1:5], scorer and scorer.fingerprint, code_fingerprint())
     prefix = hashlib.sha256(repr(whole).encode()).hexdigest()
     keys = [f"{prefix[:32]}:{','.join(value.hex() for value in point)}" for point in points]
-    return run(function, points, keys=keys)
+    return [
+        Combined(found["score"], {account: Accounted(**one) for account, one in found["accounts"].items()})
+        for found in run(function, points, keys=keys)
+    ]
 
 
 def _point(
@@ -70,18 +92,21 @@ def _point(
     scorer: Scorer | None,
     point: Point,
 ) -> dict[str, Any]:
-    result: dict[str, Any] = {"score": None if scorer is None else float(scorer(point))}
+    """`Combined` as plain data, which finished work is kept as."""
+    score = None if scorer is None else float(scorer(point))
     weights = portfolio.weights_in_order(point)
+    result: dict[Account, Accounted] = {}
     for account in accounts:
         assumed = 0.0 if account == "formula" else accounting.assume_smoothness
         asked = replace(accounting, assume_smoothness=assumed, accuracy=_ACCURACY)
         found = {by: _guarantee(weights, delta, replace(asked, by=by)) for by in accountants}
-        conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
-        result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
-        result[account]["standing"] = "conditional" if conditional else "proved"
-        texts = (text for guarantee in found.values() if guarantee is not None for text in guarantee.assumptions)
-        result[account]["assumptions"] = list(dict.fromkeys(texts))
-    return result
+        known = [guarantee for guarantee in found.values() if guarantee is not None]
+        result[account] = Accounted(
+            {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()},
+            "conditional" if any(guarantee.standing == "conditional" for guarantee in known) else "proved",
+            list(dict.fromkeys(text for guarantee in known for text in guarantee.assumptions)),
+        )
+    return asdict(Combined(score, result))
 
 
 def _guarantee(weights: Weights, delta: float, accounting: Accounting) -> Guarantee | None:
