@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import dpmerge
 from attacks.victim import forge
 from dpmerge.errors import CheckpointError, TargetError
 from dpmerge.records import Portfolio
@@ -162,3 +163,8 @@ def test_the_same_rule_from_the_records_alone_prints_the_condition(tmp_path: Pat
     assert sum("the average is one of real numbers" in text and "1024 spacings" in text for text in found.assumptions) == 1
     assert found.standing == "proved"
     assert not any("spacings" in text for text in Joint(weights).guarantee(delta=DELTA).assumptions)
+
+
+def test_many_averages_state_the_condition_on_rounding_once() -> None:
+    document = dpmerge.frontier(Portfolio(dpmerge.example_portfolio()), delta=1e-5, epsilons=[1.0], edge_points=3).as_dict()
+    assert sum("one of real numbers" in text for text in document["assumptions"]) == 1

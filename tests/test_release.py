@@ -274,7 +274,7 @@ def test_coupled_draws(tmp_path: Path) -> None:
     for folder in (tmp_path / "entered").iterdir():
         assert verify(folder, portfolio=portfolio, ledger=ledger).code == 0
     assert "--method has no meaning with --couple" in complaint(*command, "--out", tmp_path / "o", "--method", "ties")
-    assert "leave out --epsilon" in complaint(*command, "--out", tmp_path / "o", "--epsilon", 1)
+    assert "--epsilon has no meaning with --couple" in complaint(*command, "--out", tmp_path / "o", "--epsilon", 1)
     with pytest.raises(CertificateError, match="not the name of a folder"):
         release_together(portfolio, {"../elsewhere": chosen(portfolio, "selection")}, tmp_path / "o")
     with pytest.raises(CertificateError, match="only random selections"):

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, Guarantee, Standing, about_delta, build
+from dpmerge.rules import Accounting, Guarantee, Standing, about_delta, build, of_many
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
@@ -132,7 +132,7 @@ def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[st
     """Every assumption once, and which of the rules drawn make it."""
     found: dict[str, list[str]] = {}
     for title, assumptions in stated:
-        for text in assumptions:
+        for text in map(of_many, assumptions):
             if title not in found.setdefault(text, []):
                 found[text].append(title)
     return found

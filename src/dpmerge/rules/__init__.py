@@ -1,6 +1,6 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
-from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, why_joint as why_joint
+from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, of_many as of_many, why_joint as why_joint
 from dpmerge.rules.building import (
     Accounting as Accounting,
     Looked as Looked,

@@ -18,6 +18,7 @@ from dpmerge.rules.transport import Run
 Arithmetic = Literal["stored", "joint"]
 COVER = 1024  # spacings of the stored numbers that the noise must measure: a rule of thumb
 _PRECISION = {"F32": 24, "BF16": 8}
+_REAL = "the average is one of real numbers. For stored ones this is conditional on their rounding, and needs the last noise "
 
 
 def last_noise(runs: Iterable[Run]) -> dict[str, float]:
@@ -53,9 +54,13 @@ def condition(noise: Mapping[str, float], arithmetic: Arithmetic | None) -> str:
     exponent = math.frexp(least)[1] - 1 - int(math.log2(COVER)) if 0 < least < math.inf else 0
     ranges = " and ".join(f"{name} below {math.ldexp(1.0, exponent + bits):.3g}" for name, bits in _PRECISION.items())
     return (
-        "the average is one of real numbers. For stored ones this is conditional on their rounding, and needs the last noise "
-        f"of each model in the average ({least:.3g} or more) to be {COVER} spacings, as it is for parameters in {ranges}"
+        f"{_REAL}of each model in the average ({least:.3g} or more) to be {COVER} spacings, as it is for parameters in {ranges}"
     )
+
+
+def of_many(assumption: str) -> str:
+    """The assumption as many averages share it: without the numbers that the condition on rounding has for each of them."""
+    return f"{_REAL}of each model in the average to be {COVER} spacings" if assumption.startswith(_REAL) else assumption
 
 
 def why_joint(noise: Mapping[str, float]) -> str:
