@@ -1,7 +1,6 @@
 """Pictures of what was computed: a result (or its document) becomes one description, drawn as PNG or as a web page."""
 
 from dpmerge.figures.drawing import (
-    Drawable as Drawable,
     describe as describe,
     draw as draw,
     render as render,
