@@ -77,7 +77,7 @@ def simplex_of_combinations() -> Iterator[Claim]:
     accounting = Accounting(assume_smoothness=0.0)
     found = combination_points(portfolio, points, DELTA, accounting, _everywhere(spent), ("proved",), ("pld",))
     wall = time.perf_counter() - start
-    ours = np.array([point["proved"]["pld"] for point in found])
+    ours = np.array([point.accounts["proved"].epsilon["pld"] for point in found])
     reference = np.array(run_all(partial(_reference, portfolio), points))
     error = float(np.abs(ours / reference - 1).max())
     inner = [point for point in points if min(point) > 0]

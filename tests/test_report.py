@@ -341,6 +341,14 @@ def test_a_ledger_of_other_data_is_refused(three: Path, tmp_path: Path) -> None:
     assert isinstance(result.exception, LedgerError) and not (tmp_path / "r.html").exists()
 
 
+def test_a_document_that_is_no_report_is_refused_by_its_field(three: Path) -> None:
+    found = document(Portfolio(three), 1.0)
+    with pytest.raises(FigureError, match="field plans: Field required"):
+        page({name: value for name, value in found.items() if name != "plans"})
+    with pytest.raises(FigureError, match=r"field models\.0\.standing"):
+        page({**found, "models": [{**found["models"][0], "standing": "certain"}]})
+
+
 def test_a_folder_that_cannot_be_written(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpmerge.figures.drawing.os.access", lambda _, mode: not mode & os.W_OK)
     result = command("report", three, "-o", tmp_path / "r.html", *QUICK)

@@ -30,7 +30,7 @@ from dpmerge.checkpoints.uncertainty import (
 )
 from dpmerge.checkpoints.uncertainty_files import (
     SUFFIXES as SUFFIXES,
-    abstention_line as abstention_line,
+    abstention_panel as abstention_panel,
     abstention_picture as abstention_picture,
     summary as summary,
     write as write,

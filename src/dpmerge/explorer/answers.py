@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.records import Sampling
-from dpmerge.rules import GridRule, MixtureAccountant, Standing
-
-# How a guarantee stands, or why there is none: covered by no theorem, or without a finite ε.
-ShownStanding = Literal[Standing, "refused", "none"]
+from dpmerge.rules import GridRule, MixtureAccountant, ShownStanding
 
 
 class _Told(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.telling import told_plan
+from dpmerge.figures import describe
 from dpmerge.planning import Mapper, Plan, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
@@ -97,7 +98,7 @@ def report(
         "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
         "targets_chosen": chosen,
         "plans": [{**plan["target"], "options": plan["options"]} for plan in plans],
-        "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
+        "frontier": replace(drawn, targets=tuple(epsilon for epsilon in targets if epsilon > 0)).as_dict(),
         "weights": _weights(portfolio, asked, accounting, targets, run),
         "ledger": opened,
     }
@@ -124,20 +125,16 @@ def _weights(
     portfolio: Portfolio, asked: ReportScope, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
     """A picture of ε over all weights of two or three models, or why there is none."""
-    draws: dict[int, Callable[..., Any]] = {2: edge, 3: heatmap}
-    draw = draws.get(len(portfolio.names))
+    how: dict[str, Any] = {"delta": asked.delta, "step": asked.step, "accounting": accounting, "run": run}
     try:
-        if draw is None:
+        if len(portfolio.names) == 2:
+            picture = describe(replace(edge(portfolio, **how), targets=tuple(targets))).as_dict()
+        elif len(portfolio.names) == 3:
+            picture = heatmap(portfolio, **how).as_dict()
+        else:
             raise AccountingError(_no_picture(len(portfolio.names)))
-        picture = draw(portfolio, delta=asked.delta, step=asked.step, accounting=accounting, run=run).as_dict()
     except AccountingError as error:
         return {"picture": None, "why": f"There is no picture of ε over all weights: {error}."}
-    if draw is edge:
-        marked = [
-            {"label": f"target ε = {epsilon:g}", "standing": "reference", "x": [0.0, 1.0], "y": [epsilon, epsilon]}
-            for epsilon in targets
-        ]
-        picture["lines"] = [*picture["lines"], *marked]
     return {"picture": picture, "why": None}
 
 

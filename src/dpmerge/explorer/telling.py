@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpmerge.explorer.answers import ShownStanding
 from dpmerge.planning import Landscape, Option, Plan
-from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules import THEOREMS, Guarantee, ShownStanding
 
 _NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
 

@@ -29,6 +29,7 @@ from dpmerge.rules.guarantee import (
     MixtureAccountant as MixtureAccountant,
     ProfileBound as ProfileBound,
     Rule as Rule,
+    ShownStanding as ShownStanding,
     Standing as Standing,
     Target as Target,
     answer as answer,

@@ -23,6 +23,8 @@ Accountant = Literal[MixtureAccountant, "gdp"]
 By = Literal["best", Accountant]
 MIXTURE_ACCOUNTANTS: tuple[MixtureAccountant, ...] = ("pld", "rdp")
 Standing = Literal["proved", "conditional"]
+# How a guarantee stands, or why there is none: covered by no theorem, or without a finite ε.
+ShownStanding = Literal[Standing, "refused", "none"]
 
 
 @dataclass(frozen=True, repr=False)
