@@ -177,7 +177,7 @@ def test_a_predictor_that_fails_is_one_line(trained: Run) -> None:
     def predictor(folder: Path, inputs: Any) -> Scores:
         raise KeyError("no such tensor")
 
-    with pytest.raises(EvaluationError, match=r"failed on checkpoint 'step-5': KeyError\('no such tensor'\)"):
+    with pytest.raises(EvaluationError, match=r"failed on checkpoint 'step-5': KeyError: 'no such tensor'"):
         predictions(trained, "opa", predictor, np.zeros(2))
     with pytest.raises(PortfolioError, match="`last` is 7"):
         predictions(trained, "opa", predictor, np.zeros(2), last=7)

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
-from dpmerge.errors import DataError, DpmergeError, EvaluationError
+from dpmerge.errors import DataError, EvaluationError
 from dpmerge.files import json_text, write_whole
 from dpmerge.records import Model
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
+from dpmerge.user_code import running
 
 OutputRule = Literal["opa", "omv"]
 _PUBLIC_INPUTS = "the inputs do not depend on the private data; privacy of the inputs and of the person querying is not covered"
@@ -117,12 +118,8 @@ def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool
     """One checkpoint's probabilities. The predictor may be user code, so its output is checked."""
     if model.folder is None:
         raise EvaluationError(f"checkpoint {model.name!r} has no folder: load the run from disk")
-    try:
+    with running(f"the predictor failed on checkpoint {model.name!r}", EvaluationError):
         said = np.asarray(predictor(model.folder, inputs), dtype=np.float64)
-    except DpmergeError:
-        raise
-    except Exception as fault:
-        raise EvaluationError(f"the predictor failed on checkpoint {model.name!r}: {fault!r}") from fault
     if said.ndim != 2 or len(said) != len(inputs) or not said.shape[1]:
         raise EvaluationError(
             f"checkpoint {model.name!r}: the predictor returned shape {list(said.shape)} for {len(inputs)} inputs; it must "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import secrets
 import threading
 from contextlib import suppress
@@ -17,7 +16,7 @@ from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, 
 from dpmerge.cli.output import print_json, show_progress
 from dpmerge.errors import ExplorerError
 from dpmerge.figures import page, require_library, require_place
-from dpmerge.files import write_whole
+from dpmerge.files import json_text, write_whole
 from dpmerge.records import Portfolio
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def explore(
         made = None if token is not None else door.token  # never print a token the user supplied
         if json:
             line = {"url": place.url, "token": made, "allow_release": allow_release, "ledger": ledger is not None}
-            typer.echo(json_format.dumps(line))  # typer.echo flushes, so the parent process can read the URL
+            typer.echo(json_text(line, indent=None))  # typer.echo flushes, so the parent process can read the URL
         else:
             typer.echo(f"{place.url} (leave with Ctrl-C)")
             if made is not None:
