@@ -199,6 +199,8 @@ def test_every_text_of_the_document_is_escaped() -> None:
     assert bad not in page and "\\u003ci onload" not in page
     assert "&lt;i onload=1&gt;" in page
     assert 'class="warning"' in page
+    with pytest.raises(FigureError, match="field adjacency"):  # one of three words: nothing else is drawn
+        render({**document, "adjacency": bad}, ".html")
 
 
 def test_names_that_no_format_can_hold() -> None:
