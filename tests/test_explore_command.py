@@ -187,7 +187,7 @@ def test_a_port_that_is_bound_before_it_is_listened_on(portfolio: Path) -> None:
 @pytest.mark.parametrize(
     "error, words",
     [
-        (PermissionError(13, "Permission denied"), "this user may not listen on port 80: choose a port from 1024 on"),
+        (PermissionError(13, "Permission denied"), "no permission to listen on port 80: choose a port from 1024 on"),
         (OSError(97, "Address family not supported"), "cannot listen on port 80 of '127.0.0.1': Address family not supported"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_the_machine_refuses(
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "2001:db8::7", "a" * 70 + ".invalid", ""])
 def test_hosts_that_are_no_address_of_this_machine(portfolio: Path, listened: list[str], host: str) -> None:
-    with pytest.raises(ExplorerError, match=r"is no address of this machine: choose another host|cannot listen"):
+    with pytest.raises(ExplorerError, match=r"is not an address of this machine: choose another host|cannot listen"):
         explore(portfolio, host=host, port=0, token=TOKEN)
     assert listened == []
 
@@ -228,8 +228,8 @@ def test_another_address_needs_a_token_of_the_users(portfolio: Path, listened: l
         ({"utility": "a=1"}, "no utility"),
         ({"utility": "nothing.json"}, "nothing.json"),
         ({"shuffle_rate": 0.5}, "--treat-shuffle-as-poisson"),
-        ({"releases": Path("text")}, "releases go into a folder, and this is not one"),
-        ({"releases": Path("nothing/at/all"), "allow_release": True}, "no such folder; make it"),
+        ({"releases": Path("text")}, "not a folder; choose a folder for releases"),
+        ({"releases": Path("nothing/at/all"), "allow_release": True}, "no such folder; create it"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anyone_can_connect(
@@ -253,7 +253,7 @@ def test_a_folder_for_releases_that_cannot_be_written(
     portfolio: Path, listened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ExplorerError, match="may not write there"):
+    with pytest.raises(ExplorerError, match="no permission to write"):
         explore(portfolio, port=0, allow_release=True)
     assert listened == []
     explore(portfolio, port=0, browser=False)  # reading needs no such folder
@@ -287,8 +287,8 @@ def test_localhost_is_this_machine_whatever_a_resolver_says(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with serving.taking("localhost", 0) as found:
-        assert found.place.getsockname()[0] == "127.0.0.1"
-        assert found.place.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on, and answers wait 40 ms
+        assert found.socket.getsockname()[0] == "127.0.0.1"
+        assert found.socket.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on, and answers wait 40 ms
     assert asked == ["127.0.0.1"]
 
 
@@ -335,7 +335,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(serving, "_REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(serving, "_CONNECTIONS", 3)
     with socket.create_server(("127.0.0.1", 0)) as place:
-        config = uvicorn.Config(slow_app, http=serving._Impatient, lifespan="off", log_level="error")
+        config = uvicorn.Config(slow_app, http=serving._TimedProtocol, lifespan="off", log_level="error")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()

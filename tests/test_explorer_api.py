@@ -27,7 +27,7 @@ from dpmerge.explorer.jobs import Job, Jobs
 from dpmerge.explorer.ladder import Ladder
 from dpmerge.explorer.pages import PAGE
 from dpmerge.explorer.releases import Releases
-from dpmerge.explorer.telling import told_landscape
+from dpmerge.explorer.telling import landscape_answer
 from dpmerge.planning import Landscape
 from dpmerge.rules import Accounting, Guarantee, Rule
 from tests import builders, ledger_builders
@@ -312,13 +312,13 @@ def test_grids_are_coarse_first_and_say_what_is_not_known_or_refused(home: Path)
     grid = Landscape(portfolio(home), ("a", "b", "c"))
     assert sorted(grid.order) == list(range(231))
     assert [max(grid.points[index]) for index in grid.order[:3]] == [1.0] * 3
-    assert set(told_landscape(grid)["rules"]["selection"]["standings"]) == {"pending"}
+    assert set(landscape_answer(grid)["rules"]["selection"]["standings"]) == {"pending"}
 
     def refuse(*_: Any) -> Any:
         raise AccountingError("no theorem")
 
     assert grid.advance(refuse) == ("selection", None)
-    shown = told_landscape(grid)
+    shown = landscape_answer(grid)
     assert shown["rules"]["selection"]["standings"].count("refused") == shown["done"] == 1
 
 
@@ -346,7 +346,7 @@ def test_background_work_that_fails_is_given_up_and_the_rest_answers(
         for _ in range(3):
             found = client.post("/v1/plan", json={"epsilon": 1.0, "delta": delta}).json()
             assert {option["rule"] for option in found["options"]} == {"single", "joint"}
-    assert [record.message for record in caplog.records].count("plans in the background stopped") == 1
+    assert [record.message for record in caplog.records].count("computing plans in the background failed") == 1
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_jobs_fail_with_one_line_and_never_with_a_traceback() -> None:
         raise ZeroDivisionError("secret")
 
     jobs = Jobs()
-    for work, words in ((impossible, "two lines"), (broken, "the terminal of the server")):
+    for work, words in ((impossible, "two lines"), (broken, "the server's terminal")):
         job = jobs.start("test", work)
         for _ in range(100):
             if job.state != "running":
@@ -500,7 +500,7 @@ def test_a_portfolio_that_changed_is_not_released_from(tmp_path: Path) -> None:
             (tmp_path / "runs" / "b" / name).write_bytes((tmp_path / "runs" / "a" / name).read_bytes())
         for path in ("/v1/releases/preview", "/v1/releases"):
             response = client.post(path, json={**asked, "name": "two"}, headers=BEARER)
-            assert "the portfolio has changed since the explorer was started" in is_problem(response, 422)
+            assert "the portfolio has changed since the explorer started" in is_problem(response, 422)
         job = ended(client, client.post("/v1/verify", json={"name": "one"}).json())
         assert "the portfolio has changed" in job["problem"]
         assert not (tmp_path / "runs" / ".releases" / "two").exists()
@@ -531,10 +531,10 @@ def test_a_job_that_stops_or_is_over_answers_nobody_else() -> None:
     while second.state == "running":
         time.sleep(0.01)
     assert jobs.start("plan", lambda job: None, "q") is not second
-    kept = jobs.start("frontier", lambda job: "kept", "q", keeps=True)
+    kept = jobs.start("frontier", lambda job: "kept", "q", reuse_finished=True)
     while kept.state == "running":
         time.sleep(0.01)
-    assert jobs.start("frontier", lambda job: None, "q", keeps=True) is kept
+    assert jobs.start("frontier", lambda job: None, "q", reuse_finished=True) is kept
 
 
 def test_a_verdict_that_nobody_waits_for_any_more(tmp_path: Path) -> None:
@@ -558,14 +558,14 @@ def test_what_is_no_plain_file_is_not_opened(tmp_path: Path) -> None:
     with explorer(tmp_path) as client:
         for name in ("linked", "piped", "folder"):
             job = ended(client, client.post("/v1/verify", json={"name": name}).json())
-            assert job["problem"] == f"release {name!r}: 'certificate.json' is no plain file, so nothing was opened"
+            assert job["problem"] == f"release {name!r}: 'certificate.json' is not a plain file; no file was opened"
 
 
 def test_a_place_for_releases_that_is_a_link(tmp_path: Path) -> None:
     runs(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs" / ".releases").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ExplorerError, match="releases go into a folder, and this is not one"), explorer(tmp_path):
+    with pytest.raises(ExplorerError, match="not a folder; choose a folder for releases"), explorer(tmp_path):
         pass
 
 
@@ -602,7 +602,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
 def test_listeners_leave_room_for_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpmerge.explorer.api._LISTENERS", 0)
     job = client.post("/v1/frontier", json={"delta": DELTA, "epsilons": [0.5, 1.0, 2.0], "points": 3}).json()
-    assert "too many clients follow jobs" in is_problem(client.get(f"/v1/jobs/{job['id']}/events"), 429)
+    assert "too many clients are following jobs" in is_problem(client.get(f"/v1/jobs/{job['id']}/events"), 429)
 
 
 # --- many at once -------------------------------------------------------------------------------------------------------------

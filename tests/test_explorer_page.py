@@ -44,7 +44,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Three models, utilities, a ledger with room, and leave to release."""
+    """Three models, utilities, a ledger with room, and releases allowed."""
     folder = tmp_path_factory.mktemp("explorer")
     ledger_builders.new(folder / "ledger.db", epsilon=100.0)
     with serving(folder, ledger=str(folder / "ledger.db"), utility="a=0.9,b=0.5,c=0.8", allow_release=True) as found:
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two models; no ledger, and releasing is off."""
+    """Two models; no ledger, and no releases allowed."""
     folder = tmp_path_factory.mktemp("two")
     models = [builders.dp_sgd(name, sigma=sigma, steps=10, smoothness=0.2) for name, sigma in (("a", 4.0), ("b", 40.0))]
     on_disk(folder / "runs", *models)

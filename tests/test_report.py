@@ -123,7 +123,7 @@ def test_it_says_what_plan_and_account_say(three: Path) -> None:
         best = plan["options"][0]
         assert best["feasible"] and f"<strong>{best['claim']}</strong>" in text
         assert "; ".join(best["assumptions"]) in text.replace("&#x27;", "'")
-    assert "These targets were asked for." in text and "✓ proved" in text
+    assert "These targets were requested." in text and "✓ proved" in text
     assert [shape["x0"] for shape in _layout(text)["shapes"]] == [0.5, 3.0]
 
 
@@ -145,7 +145,7 @@ def test_targets_of_its_own_are_said_to_be(three: Path) -> None:
     low, middle, high = (plan["epsilon"] for plan in found["plans"])
     assert 0.45 * min(alone) < low <= 0.5 * min(alone) and low < middle < high
     assert max(alone) <= high < 1.01 * max(alone)
-    assert "No targets were asked for." in page(found)
+    assert "No targets were requested." in page(found)
     assert any(one["feasible"] and one["rule"] == "single" for one in found["plans"][-1]["options"])
 
 
@@ -177,7 +177,7 @@ def test_an_accountant_that_does_not_apply_is_a_dash_with_its_reason() -> None:
     text = page(found)
     assert all("pld" not in card["epsilon"] and card["epsilon"]["rdp"] for card in found["models"])
     assert "fixed-size at rate 0.1" in text and "the accountant pld does not apply" in text
-    assert "There is no picture of ε over all weights:" in text
+    assert "No figure of ε over all weights:" in text
     two = document(builders.portfolio(*(_fixed_size(name) for name in "ab")), 2.0)
     assert {line["by"] for line in two["weights"]["picture"]["lines"] if line["standing"] != "reference"} == {"rdp"}
 
@@ -213,7 +213,8 @@ def test_three_models_have_a_simplex(three: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "why"), [("a", "one model has no weights to choose"), ("abcd", "the weights of 4 models do not fit a plane")]
+    ("names", "why"),
+    [("a", "one model has no weights to choose"), ("abcd", "the weights of 4 models cannot be drawn in a plane")],
 )
 def test_other_numbers_of_models_say_why_there_is_no_such_picture(names: str, why: str) -> None:
     found = document(some(*names), 1.0)
@@ -277,7 +278,7 @@ def test_utilities_of_private_models_come_with_a_warning(three: Path, tmp_path: 
     result = command("report", three, "-o", out, "--utility", tmp_path / "scores.json", "--epsilon", 1, *QUICK)
     assert result.exit_code == 0 and "note: The utilities on this page were measured on the private models" in result.output
     text = out.read_text()
-    assert "no guarantee on this page covers showing them" in text and "after-looking" in text
+    assert "no guarantee on this page covers them" in text and "after-looking" in text
     assert "the closest is" in text.lower() and "only joint release of every model looked at" in text
 
 

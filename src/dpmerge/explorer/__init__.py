@@ -1,4 +1,4 @@
-"""The explorer: an HTTP API on loopback under the page where people turn the privacy knob; and the report, without a server."""
+"""The explorer: a local HTTP API, the page that uses it, and the report, which needs no server."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dpmerge.explorer.api import Explorer as Explorer
     from dpmerge.explorer.serving import taking as taking
 
-_SERVER = {"Explorer": "api", "taking": "serving"}  # loaded when they are used: they need dpmerge[explorer]
+_SERVER = {"Explorer": "api", "taking": "serving"}  # loaded on first use: they need dpmerge[explorer]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is answered over the wire. Where an ε is null, none is finite."""
+"""Answers of the HTTP API. A null ε means no finite ε."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dpmerge.records import Sampling
 from dpmerge.rules import GridRule, MixtureAccountant, ShownStanding
 
 
-class _Told(BaseModel):
+class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Problem(_Told):
-    """An error (RFC 9457) with the library's text."""
+class Problem(_Answer):
+    """An error (RFC 9457) with the library's message."""
 
     type: str = "about:blank"
     title: str
@@ -23,7 +23,7 @@ class Problem(_Told):
     detail: str
 
 
-class ModelCard(_Told):
+class ModelCard(_Answer):
     name: str
     kind: str
     run: str
@@ -36,7 +36,7 @@ class ModelCard(_Told):
     warnings: list[str]
 
 
-class PortfolioAnswer(_Told):
+class PortfolioAnswer(_Answer):
     dataset: str
     adjacency: str
     delta: float
@@ -47,8 +47,8 @@ class PortfolioAnswer(_Told):
     has_ledger: bool
 
 
-class _Guaranteed(_Told):
-    """`sentence` is `claim` with its assumptions. Without a finite ε both say why there is none."""
+class _Guaranteed(_Answer):
+    """`sentence` is `claim` with its assumptions. Without a finite ε, both give the reason."""
 
     claim: str
     sentence: str
@@ -78,20 +78,20 @@ class OptionAnswer(_Guaranteed):
     why: str
 
 
-class TargetAnswer(_Told):
+class TargetAnswer(_Answer):
     epsilon: float
     delta: float
 
 
-class Warming(_Told):
-    """How many of the plans made beforehand are there: until all are, better weights may turn up."""
+class Warming(_Answer):
+    """Progress of the precomputed plans: better weights may be found until `done` equals `total`."""
 
     done: int
     total: int
 
 
-class PlanAnswer(_Told):
-    """The options for a target, best first; `best` is the index of the first that fits."""
+class PlanAnswer(_Answer):
+    """The options for a target, best first; `best` is the index of the first that meets the target."""
 
     target: TargetAnswer
     provenance: str
@@ -101,15 +101,15 @@ class PlanAnswer(_Told):
     warming: Warming
 
 
-class GridAnswer(_Told):
-    """One rule at every point of the grid: ε, null where it is not known or none is finite, and how it stands."""
+class GridAnswer(_Answer):
+    """One rule at every point of the grid. ε is null if it is pending, refused or not finite; `standings` tells which."""
 
     epsilons: list[float | None]
     standings: list[ShownStanding | Literal["pending"]]
 
 
-class SimplexAnswer(_Told):
-    """ε over the weights of two or three models; asked again, more points are known. Nothing is said between the points."""
+class SimplexAnswer(_Answer):
+    """ε on a grid over the weights of two or three models. Later calls return more points. Nothing is interpolated."""
 
     delta: float
     models: list[str]
@@ -120,8 +120,8 @@ class SimplexAnswer(_Told):
     total: int
 
 
-class JobAnswer(_Told):
-    """A job: follow it at `/v1/jobs/{id}/events`, fetch its result at `/v1/jobs/{id}`."""
+class JobAnswer(_Answer):
+    """A job. Its events are at `/v1/jobs/{id}/events`, its result at `/v1/jobs/{id}`."""
 
     id: str
     kind: str
@@ -133,15 +133,15 @@ class JobAnswer(_Told):
     result: PlanAnswer | ReleasedAnswer | VerdictAnswer | dict[str, Any] | None = None
 
 
-class FigureAnswer(_Told):
-    """What plotly.js draws."""
+class FigureAnswer(_Answer):
+    """A plotly.js figure."""
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
 
-class EntryAnswer(_Told):
-    """One entry of the ledger; `of` is the number of the release that it ends."""
+class EntryAnswer(_Answer):
+    """One ledger entry. An entry that completes, recovers or voids a release gives that release's number in `of`."""
 
     number: int
     kind: str
@@ -155,21 +155,21 @@ class EntryAnswer(_Told):
     hash: str
 
 
-class ReleaseFolder(_Told):
-    """A release that this server can verify, and its entry in the ledger."""
+class ReleaseFolder(_Answer):
+    """A release that this server can verify, and the number of its ledger entry."""
 
     name: str
     entry: int | None
 
 
-class ReleasesAnswer(_Told):
+class ReleasesAnswer(_Answer):
     entries: list[EntryAnswer]
     folders: list[ReleaseFolder]
     may_release: bool
 
 
-class Spent(_Told):
-    """What all releases together guarantee."""
+class Spent(_Answer):
+    """The guarantee of all releases together."""
 
     epsilon: float | None
     delta_at_budget_epsilon: float
@@ -178,8 +178,8 @@ class Spent(_Told):
     assumptions: list[str]
 
 
-class Fits(_Told):
-    """What of this portfolio may still be released."""
+class Fits(_Answer):
+    """Models of this portfolio that still fit the budget."""
 
     alone: list[str]
     in_selection_with: str | None
@@ -187,7 +187,7 @@ class Fits(_Told):
     text: list[str]
 
 
-class BudgetAnswer(_Told):
+class BudgetAnswer(_Answer):
     dataset: str
     adjacency: str
     budget: TargetAnswer
@@ -198,8 +198,8 @@ class BudgetAnswer(_Told):
     fits: Fits | None
 
 
-class ReleasePreview(_Told):
-    """What a release would write and spend. A draw also writes the files of one model; `fits` is null without a ledger."""
+class ReleasePreview(_Answer):
+    """What a release would write and spend. A draw also writes the drawn model's files; `fits` is null without a ledger."""
 
     name: str
     weights: dict[str, float]
@@ -214,16 +214,16 @@ class ReleasePreview(_Told):
     notes: list[str]
 
 
-class ReleasedAnswer(_Told):
-    """What a release left: the result of its job."""
+class ReleasedAnswer(_Answer):
+    """A finished release: the result of its job."""
 
     name: str
     certificate: dict[str, Any]
     notes: list[str]
 
 
-class VerdictAnswer(_Told):
-    """A recheck, the result of its job. `code` 0: it holds, 1: it does not, 2: it could not be checked."""
+class VerdictAnswer(_Answer):
+    """A finished recheck: the result of its job. `code` 0: valid, 1: not valid, 2: could not be checked."""
 
     name: str
     code: Literal[0, 1, 2]
@@ -234,6 +234,6 @@ class VerdictAnswer(_Told):
     warnings: list[str]
 
 
-class Health(_Told):
+class Health(_Answer):
     status: Literal["ok"]
     version: str

@@ -1,4 +1,4 @@
-"""The HTTP API: thin routes over the portfolio's state, jobs and releases. Errors are problem+json with the library's texts."""
+"""The HTTP API: thin routes over the portfolio's state, jobs and releases. Errors are sent as problem+json."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from dpmerge.explorer.pages import add_pages, handle_errors
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
-from dpmerge.explorer.telling import told_guarantee, told_landscape
+from dpmerge.explorer.telling import guarantee_answer, landscape_answer
 from dpmerge.figures import web_figure
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Utilities
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, require_wanted
 
 R = TypeVar("R")
-DELTA = 1e-5  # the δ whose plans are made when the server starts
-_COMPUTING = 2  # computations at once; more only get in each other's way
+DELTA = 1e-5  # plans for this δ are computed from the start
+_COMPUTING = 2  # concurrent computations; more would slow each other down
 _LISTENERS = 32
 _PROBLEM = {
     "description": "A problem (RFC 9457)",
@@ -46,7 +46,7 @@ JobId = Annotated[str, InPath(max_length=64)]
 
 @dataclass(frozen=True)
 class Explorer:
-    """What a server is started with. Releases go into `releases`, by default a hidden folder of the portfolio."""
+    """The server's settings. Releases are written to `releases`, by default `.releases` in the portfolio."""
 
     portfolio: Path
     door: Door = field(default_factory=Door)
@@ -59,7 +59,7 @@ class Explorer:
     rungs: int = RUNGS
 
     def app(self) -> Guard:
-        """The application behind its door, once portfolio, utilities and ledger were read without fault."""
+        """The ASGI application with its access checks; raises if portfolio, utilities or ledger are invalid."""
         server = _Server(self)
 
         @asynccontextmanager
@@ -73,7 +73,7 @@ class Explorer:
         app = FastAPI(
             title="dpmerge explorer",
             version="1",
-            description="Guarantees of merged models. An ε that is null is not finite.",
+            description="Guarantees of merged models. A null ε means no finite ε.",
             lifespan=lifespan,
             responses=_PROBLEMS,
             docs_url=None,
@@ -87,7 +87,7 @@ class Explorer:
 
 
 class _Server:
-    """What the routes share."""
+    """State shared by all routes."""
 
     def __init__(self, explorer: Explorer) -> None:
         portfolio = dpmerge.Portfolio(explorer.portfolio)
@@ -102,19 +102,19 @@ class _Server:
         self._computing, self._reading = asyncio.Semaphore(_COMPUTING), asyncio.Semaphore(_COMPUTING)
 
     async def compute(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Work in a thread, a few at a time, while the server goes on answering."""
+        """Run the function in a thread, a few at a time, so that the server stays responsive."""
         async with self._computing:
             return await unattended(partial(function, *arguments))
 
     async def consult(self, function: Callable[..., R], *arguments: Any) -> R:
-        """The same for the ledger, which others may keep locked: accounting does not wait for it."""
+        """Like `compute`, with its own slots: another process may lock the ledger, and accounting must not wait for it."""
         async with self._reading:
             return await unattended(partial(function, *arguments))
 
     def listen(self, job: Job) -> AsyncIterator[str]:
-        """A job's events, to a number of listeners that leaves room for other requests."""
+        """A job's events. The number of listeners is limited, to leave room for other requests."""
         if self.listeners >= _LISTENERS:
-            raise HTTPException(429, "too many clients follow jobs already; ask for the job's state instead")
+            raise HTTPException(429, "too many clients are following jobs; poll the job's state instead")
         self.listeners += 1
 
         async def events() -> AsyncIterator[str]:
@@ -129,7 +129,7 @@ class _Server:
     def job(self, name: str) -> Job:
         found = self.jobs.get(name)
         if found is None:
-            raise HTTPException(404, "no job with this id; finished jobs are forgotten after a while")
+            raise HTTPException(404, "no job with this id; only the most recent finished jobs are kept")
         return found
 
 
@@ -146,7 +146,7 @@ def _reading(server: _Server) -> APIRouter:
 
     @router.get("/v1/portfolio", response_model=answers.PortfolioAnswer)
     async def portfolio(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
-        """The models, each alone: ε at δ by PLD and RDP, utility, training, warnings."""
+        """Each model alone: ε at δ by PLD and RDP, utility, training, warnings."""
         require_wanted(delta, any_delta)
         utility = state.utility
         return {
@@ -166,25 +166,25 @@ def _reading(server: _Server) -> APIRouter:
         require_wanted(asked.delta, asked.any_delta)
         question = asked.model_dump(include={"rule", "weights", "delta", "epsilon", "provenance"})
         found = await server.compute(partial(state.guarantee, **question, accounting=asked.accounting(state.accounting)))
-        return finite_or_null(told_guarantee(found))
+        return finite_or_null(guarantee_answer(found))
 
     @router.get("/v1/simplex", response_model=answers.SimplexAnswer)
     async def simplex(delta: DeltaQuery = DELTA, model: ModelsQuery = (), any_delta: AnyDeltaQuery = False) -> Any:
-        """ε at every point of a grid over the weights of two or three models, as far as it is known by now."""
+        """ε at every point of a grid over the weights of two or three models; later calls return more points."""
         require_wanted(delta, any_delta)
         found = await server.compute(state.landscape, delta, tuple(model))
-        return JSONResponse(finite_or_null({"delta": delta, **told_landscape(found)}))
+        return JSONResponse(finite_or_null({"delta": delta, **landscape_answer(found)}))
 
     @router.post("/v1/plan", response_model=answers.PlanAnswer, responses={202: {"model": answers.JobAnswer}})
     async def plan(asked: requests.PlanRequest) -> Any:
-        """The best weights per rule for a target; with `effort` full a job (202) that searches as `dpmerge plan` does."""
+        """The best weights per rule for a target. `effort: full` starts a job (202) that searches like `dpmerge plan`."""
         require_wanted(asked.delta, asked.any_delta)
         if asked.effort == "full":
             return JSONResponse(server.jobs.start("plan", partial(work.full_plan, state, asked), asked).status(), 202)
         ladder = state.ladder(asked.delta)
         if not ladder.ready:
             await server.compute(lambda: ladder.known)
-        return JSONResponse(work.warmed(ladder.plan(asked.epsilon), ladder.done, ladder.total))
+        return JSONResponse(work.with_progress(ladder.plan(asked.epsilon), ladder.done, ladder.total))
 
     return router
 
@@ -197,34 +197,36 @@ def _jobs(server: _Server) -> APIRouter:
 
     @router.post("/v1/frontier", status_code=202, response_model=answers.JobAnswer)
     async def start_frontier(asked: requests.FrontierRequest) -> Any:
-        """Utility against ε, as a job; its result is what `dpmerge frontier` writes as frontier.json."""
+        """Start a job for utility against ε; its result is what `dpmerge frontier` writes as frontier.json."""
         require_wanted(asked.delta, asked.any_delta)
-        return server.jobs.start("frontier", partial(work.draw_frontier, server.state, asked), asked, keeps=True).status()
+        return server.jobs.start(
+            "frontier", partial(work.draw_frontier, server.state, asked), asked, reuse_finished=True
+        ).status()
 
     @router.get("/v1/jobs/{job}", response_model=answers.JobAnswer)
     async def job_state(job: JobId) -> Any:
-        """How far a job is, and its result once there is one."""
+        """A job's progress, and its result once it is done."""
         return server.job(job).status()
 
     @router.get("/v1/jobs/{job}/events", response_class=StreamingResponse, responses=_EVENTS)
     async def job_events(job: JobId) -> StreamingResponse:
-        """Progress as server-sent events: `progress`, and `end` once."""
+        """Server-sent events: `progress` after each change, then one `end`."""
         return StreamingResponse(server.listen(server.job(job)), media_type="text/event-stream")
 
     @router.get("/v1/jobs/{job}/figure", response_model=answers.FigureAnswer)
     async def job_figure(job: JobId) -> Any:
-        """The picture of a finished frontier, as plotly.js draws it."""
+        """The figure of a finished frontier, for plotly.js."""
         found = server.job(job)
         if found.kind != "frontier" or found.result is None:
-            raise HTTPException(404, "this job has no picture: only a finished frontier has one")
+            raise HTTPException(404, "this job has no figure: only a finished frontier has one")
         return JSONResponse(web_figure(found.result))
 
     @router.delete("/v1/jobs/{job}", status_code=202, response_model=answers.JobAnswer)
     async def cancel_job(job: JobId) -> Any:
-        """Ask a job to stop; it does at its next piece. Needs the token."""
+        """Ask a job to stop after its current piece of work. Needs the token."""
         found = server.job(job)
         if found.lasting:
-            raise HTTPException(409, "a release that has begun cannot be stopped")
+            raise HTTPException(409, "a release that has started cannot be stopped")
         found.cancel()
         return found.status(with_result=False)
 
@@ -252,22 +254,22 @@ def _releasing(server: _Server) -> APIRouter:
 
     @router.post("/v1/releases/preview", response_model=answers.ReleasePreview)
     async def preview(asked: requests.ReleaseRequest) -> Any:
-        """Exactly what a release would write and spend; nothing is written."""
+        """What a release would write and spend; nothing is written."""
         return finite_or_null(await server.consult(releases.preview, asked))
 
     @router.post("/v1/releases", status_code=202, response_model=answers.JobAnswer)
     async def release(asked: requests.ReleaseRequest, request: Request) -> Any:
-        """Release, by the same code as `dpmerge merge`, as a job. Needs the token, and a server that allows it."""
-        if not request.scope.get(AUTHORISED):  # the door has checked; a route that changes something asks again
+        """Start a release job; same code as `dpmerge merge`. Needs the token, and a server that allows releases."""
+        if not request.scope.get(AUTHORISED):  # already checked by Guard; checked again before a change
             raise HTTPException(401, "this needs the server's token")
         if not server.explorer.allow_release:
-            raise HTTPException(403, "releasing is off: this server was started without leave to release")
-        await server.consult(releases.check, asked)  # refuses at once what would be refused anyway
+            raise HTTPException(403, "this server does not allow releases")
+        await server.consult(releases.check, asked)  # reject invalid requests before a job starts
         return server.jobs.start("release", partial(work.release, releases, asked), lasting=True).status()
 
     @router.post("/v1/verify", status_code=202, response_model=answers.JobAnswer)
     async def verify(asked: requests.VerifyRequest) -> Any:
-        """Recompute everything a release's certificate says, from its files, the portfolio and the ledger, as a job."""
+        """Start a job that rechecks a release's certificate against its files, the portfolio and the ledger."""
         releases.require(asked.name)
         return server.jobs.start("verify", partial(work.verify, releases, asked.name)).status()
 

@@ -1,4 +1,4 @@
-"""Long work behind an HTTP call: a job in a thread of its own, followed by server-sent events, stopped between two pieces."""
+"""Long computations behind an HTTP call: each job has its own thread, reports server-sent events and can be cancelled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dpmerge.files import json_text
 T = TypeVar("T")
 R = TypeVar("R")
 _LOG = logging.getLogger("dpmerge.explorer")
-_KEPT = 32  # finished jobs whose results can still be asked for
-_LOOK_S = 0.1  # how soon listeners hear of progress
-_BEAT_S = 10.0  # a comment goes out this often, so that a listener who has left is noticed
+_KEPT = 32  # finished jobs whose results are kept
+_LOOK_S = 0.1  # interval at which listeners check for progress
+_BEAT_S = 10.0  # a comment is sent this often, to detect closed connections
 
 
 class Cancelled(Exception):
@@ -28,11 +28,11 @@ class Cancelled(Exception):
 
 @dataclass
 class Job:
-    """One piece of long work and how far it is. Whoever works calls `report`, which also is where a job stops."""
+    """One long computation and its progress. Workers call `report`; cancellation takes effect there."""
 
     kind: str
     question: object = None
-    lasting: bool = False  # runs to its end even if the server leaves
+    lasting: bool = False  # the server waits for it before it exits
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     state: Literal["running", "done", "failed", "cancelled"] = "running"
     label: str = ""
@@ -45,14 +45,14 @@ class Job:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def report(self, label: str | None = None, *, done: int | None = None, total: int | None = None) -> None:
-        """Say how far the work is; raises `Cancelled` once the job was asked to stop."""
+        """Update the progress; raises `Cancelled` if the job was asked to stop."""
         if self._stop.is_set():
             raise Cancelled
         known = {"label": label, "done": done, "total": total}
         self._set(**{name: value for name, value in known.items() if value is not None})
 
     def map(self, function: Callable[[T], R], items: Sequence[T], *, keys: Sequence[str]) -> list[R]:
-        """A `Mapper` that works through the items one by one and can be stopped between two of them."""
+        """A `Mapper` that processes the items one by one; the job can be cancelled between two items."""
         results = []
         start = self.done
         self.report(total=start + len(items))
@@ -62,16 +62,16 @@ class Job:
         return results
 
     def cancel(self) -> None:
-        """Ask the job to stop at its next report; a lasting one goes on."""
+        """Ask the job to stop at its next report; a lasting job ignores this."""
         if not self.lasting:
             self._stop.set()
 
-    def can_be_reused(self, keeps: bool) -> bool:
-        """Whether the same question now is answered by this job: it runs, or it is done and its result `keeps`."""
-        return (self.state == "running" and not self._stop.is_set()) or (keeps and self.state == "done")
+    def can_be_reused(self, reuse_finished: bool) -> bool:
+        """Whether this job can be reused for the same question: it is running or, with `reuse_finished`, done."""
+        return (self.state == "running" and not self._stop.is_set()) or (reuse_finished and self.state == "done")
 
     def run(self, work: Callable[[Job], Any]) -> None:
-        """Do the work; an error of the library is kept as the one line the command line would print."""
+        """Do the work; a dpmerge error is stored as one line of text."""
         try:
             result = work(self)
         except Cancelled:
@@ -80,7 +80,7 @@ class Job:
             self._set(state="failed", problem=one_line(error))
         except Exception:
             _LOG.exception("the job %r failed", self.kind)
-            self._set(state="failed", problem="the job failed unexpectedly; the terminal of the server says why")
+            self._set(state="failed", problem="the job failed unexpectedly; the server's terminal shows the error")
         else:
             stopped = self._stop.is_set()
             self._set(label="", **({"state": "cancelled"} if stopped else {"state": "done", "result": result}))
@@ -90,7 +90,7 @@ class Job:
         return {name: getattr(self, name) for name in names}
 
     async def events(self) -> AsyncIterator[str]:
-        """Server-sent events: `progress` whenever something changes, and one `end` with the last state. Results are fetched."""
+        """Server-sent events: `progress` after each change, and one `end` with the final state, without the result."""
         seen, quiet = -1, 0.0
         while True:
             with self._lock:
@@ -115,7 +115,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one server: few at a time, the latest finished ones kept."""
+    """The jobs of one server: a few at a time; the most recent finished ones are kept."""
 
     def __init__(self, at_once: int = 2) -> None:
         self._at_once = at_once
@@ -124,13 +124,19 @@ class Jobs:
         self._lock = threading.Lock()
 
     def start(
-        self, kind: str, work: Callable[[Job], Any], question: object = None, *, keeps: bool = False, lasting: bool = False
+        self,
+        kind: str,
+        work: Callable[[Job], Any],
+        question: object = None,
+        *,
+        reuse_finished: bool = False,
+        lasting: bool = False,
     ) -> Job:
-        """Begin a job, or give the one that answers the same question; refused while too many run."""
+        """Start a job, or return a reusable one for the same question. Refused while too many jobs run."""
         job = Job(kind, question, lasting)
         with self._lock:
             for one in self._jobs.values():
-                if question is not None and (one.kind, one.question) == (kind, question) and one.can_be_reused(keeps):
+                if question is not None and (one.kind, one.question) == (kind, question) and one.can_be_reused(reuse_finished):
                     return one
             finished = [one.id for one in self._jobs.values() if one.state != "running"]
             running = len(self._jobs) - len(finished)
@@ -146,7 +152,7 @@ class Jobs:
 
     def finish_lasting(self) -> None:
         for thread in [one for one in self._lasting if one.is_alive()]:
-            _LOG.warning("a release is under way: leaving when it is finished")
+            _LOG.warning("a release is running: the server stops when it is finished")
             thread.join()
 
     def get(self, name: str) -> Job | None:
@@ -160,22 +166,22 @@ class Jobs:
 
 
 async def unattended(work: Callable[[], R]) -> R:
-    """Work in a thread that nobody waits for when the server leaves; anyio's own would keep the process."""
+    """Run the work in a daemon thread: unlike anyio's threads, it does not delay the server's exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[R] = loop.create_future()
 
-    def settle(tell: Callable[[Any], None], outcome: Any) -> None:
+    def settle(deliver: Callable[[Any], None], value: Any) -> None:
         if not done.done():
-            tell(outcome)
+            deliver(value)
 
     def run() -> None:
-        told: tuple[Callable[[Any], None], Any]
+        outcome: tuple[Callable[[Any], None], Any]
         try:
-            told = (done.set_result, work())
+            outcome = (done.set_result, work())
         except Exception as error:
-            told = (done.set_exception, error)
-        with suppress(RuntimeError):  # the server has left
-            loop.call_soon_threadsafe(settle, *told)
+            outcome = (done.set_exception, error)
+        with suppress(RuntimeError):  # the event loop is closed: the server has stopped
+            loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, name="explorer-computing", daemon=True).start()
     return await done

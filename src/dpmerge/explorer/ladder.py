@@ -1,7 +1,7 @@
-"""What is known at one δ, found piece by piece in the background: plans at many targets, and the weights somebody looks at.
+"""Plans and ε values at one δ, computed step by step in the background.
 
-A move of a slider is answered from here by `Plan.at`, without a search. `dpmerge plan`, and a plan with full effort, search at
-the target itself and may find a little more.
+The page's slider is answered from here by `Plan.at`, without a search. `dpmerge plan`, and a plan with full effort, search at
+the exact target and may find slightly better weights.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dpmerge.rules import Accounting, GridRule, PlainRule
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
 RUNGS = 33
-_LANDSCAPES = 8  # choices of corners that are kept
-_ANY = 1e9  # a target that everything private meets
+_LANDSCAPES = 8  # landscapes that are kept
+_ANY = 1e9  # a target that every finite ε meets
 
 
 class Ladder:
-    """What is known at one δ, and how far the background is: selections and combinations searched at `rungs` targets each."""
+    """The plans found so far at one δ: selections and combinations are searched at `rungs` targets each."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Ladder:
         account: Account,
     ) -> None:
         self.portfolio, self.utility, self.delta = portfolio, utility, delta
-        self.abandoned = False  # something went wrong: the page goes on with what there is
+        self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
         self._accounting, self._account = accounting, account
@@ -50,7 +50,7 @@ class Ladder:
 
     @property
     def known(self) -> Plan:
-        """A plan that knows all that was found; at first each model alone and joint release."""
+        """A plan with every option found so far; initially each model alone and joint release."""
         with self._lock:
             if self._known is None:
                 self._known = dpmerge.plan(
@@ -77,7 +77,7 @@ class Ladder:
         return self.abandoned or (self.done == self.total and self._unfinished is None)
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
-        """The landscape over these models, from now on the first to be worked on."""
+        """The landscape over these models; it becomes the first in the queue."""
         found = self.landscapes.pop(models, None) or Landscape(self.portfolio, models)
         self.landscapes[models] = found
         while len(self.landscapes) > _LANDSCAPES:
@@ -85,7 +85,7 @@ class Ladder:
         return found
 
     def advance(self) -> None:
-        """Add one piece: the selections first, which are quick; then the landscape looked at last; then the combinations."""
+        """Do one step: selections first, which are fast; then the most recent landscape; then combinations."""
         landscape = self._unfinished
         if self.climbed["selection"] < self._rungs:
             self._climb("selection")
@@ -97,12 +97,12 @@ class Ladder:
             self._climb("combination")
 
     def learn(self, options: Iterable[Option]) -> None:
-        """Keep what a search found, for this target and others."""
+        """Add the options of a search; they may also fit other targets."""
         with self._lock:
             self._known = self.known.knowing(option for option in options if option.rule in GRID_RULES)
 
     def plan(self, epsilon: float) -> Plan:
-        """The best that is known for the target: one option for each rule, and one for each model alone."""
+        """The best options found so far: one for each rule, and one for each model alone."""
         return self.known.at(epsilon, search=())
 
     @property

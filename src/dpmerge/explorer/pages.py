@@ -1,4 +1,4 @@
-"""What the explorer serves besides its API: problems, the page, plotly.js, and the API in words. Nothing from elsewhere."""
+"""Everything besides the API: error answers, the page, plotly.js, and the API's description. No external resources."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LOG = logging.getLogger("dpmerge.explorer")
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Every error is a problem: the library's own with its text, anything unexpected without one."""
+    """Errors become problem+json: a dpmerge error with its message, an unexpected one without details."""
 
     def refuse(status: int, detail: str) -> JSONResponse:
         return JSONResponse(problem(status, detail), status, media_type="application/problem+json")
 
     @app.exception_handler(DpmergeError)
-    async def on_purpose(request: Request, error: DpmergeError) -> JSONResponse:
+    async def known_error(request: Request, error: DpmergeError) -> JSONResponse:
         return refuse(429 if isinstance(error, JobError) else 404 if isinstance(error, UnknownRelease) else 422, str(error))
 
     @app.exception_handler(RequestValidationError)
@@ -49,11 +49,11 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         _LOG.error("unexpected: %s", type(error).__name__)
-        return refuse(500, "the server failed unexpectedly; its terminal says why")
+        return refuse(500, "the server failed unexpectedly; its terminal shows the error")
 
 
 def add_pages(app: FastAPI) -> None:
-    """The page itself, plotly.js, and the API in words."""
+    """Routes of the page, plotly.js, and the API's description."""
     kept: dict[str, bytes] = {}
 
     @app.get("/docs", include_in_schema=False)
@@ -62,11 +62,11 @@ def add_pages(app: FastAPI) -> None:
 
     @app.get("/plotly.min.js", include_in_schema=False)
     async def plotly() -> Response:
-        """plotly.js as the installed plotly package ships it: works offline."""
+        """plotly.js from the installed plotly package: works offline."""
         found = importlib.util.find_spec("plotly")
         if found is None or found.origin is None:
             raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[explorer]'")
-        if "plotly" not in kept:  # once: it is large, and whoever asks shares it
+        if "plotly" not in kept:  # large, so read once and shared by all requests
             kept["plotly"] = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
         length = {"content-length": str(len(kept["plotly"]))}
         return StreamingResponse(_pieces(kept["plotly"]), media_type="text/javascript", headers=length)
@@ -76,7 +76,7 @@ def add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     @app.get("/{name}", include_in_schema=False)
     async def page(name: str = "index.html") -> Response:
-        """A file of the page: one of those that are shipped, by its name, and no path."""
+        """A shipped file of the page, looked up by name; paths are never opened."""
         found = files.get(name)
         if found is None:
             raise HTTPException(404, "no such page; the API is described at /docs")
@@ -84,7 +84,7 @@ def add_pages(app: FastAPI) -> None:
 
 
 async def _pieces(content: bytes) -> AsyncIterator[bytes]:
-    """A little at a time: whoever does not read on keeps no copy of it in memory."""
+    """Streamed, so slow readers use little memory."""
     for start in range(0, len(content), _PIECE):
         yield content[start : start + _PIECE]
 

@@ -1,4 +1,4 @@
-"""What the explorer knows of its portfolio: answers are kept in memory, and ladders of plans are made in the background."""
+"""The explorer's portfolio: answers are cached in memory; plans are computed in the background."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from dpmerge.rules import (
     build,
 )
 
-_LADDERS = 6  # values of δ whose ladders are kept
+_LADDERS = 6  # values of δ whose plans are kept
 _ANSWERS = 4096
-_CORNERS = 3  # models that a picture of weights has room for
+_CORNERS = 3  # most models in a plot over weights
 _LOG = logging.getLogger("dpmerge.explorer")
 
 
 class PortfolioState:
-    """The portfolio, its utilities, and every answer that was computed for it."""
+    """The portfolio, its utilities, and the answers computed for it."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class PortfolioState:
     ) -> None:
         if utility is not None and utility.validation is not None:
             raise UtilityError(
-                "scores on a private validation set, or weights chosen by them, would be published by showing them; "
-                "use dpmerge plan"
+                "scores on a private validation set, and weights chosen by them, cannot be shown: that would publish them; "
+                "give other utilities, or make a plan instead"
             )
         self.portfolio, self.utility = portfolio, utility
-        self.accounting = replace(accounting, any_delta=True)  # who asks is asked for a large δ before
+        self.accounting = replace(accounting, any_delta=True)  # the API has already confirmed a large δ
         self._rungs = rungs
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
         self._remembered = lru_cache(_ANSWERS)(self._account)
@@ -62,7 +62,7 @@ class PortfolioState:
     # --- plans ------------------------------------------------------------------------------------------------------------
 
     def ladder(self, delta: float) -> Ladder:
-        """The ladder of this δ; a new one is climbed in the background, the latest asked for first."""
+        """The plans at this δ. Missing ones are computed in the background, for the latest request first."""
         Target(delta=delta)
         with self._lock:
             found = self._ladders.get(delta)
@@ -77,7 +77,7 @@ class PortfolioState:
         return found
 
     def landscape(self, delta: float, models: tuple[str, ...]) -> Landscape:
-        """ε over the weights of these models; by default of all, or of the most private, a middle and the least private one."""
+        """ε over the weights of these models. Default: all; of more than three, the most, the median and the least private."""
         ladder = self.ladder(delta)
         wanted = models or self._corners(ladder)
         with self._lock:
@@ -95,13 +95,13 @@ class PortfolioState:
         return tuple(name for name in names if name in chosen)
 
     def close(self, timeout: float = 1.0) -> None:
-        """Stop the work in the background after the search it is at."""
+        """Stop the background thread after its current step."""
         self._closed = True
         if self._climber is not None:
             self._climber.join(timeout)
 
     def _work(self) -> None:
-        """See to it that somebody works where something is missing; called with the lock held."""
+        """Start the background thread if work remains; the caller holds the lock."""
         if not self._working and not self._closed:
             self._working = True
             self._climber = threading.Thread(target=self._climb, name="explorer-ladders", daemon=True)
@@ -111,12 +111,12 @@ class PortfolioState:
         while (latest := self._unfinished()) is not None:
             try:
                 latest.advance()
-            except Exception:  # what the user asks for is still answered or refused on its own
-                _LOG.exception("plans in the background stopped")
+            except Exception:  # requests still compute their own answers
+                _LOG.exception("computing plans in the background failed")
                 latest.abandoned = True
 
     def _unfinished(self) -> Ladder | None:
-        """The ladder asked for last that misses something; with none left, whoever asks stops working."""
+        """The most recently requested incomplete ladder. None when all are complete; the worker then exits."""
         with self._lock:
             left = [one for one in reversed(self._ladders.values()) if not one.complete]
             self._working = bool(left) and not self._closed
@@ -134,7 +134,7 @@ class PortfolioState:
         provenance: Looked | None = None,
         accounting: Accounting | None = None,
     ) -> Guarantee:
-        """The guarantee of one merge, remembered; accounted as all plans are, unless said otherwise."""
+        """The guarantee of one merge, cached; without `accounting`, accounted as plans are."""
         how = self.accounting.for_rule(rule) if accounting is None else accounting
         values = self.portfolio.weights(weights).values
         return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), how, provenance)
@@ -146,11 +146,11 @@ class PortfolioState:
         return accounting.guarantee(made, delta=target.delta, epsilon=target.epsilon)
 
     def _ask(self, delta: float) -> list[Question]:
-        """What each accountant says at this δ."""
+        """One question for each accountant, at this δ."""
         return [Question(self.portfolio, delta, accounting=replace(self.accounting, by=by)) for by in MIXTURE_ACCOUNTANTS]
 
     def models(self, delta: float) -> list[dict[str, Any]]:
-        """Every model as a card: how it was trained, what it guarantees alone, what to beware of."""
+        """Every model as a card: training, guarantee of this model alone, warnings."""
         cards = [self._card(model, delta) for model in self.portfolio.models]
         utilities = [None] * len(cards) if self.utility is None else self.utility.values
         return [card | {"utility": utility} for card, utility in zip(cards, utilities, strict=True)]
@@ -166,7 +166,7 @@ class PortfolioState:
                 continue
             epsilons[question.accounting.by] = found.epsilon
             standings.add(standing_of(found))
-            # What the theorem itself assumes is no warning; what was added for this record is.
+            # The theorem's usual assumptions are not warnings; those added for this record are.
             usual = (*THEOREMS[found.theorem].assumptions, WEIGHTS)
             warnings |= dict.fromkeys([*found.warnings, *(text for text in found.assumptions if text not in usual)])
         mechanism = model.mechanism

@@ -1,4 +1,4 @@
-"""Releases through the explorer: the same code as `dpmerge merge` and `dpmerge verify`, under names instead of paths."""
+"""Releases through the explorer: the same code as `dpmerge merge` and `dpmerge verify`, with names instead of paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import dpmerge
 from dpmerge.errors import CertificateError, ExplorerError
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.requests import NAME, ReleaseRequest
-from dpmerge.explorer.telling import told_guarantee
+from dpmerge.explorer.telling import guarantee_answer
 from dpmerge.records import Portfolio
 from dpmerge.release import (
     NO_LEDGER,
@@ -29,7 +29,7 @@ from dpmerge.release import (
     what_fits,
 )
 
-_CHANGED = "the portfolio has changed since the explorer was started, and so has what it guarantees: start it again"
+_CHANGED = "the portfolio has changed since the explorer started, so its guarantees may have too: restart the explorer"
 
 
 class UnknownRelease(ExplorerError):
@@ -37,26 +37,26 @@ class UnknownRelease(ExplorerError):
 
 
 class Releases:
-    """One folder of releases, each a folder in it, and the ledger they are entered in."""
+    """A folder with one subfolder for each release, and their ledger."""
 
     def __init__(self, state: PortfolioState, folder: Path, ledger: str | None) -> None:
         self._state = state
         self._folder = folder
-        self._where = ledger
+        self._ledger_address = ledger
         self._ledger = None if ledger is None else Ledger(ledger)
         if self._ledger is not None:
             self._ledger.require_same_data(state.portfolio)
-        self._alone = threading.Lock()
+        self._releasing = threading.Lock()
         self._fits: tuple[str, dict[str, Any]] | None = None
 
     @property
     def has_ledger(self) -> bool:
         return self._ledger is not None
 
-    # --- what there is ------------------------------------------------------------------------------------------------------
+    # --- existing releases --------------------------------------------------------------------------------------------------
 
     def listing(self) -> dict[str, Any]:
-        """The ledger's entries without the paths in them, and the releases that can be verified here."""
+        """The ledger's entries without paths, and the releases that can be verified here."""
         entries = [] if self._ledger is None else self._ledger.history()
         return {"entries": [_entry(entry) for entry in entries], "folders": self._folders(entries)}
 
@@ -70,7 +70,7 @@ class Releases:
         return [{"name": name, "entry": known.get(name)} for name in names]
 
     def budget(self) -> dict[str, Any] | None:
-        """The declared budget, what was spent of it and what still fits."""
+        """The declared budget, what is spent, and what still fits."""
         if self._ledger is None:
             return None
         entries = self._ledger.history()
@@ -83,22 +83,22 @@ class Releases:
         """Recheck a release by its name, against the portfolio and the ledger."""
         folder = self.require(name)
         odd = sorted(path.name for path in folder.iterdir() if path.is_symlink() or not path.is_file())
-        if odd:  # a link would lead out of the releases, a pipe would never end
-            raise CertificateError(f"release {name!r}: {', '.join(map(repr, odd))} is no plain file, so nothing was opened")
+        if odd:  # a link could lead outside the folder; reading a pipe could block forever
+            raise CertificateError(f"release {name!r}: {', '.join(map(repr, odd))} is not a plain file; no file was opened")
         self._require_unchanged()
-        return dpmerge.verify(folder, portfolio=self._state.portfolio, ledger=self._where)
+        return dpmerge.verify(folder, portfolio=self._state.portfolio, ledger=self._ledger_address)
 
     def require(self, name: str) -> Path:
         """The folder of a release that exists."""
-        folder = self._place(name)
+        folder = self._folder_of(name)
         if not _is_folder(folder):
             raise UnknownRelease(f"no release named {name!r}")
         return folder
 
-    # --- what there will be -------------------------------------------------------------------------------------------------
+    # --- new releases -------------------------------------------------------------------------------------------------------
 
     def check(self, asked: ReleaseRequest) -> None:
-        """Refuse what would be refused anyway; what it would spend is left to the ledger, for that may take long."""
+        """Refuse an invalid release quickly. Its cost is not computed, because that may be slow."""
         choice, _ = self._new(asked)
         files_to_write(self._state.portfolio, choice, ledger=self._ledger, dependent=asked.depends_on_releases)
 
@@ -110,7 +110,7 @@ class Releases:
         notes = [NO_LEDGER] if self._ledger is None else []
         return {
             "name": asked.name,
-            "guarantee": told_guarantee(seen.choice.guarantee),
+            "guarantee": guarantee_answer(seen.choice.guarantee),
             "weights": choice.form.values,
             "provenance": choice.provenance,
             "files": list(seen.files.always),
@@ -123,12 +123,12 @@ class Releases:
         }
 
     def release(self, asked: ReleaseRequest, progress: Callable[[int, int], None] | None = None) -> Released:
-        with self._alone:  # one at a time
-            choice, folder = self._choose(asked), self._place(asked.name)
+        with self._releasing:  # one release at a time
+            choice, folder = self._choose(asked), self._folder_of(asked.name)
             try:
                 self._folder.mkdir(exist_ok=True)
             except OSError as error:
-                raise CertificateError(f"the folder for releases cannot be made: {error.strerror}") from None
+                raise CertificateError(f"the folder for releases cannot be created: {error.strerror}") from None
             return release(
                 self._state.portfolio,
                 choice,
@@ -139,14 +139,14 @@ class Releases:
             )
 
     def _new(self, asked: ReleaseRequest) -> tuple[Chosen, Path]:
-        """The choice, and its folder, which is not there yet."""
-        choice, folder = self._choose(asked), self._place(asked.name)
+        """The choice and its folder, which must not exist yet."""
+        choice, folder = self._choose(asked), self._folder_of(asked.name)
         if folder.exists() or folder.is_symlink():
             raise CertificateError(f"a release named {asked.name!r} exists already; a release is never overwritten")
         return choice, folder
 
     def _require_unchanged(self) -> None:
-        """What was read at the start still says what was run: guarantees come from there, tensors from the disk."""
+        """Refuse if records changed on disk: guarantees use those read at the start, tensors are read from disk now."""
         folder = self._state.portfolio.models[0].folder
         if folder is not None and Portfolio(folder.parent) != self._state.portfolio:
             raise CertificateError(_CHANGED)
@@ -160,15 +160,15 @@ class Releases:
             delta=asked.delta,
             epsilon=asked.epsilon,
             weights=portfolio.weights(asked.weights),
-            utility=self._state.utility,  # whoever looked at the page has seen them
+            utility=self._state.utility,  # the page shows them, so the choice may depend on them
             provenance=asked.provenance,
             accounting=asked.accounting(self._state.accounting),
         )
 
-    def _place(self, name: str) -> Path:
-        """The folder of a release: directly in the releases' own, whatever the name says."""
+    def _folder_of(self, name: str) -> Path:
+        """The folder of a release, always directly inside the folder of releases."""
         if not re.fullmatch(NAME, name):
-            raise UnknownRelease("the name of a release has letters, digits, - and _, at most 64")
+            raise UnknownRelease("a release's name has at most 64 letters, digits, - and _")
         return self._folder / name
 
 
@@ -197,12 +197,12 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 
 def check_folder(folder: Path, writing: bool) -> None:
-    """Refuse a place for releases that is none, before anyone has chosen what to release."""
+    """Refuse an unusable release folder when the server starts, not at the first release."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ExplorerError(f"{folder}: releases go into a folder, and this is not one; choose another for them")
+        raise ExplorerError(f"{folder}: not a folder; choose a folder for releases")
     if writing:
         place = folder if folder.exists() else folder.parent
         if not place.is_dir():
-            raise ExplorerError(f"{place}: no such folder; make it, or choose another for releases")
+            raise ExplorerError(f"{place}: no such folder; create it, or choose another folder for releases")
         if not os.access(place, os.W_OK | os.X_OK):
-            raise ExplorerError(f"{place}: this user may not write there; choose another folder for releases")
+            raise ExplorerError(f"{place}: no permission to write; choose another folder for releases")

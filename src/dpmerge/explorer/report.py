@@ -1,4 +1,4 @@
-"""The explorer's pictures as one document: what `dpmerge report` writes as a page to send to someone. Needs no server."""
+"""The report: the explorer's tables and figures as one document. Needs no server."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from dpmerge.errors import AccountingError
 from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
-from dpmerge.explorer.telling import told_plan
+from dpmerge.explorer.telling import plan_answer
 from dpmerge.figures import describe
 from dpmerge.planning import Mapper, Plan, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
 
-_ON_THE_FRONTIER = 100  # targets at which random selection is solved, besides those that are reported
-_GIVEN = "These targets were asked for."
+_ON_THE_FRONTIER = 100  # additional targets at which random selection is solved
+_GIVEN = "These targets were requested."
 _OUR_OWN = (
-    "No targets were asked for. These are half of the smallest ε that a model has alone, rounded down; the largest such ε, "
-    "rounded up; and the middle between the two on a logarithmic scale."
+    "No targets were requested. These are half of the smallest ε of a single model, rounded down; the largest such ε, rounded "
+    "up; and their midpoint on a logarithmic scale."
 )
-_NO_FINITE = "No targets were asked for, and no model has a finite ε to go by: these are round numbers."
+_NO_FINITE = "No targets were requested, and no model has a finite ε: these are round numbers."
 _LOOKED = (
-    "The utilities on this page were measured on the private models, and weights were searched by them: both are functions of "
-    "those models, and no guarantee on this page covers showing them. It is for those who may see the models themselves."
+    "The utilities on this page were measured on the private models, and weights were chosen by them. Both depend on the "
+    "private data, and no guarantee on this page covers them: share it only with people who may see the models."
 )
 
 
 @dataclass(frozen=True)
 class ReportScope:
-    """What a report is about: targets (none: sensible ones), and how fine the pictures are."""
+    """The report's targets (default: chosen from the models) and the resolution of its figures."""
 
     delta: float
     epsilons: tuple[float, ...] = ()
@@ -46,7 +46,7 @@ class ReportScope:
         Target(delta=self.delta)
         for epsilon in self.epsilons:
             Target(epsilon=epsilon)
-        simplex_grid(1, self.step)  # refuses a step that does not divide 1
+        simplex_grid(1, self.step)  # raises if the step does not divide 1
 
 
 def report(
@@ -72,7 +72,7 @@ def report(
     plans = []
     for epsilon in targets:
         progress(f"plans for ε = {epsilon:g}")
-        plans.append(told_plan(known.at(epsilon)))
+        plans.append(plan_answer(known.at(epsilon)))
     drawn = frontier(
         portfolio,
         delta=asked.delta,
@@ -107,13 +107,13 @@ def report(
 
 
 def _ledger(state: PortfolioState, ledger: str) -> dict[str, Any]:
-    """The budget, what of it is left for this portfolio, and every entry: names, no paths."""
-    releases = Releases(state, Path(os.devnull), ledger)  # there is no folder of releases here, and nothing is released
+    """The budget, what still fits, and every entry, with names instead of paths."""
+    releases = Releases(state, Path(os.devnull), ledger)  # no folder: a report releases nothing
     return {"budget": releases.budget(), "entries": releases.listing()["entries"]}
 
 
 def _targets(given: Sequence[float], known: Plan) -> tuple[list[float], str]:
-    """The targets of the report from small to large, and who chose them."""
+    """The report's targets in increasing order, and how they were chosen."""
     if given:
         return sorted(set(given)), _GIVEN
     smallest, largest = known.span()
@@ -124,7 +124,7 @@ def _targets(given: Sequence[float], known: Plan) -> tuple[list[float], str]:
 def _weights(
     portfolio: Portfolio, asked: ReportScope, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
-    """A picture of ε over all weights of two or three models, or why there is none."""
+    """A figure of ε over all weights of two or three models, or the reason why there is none."""
     how: dict[str, Any] = {"delta": asked.delta, "step": asked.step, "accounting": accounting, "run": run}
     try:
         if len(portfolio.names) == 2:
@@ -134,9 +134,9 @@ def _weights(
         else:
             raise AccountingError(_no_picture(len(portfolio.names)))
     except AccountingError as error:
-        return {"picture": None, "why": f"There is no picture of ε over all weights: {error}."}
+        return {"picture": None, "why": f"No figure of ε over all weights: {error}."}
     return {"picture": picture, "why": None}
 
 
 def _no_picture(models: int) -> str:
-    return "one model has no weights to choose" if models == 1 else f"the weights of {models} models do not fit a plane"
+    return "one model has no weights to choose" if models == 1 else f"the weights of {models} models cannot be drawn in a plane"

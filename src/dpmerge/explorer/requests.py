@@ -1,4 +1,4 @@
-"""What is asked over the wire: requests that refuse what they do not know."""
+"""Requests of the HTTP API. Unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.rules import Accounting, By, Looked, PlainRule
 
-SMALLEST_DELTA = 1e-100  # accounting is right down to here (docs/architecture.md); a fraction of a smaller δ may vanish
+SMALLEST_DELTA = 1e-100  # accounting is valid down to here (docs/architecture.md); a fraction of a smaller δ may underflow
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
-# The name of a release: one folder in the releases' own, never a path.
+# A release's name is the name of its folder, never a path.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-Name = Annotated[str, Field(pattern=NAME, description="a new name: letters, digits, - and _, at most 64")]
+Name = Annotated[str, Field(pattern=NAME, description="name of a release: at most 64 letters, digits, - and _")]
 
 
-class _Asked(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _AskedAtDelta(_Asked):
+class _RequestAtDelta(_Request):
     any_delta: Annotated[bool, Field(description="accept a δ above 0.01")] = False
 
 
-class _Merge(_AskedAtDelta):
-    rule: PlainRule  # tempered selection needs κ, which this API does not take
+class _Merge(_RequestAtDelta):
+    rule: PlainRule  # tempered selection needs κ, which this API does not support
     weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
     provenance: Looked | None = None
@@ -37,7 +37,7 @@ class _Merge(_AskedAtDelta):
 
 
 class AccountRequest(_Merge):
-    """A merge, and either δ (to learn ε) or ε (to learn δ)."""
+    """A merge, and either δ (the answer is ε) or ε (the answer is δ)."""
 
     delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
     epsilon: Annotated[float, Field(le=1e6)] | None = None
@@ -47,15 +47,15 @@ class AccountRequest(_Merge):
         return replace(super().accounting(granted), by=self.by)
 
 
-class PlanRequest(_AskedAtDelta):
-    """A target. `full` searches at the target itself, as a job; `quick` answers from plans made beforehand."""
+class PlanRequest(_RequestAtDelta):
+    """A target. `full` starts a job that searches at this target; `quick` answers from precomputed plans."""
 
     epsilon: Epsilon
     delta: Delta = 1e-5
     effort: Literal["quick", "full"] = "quick"
 
 
-class FrontierRequest(_AskedAtDelta):
+class FrontierRequest(_RequestAtDelta):
     """Targets for a frontier at one δ, and how many combinations to try on each edge."""
 
     delta: Delta = 1e-5
@@ -64,7 +64,7 @@ class FrontierRequest(_AskedAtDelta):
 
 
 class ReleaseRequest(_Merge):
-    """What to release, and under which name: exactly these weights; with ε, refused if they do not meet it."""
+    """A release with exactly these weights. If ε is given and not met, the release is refused."""
 
     name: Name
     delta: Delta
@@ -72,5 +72,5 @@ class ReleaseRequest(_Merge):
     depends_on_releases: bool = False
 
 
-class VerifyRequest(_Asked):
+class VerifyRequest(_Request):
     name: Name

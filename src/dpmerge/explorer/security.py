@@ -1,8 +1,8 @@
-"""The explorer's door: every request passes it before anything is read or computed.
+"""Access checks: every request passes them before its body is read or anything is computed.
 
-A page on the internet can send requests to loopback from its visitor's browser, and can make its own name point there (DNS
-rebinding). So the Host header must be an address of this server; requests that a browser sends for another site are refused;
-and what changes something needs a token, which no browser sends by itself.
+A website can make its visitor's browser send requests to loopback, and can make its own name resolve there (DNS rebinding). So
+the Host header must be an address of this server; requests that a browser sends for another site are refused; and every change
+needs a token, which no browser sends by itself.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BODY_LIMIT = 64 * 1024
 IN_FLIGHT = 256
 BODY_SECONDS = 10.0
 _TOKEN_LENGTH = 16
-# What may be posted without the token, on loopback: it computes, and changes nothing. All else needs it, known or not.
-_COMPUTES = frozenset({"/v1/account", "/v1/plan", "/v1/frontier", "/v1/releases/preview", "/v1/verify"})
-AUTHORISED = "dpmerge.authorised"  # in the scope of a request that came with the token
+# On loopback these POSTs need no token: they change nothing. All else but GET and HEAD needs it, including unknown paths.
+_POST_WITHOUT_TOKEN = frozenset({"/v1/account", "/v1/plan", "/v1/frontier", "/v1/releases/preview", "/v1/verify"})
+AUTHORISED = "dpmerge.authorised"  # scope key: whether the request sent the token
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
@@ -44,11 +44,11 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-SECURED = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 
 
 class Refused(Exception):
-    """A request that does not get in."""
+    """A rejected request."""
 
     def __init__(self, status: HTTPStatus, detail: str, **headers: str) -> None:
         super().__init__(detail)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Door:
-    """Who may ask: where the server listens, and the token for what changes something."""
+    """Who may send requests: where the server listens, and the token that changes need."""
 
     host: str = "127.0.0.1"
     port: int = 8710
@@ -65,7 +65,7 @@ class Door:
 
     def __post_init__(self) -> None:
         if not self.is_loopback and self.token is None:
-            raise ExplorerError(f"{self.host} can be reached from other machines: give a token, or stay on 127.0.0.1")
+            raise ExplorerError(f"{self.host} can be reached from other machines: give a token, or use 127.0.0.1")
         if self.token is not None and not re.fullmatch(rf"[\x21-\x7e]{{{_TOKEN_LENGTH},}}", self.token):
             raise ExplorerError(f"the token must have at least {_TOKEN_LENGTH} characters, printable ASCII without spaces")
 
@@ -83,15 +83,15 @@ class Door:
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """What the Host header may say; nothing is known where the server listens on all addresses."""
+        """Allowed Host headers; None (unknown) if the server listens on all addresses."""
         if self._address is not None and self._address.is_unspecified:
-            return None  # every call needs the token then, which a rebound name does not give
+            return None  # then every API call needs the token, which DNS rebinding cannot supply
         names = {"localhost", "127.0.0.1", "[::1]", f"[{self.host}]" if ":" in self.host else self.host.lower()}
         return frozenset({f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set()))
 
     def check(self, method: str, path: str, headers: dict[bytes, list[bytes]]) -> bool:
-        """Refuse what comes under another name, from another site, or without the token it needs; whether it came with it."""
-        if not re.fullmatch(r"[\x21-\x7e]+", path):  # routers differ in what they make of a newline at the end
+        """Refuse a wrong Host, another site, or a missing token; return whether the request sent the token."""
+        if not re.fullmatch(r"[\x21-\x7e]+", path):  # routers treat a trailing newline differently
             raise Refused(HTTPStatus.BAD_REQUEST, "the path has characters that are not allowed")
         host = _single(headers, b"host")
         if host is None or (self.hosts is not None and host.lower() not in self.hosts):
@@ -105,8 +105,8 @@ class Door:
             raise Refused(HTTPStatus.FORBIDDEN, "requests from other sites are refused")
         if method == "POST":
             kind = (_single(headers, b"content-type") or "").split(";")[0].strip().lower()
-            if kind != "application/json":  # what a form of another site could send without asking is not JSON
-                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+            if kind != "application/json":  # another site's HTML form cannot send JSON
+                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
         if not self._needs_token(reading, method, path):
             return False
         self._check_token(_single(headers, b"authorization"))
@@ -115,11 +115,11 @@ class Door:
     def _needs_token(self, reading: bool, method: str, path: str) -> bool:
         if not self.is_loopback and path.startswith("/v1"):
             return True
-        return not reading and not (method == "POST" and path in _COMPUTES)
+        return not reading and not (method == "POST" and path in _POST_WITHOUT_TOKEN)
 
     def _check_token(self, given: str | None) -> None:
         if self.token is None:
-            raise Refused(HTTPStatus.FORBIDDEN, "this server was started without a token, so nothing can be changed through it")
+            raise Refused(HTTPStatus.FORBIDDEN, "this server has no token, so it allows no changes")
         scheme, _, sent = (given or "").partition(" ")
         right = hmac.compare_digest(sent.strip().encode(errors="replace"), self.token.encode())
         if not (scheme.lower() == "bearer" and right):
@@ -131,7 +131,7 @@ class Door:
 
 
 class Guard:
-    """ASGI middleware: the door, limits on size, time and number, and the headers of every answer."""
+    """ASGI middleware: access checks, limits on size, time and number of requests, and security headers."""
 
     def __init__(self, app: App, door: Door, in_flight: int = IN_FLIGHT) -> None:
         self._app, self._door = app, door
@@ -141,9 +141,9 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no other protocol is spoken here
+        if scope["type"] != "http":  # no other protocol is supported
             return
-        secured = _securing(send)
+        secured = _with_security_headers(send)
         try:
             if self._inside >= self._limit:
                 raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once; try again", **{"retry-after": "1"})
@@ -153,7 +153,7 @@ class Guard:
                 for name, value in scope["headers"]:
                     headers.setdefault(name.lower(), []).append(value)
                 authorised = self._door.check(scope["method"], scope["path"], headers)
-                await self._app({**scope, AUTHORISED: authorised}, await _whole(receive, headers), secured)
+                await self._app({**scope, AUTHORISED: authorised}, await _read_body(receive, headers), secured)
             finally:
                 self._inside -= 1
         except Refused as refusal:
@@ -161,17 +161,17 @@ class Guard:
 
 
 def problem(status: int, detail: str) -> dict[str, Any]:
-    """An error as RFC 9457 has it; a text that is no valid text is made one."""
+    """An error in the format of RFC 9457; invalid Unicode is replaced."""
     text = " ".join(detail.split()).encode("utf-8", "replace").decode()
     return {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": int(status), "detail": text}
 
 
-async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive:
-    """The body, read before anything else is done: not too long, not too slowly, and saying nothing twice."""
+async def _read_body(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive:
+    """Read the whole body first, with limits on size and time; duplicate JSON keys are refused."""
     length = _single(headers, b"content-length")
     number = length is None or (length.isascii() and length.isdigit() and len(length) <= 12)
     if not number or (length is not None and int(length) > BODY_LIMIT):
-        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"requests have at most {BODY_LIMIT} bytes")
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request is larger than {BODY_LIMIT} bytes")
     body = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -179,13 +179,13 @@ async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive
                 message = await receive()
                 body += message.get("body", b"")
                 if len(body) > BODY_LIMIT:
-                    raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"requests have at most {BODY_LIMIT} bytes")
+                    raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request is larger than {BODY_LIMIT} bytes")
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
         raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time") from None
-    with suppress(ValueError, RecursionError):  # what is no JSON is refused in the words of its own
-        json.loads(body or b"null", object_pairs_hook=_once)
+    with suppress(ValueError, RecursionError):  # invalid JSON is reported by the request parser
+        json.loads(body or b"null", object_pairs_hook=_without_duplicates)
     given = False
 
     async def replay() -> Message:
@@ -198,18 +198,18 @@ async def _whole(receive: Receive, headers: dict[bytes, list[bytes]]) -> Receive
     return replay
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a name occurs twice in the same object")
+        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "a JSON object has the same key twice")
     return found
 
 
-def _securing(send: Send) -> Send:
+def _with_security_headers(send: Send) -> Send:
     async def secured(message: Message) -> None:
         if message["type"] == "http.response.start":
             kept = [(name, value) for name, value in message.get("headers", []) if name.decode().lower() not in _HEADERS]
-            message = {**message, "headers": [*kept, *SECURED]}
+            message = {**message, "headers": [*kept, *SECURITY_HEADERS]}
         await send(message)
 
     return secured
@@ -217,7 +217,7 @@ def _securing(send: Send) -> Send:
 
 async def _answer(send: Send, refusal: Refused) -> None:
     body = json.dumps(problem(refusal.status, refusal.detail)).encode()
-    # Whoever is refused may still be sending: the connection ends with the answer.
+    # The client may still be sending, so close the connection.
     headers = {
         "content-type": "application/problem+json",
         "content-length": str(len(body)),
@@ -230,7 +230,7 @@ async def _answer(send: Send, refusal: Refused) -> None:
 
 
 def _single(headers: dict[bytes, list[bytes]], name: bytes) -> str | None:
-    """A header that may be there once."""
+    """The value of a header that must not be repeated."""
     values = headers.get(name, [])
     if len(values) > 1:
         raise Refused(HTTPStatus.BAD_REQUEST, f"the header {name.decode()} was sent more than once")

@@ -1,4 +1,4 @@
-"""A server of one's own: the address is taken before anything is said, and nobody can keep it waiting."""
+"""Local HTTP server: binds its address first; slow clients cannot block it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpmerge.errors import ExplorerError
-from dpmerge.explorer.security import SECURED, App, problem
+from dpmerge.explorer.security import SECURITY_HEADERS, App, problem
 
-_CONNECTIONS = 512  # at once: more than the guard lets in, fewer than the files a process may usually open
-_REQUEST_SECONDS = 10.0  # for a request to begin arriving, and for its headers to be complete
+_CONNECTIONS = 512  # more than Guard's limit, below the usual limit of open files
+_REQUEST_SECONDS = 10.0  # until a request starts, and until its headers are complete
 
 
 class Serving:
-    """An address that was taken: nobody can connect before `listen`."""
+    """A bound address: nobody can connect before `listen`."""
 
-    def __init__(self, host: str, place: socket.socket) -> None:
+    def __init__(self, host: str, bound: socket.socket) -> None:
         self._host = host
-        self.place = place
+        self.socket = bound
 
     @property
     def port(self) -> int:
-        port: int = self.place.getsockname()[1]
+        port: int = self.socket.getsockname()[1]
         return port
 
     @property
     def url(self) -> str:
-        """Where the page is; the token is never part of it."""
+        """The page's URL, without the token."""
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}/"
 
     def listen(self, app: App) -> uvicorn.Server:
-        """Everything is ready: connections are accepted from now on, and answered once the server runs.
+        """Accept connections; they are answered once the server runs.
 
-        One parser whose limits are known, no other protocol, no header believed about who asks; and no access log: it would
-        tell who asked what.
+        One HTTP parser with known limits and no other protocol; proxy headers are ignored; no access log, for privacy.
         """
         config = uvicorn.Config(
             app,
-            http=_Impatient,
+            http=_TimedProtocol,
             ws="none",
             lifespan="on",
             proxy_headers=False,
@@ -60,30 +59,30 @@ class Serving:
         )
         config.load()
         server = uvicorn.Server(config)
-        # Whoever leaves cuts off those who still listen to a job: no news, and no reason for a traceback.
+        # Shutdown closes open event streams; that is no reason for a traceback.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
-        with _told(self._host, self.port):
-            self.place.listen(_CONNECTIONS)
+        with _explained(self._host, self.port):
+            self.socket.listen(_CONNECTIONS)
         return server
 
     def run(self, server: uvicorn.Server) -> None:
-        """Answer until told to stop; Ctrl-C is how one leaves."""
+        """Serve until stopped (Ctrl-C)."""
         with suppress(KeyboardInterrupt):
-            server.run(sockets=[self.place])
+            server.run(sockets=[self.socket])
 
 
 @contextmanager
 def taking(host: str, port: int) -> Iterator[Serving]:
-    """An address of this machine that nobody else can take meanwhile."""
-    with _told(host, port):
-        # The name must mean this machine, whatever a resolver says: the door trusts it.
+    """Bind an address of this machine, and keep it for the server."""
+    with _explained(host, port):
+        # Door trusts localhost to be this machine, so a resolver must not decide it.
         name = "127.0.0.1" if host == "localhost" else host
-        places = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = places[0]
-        found = socket.socket(family, kind, protocol)  # with its protocol said, asyncio sends without delay (TCP_NODELAY)
+        addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        found = socket.socket(family, kind, protocol)  # with an explicit protocol, asyncio sets TCP_NODELAY
     with found:
-        with _told(host, port):
-            if os.name == "posix":  # elsewhere it would let others listen on the same port
+        with _explained(host, port):
+            if os.name == "posix":  # elsewhere it would let other processes use the port
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -92,44 +91,44 @@ def taking(host: str, port: int) -> Iterator[Serving]:
 
 
 @contextmanager
-def _told(host: str, port: int) -> Iterator[None]:
-    """What the machine refuses, in words that say what to do."""
+def _explained(host: str, port: int) -> Iterator[None]:
+    """Turn an error of the operating system into a message that says what to do."""
     try:
         yield
     except (socket.gaierror, UnicodeError):
-        raise ExplorerError(f"{host!r} is no address of this machine: choose another host") from None
+        raise ExplorerError(f"{host!r} is not an address of this machine: choose another host") from None
     except OSError as refused:
         reasons = {
             errno.EADDRINUSE: f"port {port} is in use: choose another port, or 0 for a free one",
-            errno.EACCES: f"this user may not listen on port {port}: choose a port from 1024 on, or 0 for a free one",
-            errno.EADDRNOTAVAIL: f"{host!r} is no address of this machine: choose another host",
+            errno.EACCES: f"no permission to listen on port {port}: choose a port from 1024 on, or 0 for a free one",
+            errno.EADDRNOTAVAIL: f"{host!r} is not an address of this machine: choose another host",
         }
         cannot = f"cannot listen on port {port} of {host!r}: {refused.strerror or refused}"
         raise ExplorerError(reasons.get(refused.errno or 0, cannot)) from None
 
 
-class _Impatient(H11Protocol):
-    """HTTP/1.1 that closes connections which are too many, or on which no request arrives in time: uvicorn would wait."""
+class _TimedProtocol(H11Protocol):
+    """HTTP/1.1 that closes excess connections, and those on which no request arrives in time. uvicorn would wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > _CONNECTIONS:
             transport.abort()
-        self._look(None)
+        self._close_if_idle(None)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered like everything that is refused."""
+        """Malformed HTTP is answered in the same error format."""
         body = json.dumps(problem(400, msg)).encode()
-        headers = [*SECURED, (b"content-type", b"application/problem+json"), (b"connection", b"close")]
+        headers = [*SECURITY_HEADERS, (b"content-type", b"application/problem+json"), (b"connection", b"close")]
         for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         self.transport.close()
 
-    def _look(self, before: object) -> None:
+    def _close_if_idle(self, before: object) -> None:
         seen = (self.conn.their_state, self.cycle)
-        # The same request is still to come; or it was answered, and its body still is.
+        # No complete request header has arrived; or the request was answered before its whole body arrived.
         waits = seen[0] is h11.IDLE or getattr(self.cycle, "response_complete", False)
         if seen == before and waits:
             self.transport.abort()
         if not self.transport.is_closing():
-            self.loop.call_later(_REQUEST_SECONDS, self._look, seen)
+            self.loop.call_later(_REQUEST_SECONDS, self._close_if_idle, seen)

@@ -1,4 +1,4 @@
-"""Guarantees, plans and landscapes as the page and the report tell them: plain data with sentences."""
+"""Guarantees, plans and landscapes as plain data with sentences, for the page and the report."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any
 from dpmerge.planning import Landscape, Option, Plan
 from dpmerge.rules import THEOREMS, Guarantee, ShownStanding
 
-_NOTHING = "there is no finite ε at this δ: nothing is guaranteed"
+_NOTHING = "no finite ε at this δ: nothing is guaranteed"
 
 
 def standing_of(found: Guarantee | None) -> ShownStanding:
-    """How a guarantee stands; one without a finite ε is none, however well it is proved."""
+    """The standing of a guarantee. It is "none" if ε is infinite, even if the theorem is proved."""
     if found is None:
         return "refused"
     return found.standing if math.isfinite(found.epsilon) else "none"
 
 
-def told_guarantee(found: Guarantee) -> dict[str, Any]:
+def guarantee_answer(found: Guarantee) -> dict[str, Any]:
     because = found.details.get("joint_because")
     return {**found.as_dict(), **_words(found, f"{_NOTHING} ({because})" if because else _NOTHING)}
 
 
-def _told_option(option: Option) -> dict[str, Any]:
+def _option_answer(option: Option) -> dict[str, Any]:
     return {**option.as_dict(), **_words(option.guarantee, option.why or _NOTHING)}
 
 
-def told_plan(plan: Plan) -> dict[str, Any]:
-    """The plan's own document, its options with their sentences; `best` is the index of the first that fits."""
+def plan_answer(plan: Plan) -> dict[str, Any]:
+    """`Plan.as_dict` with a sentence for each option; `best` is the index of the first that meets the target."""
     document = plan.as_dict()
-    del document["utilities"]  # told with the models
+    del document["utilities"]  # the answer about the models has them
     return {
         **document,
         "best": next((index for index, option in enumerate(plan.options) if option.feasible), None),
-        "options": [_told_option(option) for option in plan.options],
+        "options": [_option_answer(option) for option in plan.options],
     }
 
 
-def told_landscape(found: Landscape) -> dict[str, Any]:
-    """For every rule ε and standing at every point; pending where it is not known yet."""
+def landscape_answer(found: Landscape) -> dict[str, Any]:
+    """ε and standing of every rule at every point; "pending" if not computed yet."""
     rules = {}
     for rule, guarantees in found.found.items():
-        known = dict(guarantees)  # the background goes on meanwhile
+        known = dict(guarantees)  # a copy: the background thread keeps adding points
         rows = [known.get(index) for index in range(len(found.points))]
         rules[rule] = {
             "epsilons": [None if row is None else row.epsilon for row in rows],

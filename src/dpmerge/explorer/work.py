@@ -1,4 +1,4 @@
-"""What the server's jobs do: plan, draw a frontier, release, verify."""
+"""The work of the server's jobs: plan, frontier, release, verify."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.requests import FrontierRequest, PlanRequest, ReleaseRequest
-from dpmerge.explorer.telling import told_plan
+from dpmerge.explorer.telling import plan_answer
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Plan, frontier
 
@@ -26,13 +26,13 @@ def full_plan(state: PortfolioState, asked: PlanRequest, job: Job) -> dict[str, 
         accounting=state.accounting,
         progress=job.report,
     )
-    state.ladder(asked.delta).learn(found.options)  # the slider finds it from now on
-    return warmed(found, 1, 1)
+    state.ladder(asked.delta).learn(found.options)  # so that quick plans include it
+    return with_progress(found, 1, 1)
 
 
-def warmed(found: Plan, done: int, total: int) -> dict[str, Any]:
-    """A plan, and how many of the plans made beforehand it could draw on."""
-    plain: dict[str, Any] = finite_or_null({**told_plan(found), "warming": {"done": done, "total": total}})
+def with_progress(found: Plan, done: int, total: int) -> dict[str, Any]:
+    """A plan, with the progress of the precomputed plans it was chosen from."""
+    plain: dict[str, Any] = finite_or_null({**plan_answer(found), "warming": {"done": done, "total": total}})
     return plain
 
 

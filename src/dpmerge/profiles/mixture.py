@@ -30,6 +30,8 @@ def mixture_epsilon(parts: Parts, delta: float, interval: float | None = None) -
     """The smallest ε ≥ 0 with Σ π_i H_ε(i) ≤ δ in both directions."""
     remove, add = DIRECTIONS
     epsilon = _one_direction(parts, delta, remove, interval)
+    if any(part.is_one_shift for _, part in parts):  # its curve is at hand, and its moments are not
+        return max(epsilon, _one_direction(parts, delta, add, interval))
     if math.isfinite(epsilon) and sum(weight * part.chernoff(epsilon, add) for weight, part in parts) <= delta:
         return epsilon  # this ε is enough for the other direction too
     return max(epsilon, _one_direction(parts, delta, add, interval))
@@ -41,7 +43,7 @@ def _one_direction(parts: Parts, delta: float, direction: Direction, interval: f
     private = [(weight, part) for weight, part in parts if part.is_private and part.factors]
     if not private:
         return 0.0
-    guess = _first_guess(private, delta, direction)
+    guess = 1.0 if any(part.is_one_shift for _, part in private) else _first_guess(private, delta, direction)
     best, question = math.inf, 0.85 * guess
     for _ in range(5):
         curve = MixtureCurve([(weight, part.curve(direction, question, 1e-8 * delta, interval)) for weight, part in parts])

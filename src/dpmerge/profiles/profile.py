@@ -16,7 +16,7 @@ import numpy as np
 
 from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.compose import ComposedLoss, compose
-from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve
+from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve, ShiftCurve
 from dpmerge.profiles.formulas import TILTS, Conversion, epsilon_from_renyi
 from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms
 from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
@@ -99,6 +99,12 @@ class Profile:
         return math.sqrt(sum(count * law.mu**2 for law, count in self.factors if isinstance(law, GaussianLaw)))
 
     @property
+    def is_one_shift(self) -> bool:
+        """Whether this is one random shift of a Gaussian, which has a closed form."""
+        alone = len(self.factors) == 1 and self.factors[0][1] == 1
+        return closed_forms() and self.is_private and alone and isinstance(self.factors[0][0], MixtureLaw)
+
+    @property
     def stated_orders(self) -> FloatArray | None:
         """The orders at which Rényi-only laws are known exactly."""
         stated = [law.orders for law, _ in self.factors if isinstance(law, RenyiLaw)]
@@ -132,6 +138,9 @@ class Profile:
 
         Where one direction's Chernoff bound already vanishes beside the other's δ, the bound itself is the answer.
         """
+        if self.is_one_shift:
+            remove, add = (self.curve(direction, epsilon, None, interval).delta(epsilon) for direction in DIRECTIONS)
+            return remove, add
         rough = [self.chernoff(epsilon, direction) for direction in DIRECTIONS]
         first = int(rough[1] > rough[0])
         values = list(rough)
@@ -163,7 +172,7 @@ class Profile:
 
         `tail` is how much may be given up far above the question; nothing to a relative 1e-12 of the answer by default.
         """
-        known = self._closed_form()
+        known = self._closed_form(direction)
         if known is not None:
             return known
         theta, log_bound = self._tilt(question, direction)
@@ -176,7 +185,7 @@ class Profile:
 
     def wide_curve(self, direction: Direction, low: float, high: float, delta: float) -> Curve:
         """One upper bound on δ(ε) for every ε from `low` to `high`, precise to a negligible part of `delta`."""
-        known = self._closed_form()
+        known = self._closed_form(direction)
         if known is not None:
             return known
         guesses = epsilon_from_renyi(TILTS + 1, self.cumulants(direction) / TILTS, delta, "tight")
@@ -188,13 +197,17 @@ class Profile:
         tail, lowest = 1e-12 * delta, max(0.0, low - 0.01)
         return LeastCurve(tuple(self._on_some_grid(direction, interval, theta, tail, lowest) for theta in sorted(tilts)))
 
-    def _closed_form(self) -> Curve | None:
+    def _closed_form(self, direction: Direction) -> Curve | None:
         if not self.is_private:
             return GaussianCurve(0.0, 1.0)
         if not self.factors:
             return GaussianCurve(0.0, self.failure)
         if closed_forms() and len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
+        if self.is_one_shift:
+            law = self.factors[0][0]
+            assert isinstance(law, MixtureLaw)
+            return ShiftCurve(*law.upper, direction, self.failure)
         if not self.has_loss_distribution:
             return RenyiCurve(self.renyi, self.failure)
         return None

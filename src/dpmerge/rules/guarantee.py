@@ -23,7 +23,7 @@ Accountant = Literal[MixtureAccountant, "gdp"]
 By = Literal["best", Accountant]
 MIXTURE_ACCOUNTANTS: tuple[MixtureAccountant, ...] = ("pld", "rdp")
 Standing = Literal["proved", "conditional"]
-# How a guarantee stands, or why there is none: covered by no theorem, or without a finite ε.
+# In order: proved; proved under an assumption that may fail; covered by no theorem; no finite ε.
 ShownStanding = Literal[Standing, "refused", "none"]
 
 

@@ -1,0 +1,402 @@
+"""What later noise hides of a record's participations: laws of the distance M of a hidden run (docs/theory.md §9).
+
+A hidden run is laid out as stairs, in units in which its steps drive nothing apart. At each piece the record adds some units,
+with the probabilities of its coins; then the piece's noise may absorb part of what is there, and an amount a against noise of
+energy ℓ adds a²/ℓ to M². For every outcome of the coins, any absorption that never takes more than there is gives a valid M.
+The laws below belong to such choices. Whatever is rounded here is rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge.profiles.grids import FloatArray
+from dpmerge.profiles.shifts import ShiftLaw
+
+IntArray = npt.NDArray[np.int64]
+_ABOVE = 1 + 1e-9  # above the rounding of slopes, chords and sums
+_CELLS = 1200
+_ROWS = 400  # of what may be there at once, in parts of a unit
+_FFT_ERROR = 1e-15  # of one cell of a convolution of probabilities
+_LARGEST = 400.0  # of M²: beyond, ε is of no interest
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """Pieces of one run: `coins[n][k]` is the probability of k units at piece n, whose noise then has energy `lengths[n]`.
+
+    The last piece is the last step. `growth[n]` is by how much piece n may drive apart what was there before it. `most` is the
+    largest number of units that is followed; more of them are given up, with all else that is: probability `excess`.
+    """
+
+    coins: tuple[FloatArray, ...]
+    lengths: FloatArray
+    growth: FloatArray
+    unit: float
+    most: int
+    excess: float
+
+    @property
+    def ends(self) -> FloatArray:
+        """Energy up to each point between pieces, in units of `unit`², so that amounts are counts."""
+        return np.concatenate(([0.0], np.cumsum(self.lengths))) / self.unit**2
+
+    @property
+    def work(self) -> float:
+        """About how many operations the faces of the minorant take."""
+        return len(self.coins) ** 3 / 6 * (self.most + 1) ** 2 * max(law.size for law in self.coins)
+
+
+def stairs(
+    gain: FloatArray, energy: FloatArray, rate: FloatArray, growth: FloatArray, pieces: int, tail: float, fineness: int = 8
+) -> Stairs:
+    """Lay out a run: a step multiplies what is there by `growth`, adds `gain` with probability `rate`, and has noise `energy`.
+
+    Long runs are laid out in blocks, short ones near the end: what a block's coins bring counts at the block's end, so that
+    its noise absorbs only what was there at its start. Gains that differ are rounded up to multiples of 1/fineness of the
+    largest. The last step has noise.
+    """
+    moving = np.flatnonzero(gain > 0)
+    first = int(moving[0]) if moving.size else gain.size - 1
+    gain, energy, rate, growth = gain[first:], energy[first:], rate[first:], growth[first:]
+    coins: list[FloatArray] = []
+    lengths: list[float] = []
+    grown: list[float] = []
+    waiting, driven, excess = np.ones(1), 1.0, 0.0  # what earlier coins bring to the next piece
+    spans = list(_spans(energy, pieces))
+    later = [np.append(np.cumprod(growth[start + 1 : stop][::-1])[::-1], 1.0) for start, stop in spans]
+    largest = max(float(np.max(gain[start:stop] * after)) for (start, stop), after in zip(spans, later, strict=True)) or 1.0
+    alike = bool(np.all(growth == 1)) and bool(np.all((gain == 0) | (gain > largest * (1 - 1e-9))))
+    unit = largest if alike else largest / fineness
+    for (start, stop), after in zip(spans, later, strict=True):
+        units = np.ceil(gain[start:stop] * after / unit * (1 - 1e-12))
+        own, lost = _units_gained(units, rate[start:stop], tail / (2 * len(spans)))
+        excess += lost
+        length = float(np.sum(energy[start:stop] * after**2)) * (1 - 1e-12)
+        driven *= float(np.prod(growth[start:stop]))
+        if stop - start == 1:
+            waiting, own = np.convolve(_stretched(waiting, growth[start]), own), np.ones(1)
+        if length > 0:
+            coins.append(waiting if stop - start == 1 else _stretched(waiting, driven))
+            lengths.append(length)
+            grown.append(driven)
+            waiting, driven = own, 1.0
+        else:
+            waiting = np.convolve(waiting, own)
+    total = np.ones(1)
+    for law in coins:
+        total = np.convolve(total, law)
+    above = np.cumsum(total[::-1])[::-1]
+    most = max(int(np.count_nonzero(above > tail / 2)) - 1, 0)
+    kept = tuple(law[: most + 1] for law in coins)
+    return Stairs(kept, np.array(lengths), np.array(grown), unit, most, excess)
+
+
+def _stretched(law: FloatArray, growth: float) -> FloatArray:
+    """Units multiplied by a growth, rounded up; what shrinks stays as it is."""
+    if growth <= 1 or law.size == 1:
+        return law
+    moved = np.zeros(math.ceil((law.size - 1) * growth * (1 - 1e-12)) + 1)
+    np.add.at(moved, np.ceil(np.arange(law.size) * growth * (1 - 1e-12)).astype(np.int64), law)
+    return moved
+
+
+def _spans(energy: FloatArray, pieces: int) -> Iterator[tuple[int, int]]:
+    """Blocks of steps, each with at most a fixed share of the energy that follows it; the last step is alone."""
+    steps = energy.size
+    if steps <= pieces:
+        yield from ((t, t + 1) for t in range(steps))
+        return
+    before = np.concatenate(([0.0], np.cumsum(energy)))
+    low, high = 1e-4, 10.0
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if len(_cuts(before, middle)) <= pieces + 1 else (middle, high)
+    yield from pairwise(_cuts(before, high))
+
+
+def _cuts(before: FloatArray, share: float) -> list[int]:
+    steps = before.size - 1
+    cuts = [steps, steps - 1]
+    while cuts[-1] > 0:
+        stop = cuts[-1]
+        after = float(before[-1] - before[stop])
+        first = int(np.searchsorted(before, before[stop] - share * after, side="left"))
+        cuts.append(min(first, stop - 1))
+    return cuts[::-1]
+
+
+def _units_gained(units: FloatArray, rate: FloatArray, tail: float) -> tuple[FloatArray, float]:
+    """The law of the units that these steps bring, and the probability given up."""
+    law, lost = np.ones(1), 0.0
+    kinds, counts = np.unique(np.stack([units, rate])[:, units > 0], axis=1, return_counts=True)
+    for (size, probability), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
+        coin = ShiftLaw.binomial(1.0, probability, count, tail / len(counts))
+        spread = np.zeros(int(size) * round(float(coin.values[-1])) + 1)
+        spread[np.round(coin.values).astype(np.int64) * int(size)] = coin.probs
+        law, lost = np.convolve(law, spread), lost + coin.excess
+    return law, lost
+
+
+# --- the convex minorant --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Faces:
+    """Straight pieces that the convex minorant of the walk of coins may have, by ascending slope.
+
+    From point `start` to point `stop` it rises by `units`; `probs` is how likely the walk rises so and stays above in between.
+    """
+
+    stairs: Stairs
+    start: IntArray
+    stop: IntArray
+    units: IntArray
+    probs: FloatArray
+    slopes: FloatArray
+
+
+def faces(run: Stairs, tail: float) -> Faces:
+    """Every face with a probability that matters. Given the coins, no absorption is cheaper than the minorant's."""
+    x, points = run.ends, len(run.coins)
+    forget = tail / points**2
+    found: list[tuple[IntArray, IntArray, IntArray, FloatArray]] = []
+    for start in range(points):
+        found.extend(_faces_from(run, x, start, forget))
+    if not found:
+        nobody = np.zeros(0, dtype=np.int64)
+        return Faces(run, nobody, nobody, nobody, np.zeros(0), np.zeros(0))
+    first, stop, units, probs = (np.concatenate(column) for column in zip(*found, strict=True))
+    slopes = units / (x[stop] - x[first])
+    order = np.argsort(slopes, kind="stable")
+    # Equal slopes may differ by their rounding. They count as one, and follow each other from left to right.
+    level = np.concatenate(([0], np.cumsum(np.diff(slopes[order]) > 1e-9 * slopes[order][1:])))
+    order = order[np.lexsort((first[order], level))]
+    return Faces(run, first[order], stop[order], units[order], probs[order], slopes[order])
+
+
+def _faces_from(
+    run: Stairs, x: FloatArray, start: int, forget: float
+) -> Iterator[tuple[IntArray, IntArray, IntArray, FloatArray]]:
+    """Faces that begin at one point. Rows are chords to (stop, units), sorted by stop; columns are counts so far."""
+    points, counts = len(run.coins), np.arange(run.most + 1)
+    reach: list[int] = []
+    gained = np.ones(1)
+    for n in range(start, points):
+        gained = np.convolve(gained, run.coins[n])[: run.most + 1]
+        above = np.cumsum(gained[::-1])[::-1]
+        reach.append(int(np.searchsorted(-above, -forget)) - 1)
+    rows = np.concatenate(([0], np.cumsum(reach)))
+    if rows[-1] == 0:
+        return
+    units = np.concatenate([counts[1 : most + 1] for most in reach])
+    stops = np.repeat(np.arange(start + 1, points + 1), reach)
+    slopes = units / (x[stops] - x[start])
+    state = np.zeros((units.size, run.most + 1))
+    state[:, 0] = 1.0
+    for n in range(start, points):
+        held, law = state[rows[n - start] :], run.coins[n]
+        moved = law[0] * held
+        for k in range(1, law.size):
+            moved[:, k:] += law[k] * held[:, :-k]
+        ended = reach[n - start]
+        if ended:
+            risen = counts[1 : ended + 1]
+            yield np.full(ended, start), np.full(ended, n + 1), risen, moved[risen - 1, risen]
+        left = slopes[rows[n - start + 1] :] * (x[n + 1] - x[start]) * (1 + 1e-12)
+        state[rows[n - start + 1] :] = np.where(counts > left[:, None], moved[ended:], 0.0)
+
+
+def minorant(found: Faces, tail: float) -> ShiftLaw:
+    """The law of M if every outcome's absorption follows its convex minorant; about `tail` may be given up."""
+    return _refined(lambda cells, top: _minorant_squares(found, cells, top), tail, found.stairs.excess)
+
+
+def _refined(squares: Callable[[int, float], FloatArray], tail: float, excess: float) -> ShiftLaw:
+    """A law of M² on a grid that reaches as far as the tail asks for."""
+    top = _LARGEST
+    for cells in (300, 300):
+        above = np.cumsum(squares(cells, top)[::-1])[::-1]
+        top *= min(1.0, max(int(np.count_nonzero(above > tail)), 1) / cells)
+    masses = squares(_CELLS, top)
+    return _law(np.arange(_CELLS + 1.0) * (top / _CELLS), masses, max(1 - float(masses.sum()), 0.0) + excess)
+
+
+def _minorant_squares(found: Faces, cells: int, top: float) -> FloatArray:
+    run = found.stairs
+    table = _start(run, cells, len(run.coins))
+    _add_faces(table, found, found.slopes.size, cells, top)
+    return np.asarray(table[-1])
+
+
+def _start(run: Stairs, cells: int, points: int) -> FloatArray:
+    """The walk stays at 0 up to a point: rows are points, columns cells of M²."""
+    table = np.zeros((points + 1, cells + 1))
+    table[:, 0] = np.cumprod([1.0, *(float(law[0]) for law in run.coins[:points])])
+    return table
+
+
+def _add_faces(table: FloatArray, found: Faces, count: int, cells: int, top: float) -> None:
+    price = np.ceil(found.units[:count] * found.slopes[:count] / (top / cells) * (1 - 1e-12)).astype(np.int64)
+    chosen = np.flatnonzero((price <= cells) & (found.stop[:count] < table.shape[0]))
+    columns = (found.start[chosen], found.stop[chosen], found.probs[chosen], price[chosen])
+    for start, stop, prob, shift in zip(*(column.tolist() for column in columns), strict=True):
+        table[stop, shift:] += prob * table[start, : cells + 1 - shift]
+
+
+# --- choices that need less work ------------------------------------------------------------------------------------------
+
+
+def spread(run: Stairs, tail: float) -> ShiftLaw:
+    """The law of M if each participation is spread evenly over all later noise.
+
+    From the last piece to the first: k units that join v later ones add (k² + 2kv)/E, E the energy that is left.
+    """
+    left = np.cumsum(run.lengths[::-1])[::-1] / run.unit**2
+
+    def squares(cells: int, top: float) -> FloatArray:
+        table = np.zeros((run.most + 1, cells + 1))
+        table[0, 0] = 1.0
+        for law, energy in zip(run.coins[::-1], left[::-1].tolist(), strict=True):
+            fresh = law[0] * table
+            for k in range(1, law.size):
+                for later in range(run.most + 1 - k):
+                    shift = math.ceil((k * k + 2 * k * later) / energy / (top / cells) * (1 - 1e-12))
+                    if shift <= cells:
+                        fresh[later + k, shift:] += law[k] * table[later, : cells + 1 - shift]
+            table = fresh
+        return np.asarray(table.sum(axis=0))
+
+    return _refined(squares, tail, run.excess)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells for what a run's own noise pays, of M², and for what it leaves to the last step, an amount."""
+
+    own: float
+    left: float
+    cells: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The joint law of what a run's own noise has paid before the last step and what is left to that step, on a grid."""
+
+    masses: FloatArray
+    excess: float
+
+
+def followed(found: Faces, slope: float, grid: Grid, scale: float) -> Split:
+    """Absorb along the minorant up to a slope (units per energy), from there on at that slope; `scale` is a unit's worth."""
+    run, x = found.stairs, found.stairs.ends
+    last = len(run.coins) - 1
+    cells = grid.cells[0]
+    steep = int(np.searchsorted(found.slopes, slope * (1 - 1e-9)))
+    table = _start(run, cells, last)
+    _add_faces(table, found, steep, cells, grid.own * cells)
+    masses = np.zeros((cells + 1, grid.cells[1] + 1))
+    counts = np.arange(run.most + 1)
+    for n in range(last + 1):
+        walk = np.zeros(run.most + 1)
+        walk[0] = 1.0
+        for t in range(n, last):  # the walk stays above the line of this slope from here to the last step
+            walk = np.convolve(walk, run.coins[t])[: run.most + 1]
+            walk[counts < slope * (x[t + 1] - x[n]) * (1 - 1e-12)] = 0.0
+        walk = np.convolve(walk, run.coins[last])[: run.most + 1]
+        paid = slope * (x[last] - x[n])
+        shift = math.ceil(slope * paid / grid.own * (1 - 1e-12))
+        columns = np.ceil(np.maximum(counts - paid, 0.0) * scale / grid.left * (1 - 1e-12)).astype(np.int64)
+        _leave(masses, table[n], walk, shift, columns)
+    return Split(masses, run.excess)
+
+
+def drained(run: Stairs, slope: float, grid: Grid, scale: float, fineness: int = 4) -> Split:
+    """Absorb at a fixed rate (units per energy) whenever there is something: no coin is looked at before it falls."""
+    energies = run.lengths / run.unit**2
+    rows, cells = min(fineness * max(run.most, 1), _ROWS), grid.cells[0]
+    table = np.zeros((rows + 1, cells + 1))
+    table[0, 0] = 1.0
+    for n, law in enumerate(run.coins):
+        table = _gained(_driven(table, float(run.growth[n])), law, fineness)
+        taken = int(slope * energies[n] * fineness * (1 + 1e-12))
+        if taken and n + 1 < len(run.coins):
+            table = _absorbed(table, min(taken, rows), float(energies[n]) * fineness**2 * grid.own)
+    masses = np.zeros((cells + 1, grid.cells[1] + 1))
+    columns = np.ceil(np.arange(rows + 1) / fineness * scale / grid.left * (1 - 1e-12)).astype(np.int64)
+    kept = columns <= grid.cells[1]
+    np.add.at(masses.T, columns[kept], table[kept])
+    return Split(masses, run.excess)
+
+
+def _driven(table: FloatArray, growth: float) -> FloatArray:
+    """What there is, multiplied by the growth of a step and rounded up."""
+    if growth == 1:
+        return table
+    moved = np.zeros_like(table)
+    rows = np.ceil(np.arange(table.shape[0]) * growth * (1 - 1e-12)).astype(np.int64)
+    kept = rows < table.shape[0]
+    np.add.at(moved, rows[kept], table[kept])
+    return moved
+
+
+def _gained(table: FloatArray, law: FloatArray, fineness: int) -> FloatArray:
+    moved = law[0] * table
+    for k in range(1, law.size):
+        if k * fineness < table.shape[0]:
+            moved[k * fineness :] += law[k] * table[: table.shape[0] - k * fineness]
+    return np.asarray(moved)
+
+
+def _absorbed(table: FloatArray, taken: int, energy: float) -> FloatArray:
+    """Take so many sub-units from every row, or what there is; each pays for its own."""
+    moved = np.zeros_like(table)
+    for row in range(taken + 1):
+        shift = math.ceil(row * row / energy * (1 - 1e-12))
+        if shift < table.shape[1]:
+            held = table[taken:] if row == taken else table[row : row + 1]
+            moved[: held.shape[0], shift:] += held[:, : table.shape[1] - shift]
+    return moved
+
+
+def _leave(masses: FloatArray, held: FloatArray, walk: FloatArray, shift: int, columns: IntArray) -> None:
+    if shift >= masses.shape[0] or not walk.any():
+        return
+    for column, prob in zip(columns.tolist(), walk.tolist(), strict=True):
+        if prob > 0 and column < masses.shape[1]:
+            masses[shift:, column] += prob * held[: held.size - shift]
+
+
+def pooled(parts: Sequence[Split], grid: Grid, energy: float) -> ShiftLaw:
+    """M² = Σ own + (Σ left)²/energy over independent runs; what falls off the grid is given up."""
+    rows, columns = grid.cells
+    total = np.zeros((rows + 1, columns + 1))
+    total[0, 0] = 1.0
+    given_up = 0.0
+    for part in parts:
+        total = np.maximum(_convolved(total, part.masses), 0.0)
+        given_up += part.excess + _FFT_ERROR * total.size
+    squares = grid.own * np.arange(rows + 1)[:, None] + (grid.left * np.arange(columns + 1)) ** 2 / energy
+    order = np.argsort(squares, axis=None)
+    lost = max(1 - float(total.sum()), 0.0) + given_up
+    return _law(squares.ravel()[order], total.ravel()[order], lost)
+
+
+def _convolved(a: FloatArray, b: FloatArray) -> FloatArray:
+    size = (2 * a.shape[0], 2 * a.shape[1])
+    whole = np.fft.irfft2(np.fft.rfft2(a, size) * np.fft.rfft2(b, size), size)
+    return np.asarray(whole[: a.shape[0], : a.shape[1]])
+
+
+def _law(squares: FloatArray, masses: FloatArray, excess: float) -> ShiftLaw:
+    """The shift law of these squares; where rounding counted some outcome twice, the smallest give way."""
+    above = np.minimum(np.cumsum(masses[::-1])[::-1], 1.0)
+    probs = above - np.append(above[1:], 0.0)
+    kept = probs > 0
+    return ShiftLaw(np.sqrt(squares[kept]) * _ABOVE, probs[kept], excess)
