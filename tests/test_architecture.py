@@ -143,7 +143,7 @@ def test_public_surface() -> None:
     calls = "combination compare example_portfolio frontier joint merge no_free_lunch_threshold plan selection verify"
     nouns = (
         "Accounting Certificate Combination Comparison Frontier Guarantee Joint Ledger Merge Model Option Plan Portfolio "
-        "Question Record Released Selection ShuffleAsPoisson Utilities Verdict Weights"
+        "Question Record Released Rule Selection ShuffleAsPoisson Utilities Verdict Weights"
     )
     errors = {name for name in vars(dpmerge.errors) if isinstance(getattr(dpmerge.errors, name), type)}
     offered = set(dir(dpmerge))

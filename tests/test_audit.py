@@ -713,12 +713,13 @@ def test_report_and_picture() -> None:
     assert numbers["epsilon_at_least"] == found.epsilon == max(one["epsilon_at_least"] for one in numbers["evidence"])
     assert numbers["claims"][0]["exceeded"]
     assert numbers["claims"][0]["share"] == found.epsilon / gaussian_epsilon(0.5, 1e-5)
-    document = picture(found)
-    claim, measured = document["lines"]
-    assert (claim["label"], claim["standing"], measured["standing"]) == ("half, refuted", "reference", "measured")
-    assert all(shown <= one.measured for shown, one in zip(measured["y"], found.findings[0].curve, strict=True))
-    assert document["warning"] == "Exceeded: half."
-    assert render(document, ".png").startswith(b"\x89PNG")
+    drawn = picture(found)
+    claim, measured = drawn.panels[0].lines
+    assert (claim.label, claim.standing, measured.standing) == ("half, refuted", "reference", "measured")
+    shown = [y for y in measured.y if y is not None]
+    assert all(y <= one.measured for y, one in zip(shown, found.findings[0].curve, strict=True))
+    assert drawn.warning == "Exceeded: half."
+    assert render(drawn, ".png").startswith(b"\x89PNG")
     one_run = audit(GaussianCanaries(), trials=200, seed=1, jobs=1)
     assert render(picture(one_run), ".png").startswith(b"\x89PNG")
     assert as_dict(one_run)["evidence"]["canaries"] == 100

@@ -274,7 +274,7 @@ def test_what_the_command_refuses_leaves_nothing(folder: Path, tmp_path: Path) -
         (("--rule", "uta", "--values", "3", "--until", "5", public), "no checkpoint of step 5"),
         (("--rule", "uta", "--values", "3", "--validation", "0", public), "`validation` is 0"),
         (("--rule", "uta", "--values", "3", "--validation", "361", public), "`validation` is 361"),
-        (("--rule", "uta", "--values", "3", "--predict", "nothing", public), "no predictor named"),
+        (("--rule", "uta", "--values", "3", "--predict", "nothing", public), "no predictor is named"),
     ):
         assert reason in complaint(*command(folder, out, *options))
         assert not out.exists()

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from dpmerge.checkpoints import (
     abstention_curve,
-    abstention_line,
+    abstention_panel,
     abstention_picture,
     chosen_steps,
     uncertainty,
@@ -269,7 +269,7 @@ class TestPictures:
     def test_histogram_counts_everything_once(self) -> None:
         widths = GENERATOR.random(500) ** 2
         line = histogram_line(widths, "widths")
-        edges, heights = line["x"][::2], line["y"][1:-1:2]
+        edges, heights = line.x[::2], [y or 0.0 for y in line.y[1:-1:2]]
         assert sum(heights) == pytest.approx(1)
         assert edges[0] == widths.min()
         assert edges[-1] == widths.max()
@@ -280,6 +280,6 @@ class TestPictures:
         curve = abstention_curve(GENERATOR.random(300), GENERATOR.random(300) < 0.8)
         for document in (
             widths_picture([histogram_line(np.zeros(5), "no width")], "a run", 0.95, "heuristic"),
-            abstention_picture([abstention_line(curve, "by width")], "a run"),
+            abstention_picture([abstention_panel({"by width": curve})], "a run"),
         ):
             assert render(document, ".png").startswith(b"\x89PNG")

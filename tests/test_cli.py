@@ -115,6 +115,18 @@ def test_infinite_epsilon_is_valid_json(tmp_path: Path) -> None:
     assert plain.stdout.startswith("no finite ε at δ = 1e-05")
 
 
+def test_a_frontier_prints_infinities_as_every_command_does(tmp_path: Path) -> None:
+    for name, mechanism in {"open": {"kind": "non-private"}, "private": RECORD["mechanism"]}.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "record.json").write_text(json.dumps({**RECORD, "mechanism": mechanism}))
+    command = ["frontier", str(tmp_path / "runs"), "--delta", "1e-5", "--epsilons", "1,2", "--points", "1", "--jobs", "1"]
+    result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out"), "--json"], catch_exceptions=False)
+    printed, written = json.loads(result.stdout), json.loads((tmp_path / "out" / "frontier.json").read_text())
+    assert "1e999" in result.stdout
+    assert printed["models"][0]["epsilon"] == {"pld": math.inf, "rdp": math.inf}
+    assert written["models"][0]["epsilon"] == {"pld": None, "rdp": None}
+
+
 def test_profile_side_by_side() -> None:
     found = ok("account", PORTFOLIO, "--alone", "--json")
     models = {entry["model"]: entry for entry in found["models"]}

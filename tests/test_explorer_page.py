@@ -81,7 +81,7 @@ def conditional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     plain = builders.dp_sgd("b", sigma=8.0, steps=3).record.model_dump(by_alias=True, mode="json")["mechanism"]
     models = (builders.model(EVIL, shuffled, dataset=EVIL_DATASET), builders.model("b", plain, dataset=EVIL_DATASET))
     on_disk(folder / "runs", *models)
-    with serving(folder, rungs=2, shuffle=dpmerge.ShuffleAsPoisson()) as found:
+    with serving(folder, rungs=2, accounting=dpmerge.Accounting(shuffle=dpmerge.ShuffleAsPoisson())) as found:
         yield found
 
 

@@ -22,6 +22,8 @@ from dpmerge import figures
 from dpmerge.errors import FigureError
 from dpmerge.figures import describe, draw, frontier as frontiers, labels, png, render, style
 from dpmerge.figures.picture import Panel
+from dpmerge.files import json_text
+from dpmerge.planning import Curve, Frontier, FrontierPoint, Heatmap, ModelAlone, Surface
 
 HOSTILE = "<script>alert(1)</script>&$x$"
 SUFFIXES = (".png", ".html")
@@ -67,6 +69,7 @@ def frontier(names: list[str] | None = None) -> Document:
         "utilities_source": "stated beforehand",
         "utility_label": "accuracy",
         "warning": None,
+        "assumptions": {},
         "models": [{"name": name, "utility": u, "epsilon": {"pld": e, "rdp": 1.2 * e}} for name, u, e in own],
         "joint": {"epsilon": 7.93, "utility": 0.91, "standing": "proved"},
         "curves": [
@@ -93,7 +96,7 @@ def heatmap(names: list[str] | None = None, value: Callable[[float, float], floa
         for by in ("pld", "rdp")
     ]
     common = {"kind": "heatmap", "delta": 1e-5, "adjacency": "add-remove", "step": 0.1, "models": names or ["a", "b", "c"]}
-    return {**common, "points": points, "panels": panels}
+    return {**common, "assumptions": {}, "points": points, "panels": panels}
 
 
 def printed(document: Document) -> Figure:
@@ -188,7 +191,7 @@ def test_names_are_never_markup(make: Callable[[list[str]], Document]) -> None:
 def test_every_text_of_the_document_is_escaped() -> None:
     document = frontier()
     bad = "<i onload=1>"
-    for key in ("adjacency", "provenance", "utilities_source", "utility_label", "warning"):
+    for key in ("provenance", "utilities_source", "utility_label", "warning"):
         document[key] = bad
     for curve in document["curves"]:
         curve["title"] = bad
@@ -196,6 +199,8 @@ def test_every_text_of_the_document_is_escaped() -> None:
     assert bad not in page and "\\u003ci onload" not in page
     assert "&lt;i onload=1&gt;" in page
     assert 'class="warning"' in page
+    with pytest.raises(FigureError, match="field adjacency"):  # one of three words: nothing else is drawn
+        render({**document, "adjacency": bad}, ".html")
 
 
 def test_names_that_no_format_can_hold() -> None:
@@ -233,7 +238,7 @@ def test_refusals(tmp_path: Path) -> None:
         (tmp_path / "a", frontier(), "suffix ''"),
         (tmp_path / "a.png", {}, "kind None"),
         (tmp_path / "a.html", {"kind": ["frontier"]}, "kind"),
-        (tmp_path / "a.png", {"kind": "frontier"}, "this picture (frontier) cannot be drawn: it has no field 'utility_label'"),
+        (tmp_path / "a.png", {"kind": "frontier"}, "this picture (frontier) cannot be drawn: field delta: Field required"),
         (tmp_path / "a.png", heatmap(["a", "b"]), "field models"),
         (tmp_path / "missing" / "a.png", frontier(), "cannot be written: No such file"),
     ):
@@ -365,7 +370,7 @@ def test_table_says_the_best_within_each_target() -> None:
 def test_epsilons_are_rounded_up() -> None:
     assert style.epsilon_text(6.45801) == "6.459"
     assert style.epsilon_text(0.3) == "0.3"
-    assert style.epsilon_text(None) == "∞"
+    assert style.epsilon_text(math.inf) == "∞"
 
 
 def test_names_do_not_cover_each_other_or_any_point() -> None:
@@ -438,11 +443,23 @@ def test_what_plotly_draws_is_plain_data(make: Callable[[list[str]], Document], 
 
 
 def test_results_are_drawn_as_their_documents() -> None:
-    class Found:
-        def as_dict(self) -> Document:
-            return frontier()
-
-    assert figures.web_figure(Found()) == figures.web_figure(frontier())
+    names = ["line\nbreak", "lone \udc80", HOSTILE]
+    open_model = ModelAlone(names[2], {"pld": math.inf, "rdp": math.inf}, 0.95)
+    tried = (FrontierPoint(2.0, 0.7, {names[0]: 1.0}, "given", True), FrontierPoint(math.inf, 0.9, {names[1]: 1.0}, "given"))
+    exact = (FrontierPoint(0.5, None, None), FrontierPoint(2.0, 0.7, {names[0]: 0.5, names[1]: 0.5}))
+    curves = (
+        Curve("selection", "pld", "proved", "random selection", True, exact),
+        Curve("combination", "rdp", "conditional", "linear combination", False, tried),
+    )
+    models = (ModelAlone(names[0], {"pld": 0.0, "rdp": 1.0}, 0.5), open_model)
+    found = Frontier(1e-5, "add-remove", "a-priori", "given", "utility", None, {}, models, None, curves, (1.0,))
+    epsilons = [1.0, 2.0, math.inf]
+    surface = Surface("selection", "pld", "proved", "random selection, PLD", epsilons)
+    corners = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    simplex = Heatmap(1e-5, "add-remove", 1.0, {}, tuple(names), corners, (surface,))
+    for result in (found, simplex):
+        kept = json.loads(json_text(result.as_dict()))
+        assert figures.web_figure(result) == figures.web_figure(kept)
 
 
 def test_web_figures_are_of_known_kinds() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dpmerge import plan
 from dpmerge.cli import app
 from dpmerge.cli.options import parse_targets
 from dpmerge.errors import EvaluationError, TargetError, UtilityError
+from dpmerge.figures import describe
 from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
 from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
@@ -171,7 +173,7 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
         points = curves["selection", by, "proved"]["points"]
         assert [point["epsilon"] for point in points] == targets
         for point in points:
-            best = selection_optimum(profiles, [0.93, 0.9, 0.8], point["epsilon"], DELTA, by)
+            best = selection_optimum(profiles, [0.93, 0.9, 0.8], point["epsilon"], DELTA, Accounting(by))
             assert (best is None) == (point["utility"] is None)
             if best is not None:
                 assert point["utility"] == pytest.approx(best.utility, abs=2e-5)
@@ -522,15 +524,20 @@ def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
 
 def test_an_edge_has_the_guarantees_of_its_points() -> None:
     portfolio = Portfolio((builders.dp_sgd("a", sigma=4.0, smoothness=0.2), builders.dp_sgd("b", sigma=40.0, smoothness=0.2)))
-    drawn = edge(portfolio, delta=DELTA, step=0.25).as_dict()
-    assert {(line["rule"], line["by"]) for line in drawn["lines"]} == {
+    found = edge(portfolio, delta=DELTA, step=0.25)
+    assert {(panel.rule, panel.by) for panel in found.panels} == {
         (rule, by) for rule in ("selection", "combination") for by in ("pld", "rdp")
     }
+    shares = [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [point[1] for point in found.points] == shares
     makers: dict[str, Any] = {"selection": dpmerge.selection, "combination": dpmerge.combination}
-    for line in drawn["lines"]:
-        assert line["x"] == [0.0, 0.25, 0.5, 0.75, 1.0]
-        for share, epsilon in zip(line["x"], line["y"], strict=True):
-            own = makers[line["rule"]](portfolio, {"a": 1 - share, "b": share}).guarantee(delta=DELTA, by=line["by"])
+    for panel in found.panels:
+        for share, epsilon in zip(shares, panel.epsilons, strict=True):
+            own = makers[panel.rule](portfolio, {"a": 1 - share, "b": share}).guarantee(delta=DELTA, by=panel.by)
             assert epsilon == pytest.approx(own.epsilon, rel=1e-3)
+    document = describe(replace(found, targets=(0.0, 2.0))).as_dict()
+    assert document["kind"] == "lines" and document["x_label"] == "weight of b, the rest on a"
+    assert [line["label"] for line in document["lines"][4:]] == ["target ε = 0", "target ε = 2"]
+    assert describe(document).panels == describe(replace(found, targets=(0.0, 2.0))).panels
     with pytest.raises(TargetError, match="needs two models; this portfolio has 1"):
         edge(Portfolio(portfolio.models[:1]), delta=DELTA)

@@ -17,7 +17,7 @@ from dpmerge.errors import TargetError, UtilityError
 from dpmerge.planning import FeasibleSet, Utilities, pld_optimum, renyi_optimum, selection_optimum, simplex_grid
 from dpmerge.profiles import Profile, gaussian_delta
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge.rules import Selection, Tempered, round_up
+from dpmerge.rules import Accounting, Selection, Tempered, round_up
 from tests import builders
 
 NAMES = "abcd"
@@ -244,7 +244,7 @@ def test_plan_command(tmp_path: Path) -> None:
 
 def test_profiles_are_shared_by_both_accountants() -> None:
     profiles = [Profile.of([]), Profile.of([])]
-    found = selection_optimum(profiles, [0.1, 0.2], 1.0, 1e-5, "rdp")
+    found = selection_optimum(profiles, [0.1, 0.2], 1.0, 1e-5, Accounting("rdp"))
     assert found is not None
     assert found.utility == pytest.approx(0.2)
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from dpmerge import plan
 from dpmerge.cli import app
 from dpmerge.errors import TargetError, UtilityError
-from dpmerge.planning import Provenance, Utilities, secure_draw, tilted_odds
+from dpmerge.planning import Utilities, secure_draw, tilted_odds
 from dpmerge.records import Portfolio
-from dpmerge.rules import DRAWING, Joint, Tempered, Validated, Validation
+from dpmerge.rules import DRAWING, Joint, Provenance, Tempered, Validated, Validation
 from dpmerge.rules.tempered import _tilt
 from tests import builders
 

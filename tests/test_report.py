@@ -158,7 +158,7 @@ def test_what_does_not_fit_says_why() -> None:
 
 def test_conditional_is_said_in_words_and_by_a_mark() -> None:
     portfolio = builders.portfolio(*(_shuffled(name) for name in ("a", "b")))
-    found = document(portfolio, 2.0, shuffle=dpmerge.ShuffleAsPoisson(1.0))
+    found = document(portfolio, 2.0, accounting=dpmerge.Accounting(shuffle=dpmerge.ShuffleAsPoisson(1.0)))
     text = page(found)
     assert '<span class="standing conditional">◇ conditional</span>' in text
     assert '<span class="standing proved">' not in text
@@ -340,6 +340,14 @@ def test_a_ledger_of_other_data_is_refused(three: Path, tmp_path: Path) -> None:
     Ledger.create(tmp_path / "l", dataset="other", adjacency="add-remove", epsilon=2.0, delta=DELTA)
     result = command("report", three, "-o", tmp_path / "r.html", "--ledger", tmp_path / "l", *QUICK)
     assert isinstance(result.exception, LedgerError) and not (tmp_path / "r.html").exists()
+
+
+def test_a_document_that_is_no_report_is_refused_by_its_field(three: Path) -> None:
+    found = document(Portfolio(three), 1.0)
+    with pytest.raises(FigureError, match="field plans: Field required"):
+        page({name: value for name, value in found.items() if name != "plans"})
+    with pytest.raises(FigureError, match=r"field models\.0\.standing"):
+        page({**found, "models": [{**found["models"][0], "standing": "certain"}]})
 
 
 def test_a_folder_that_cannot_be_written(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

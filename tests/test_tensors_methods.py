@@ -71,7 +71,7 @@ def test_a_users_method(tmp_path: Path) -> None:
         ("raises_when_imported:f", "cannot be loaded: ZeroDivisionError"),
         (f"{__name__}:raises", r"tensor 'x': the method raised KeyError\('scale'\)"),
         (f"{__name__}:no_numbers", "tensor 'x': the method raised ValueError"),
-        ("linear", "no method named 'linear'; there are slerp, ties"),
+        ("linear", "no method is named 'linear'; give module:function, or one of slerp, ties"),
     ],
 )
 def test_methods_that_fail(tmp_path: Path, method: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import DpmergeError
-from dpmerge.figures import draw
+from dpmerge.figures import Picture, draw
 from dpmerge_lab.audit import summary
 from dpmerge_lab.experiments import aggregation_mnist_pictures, mean_estimation_pictures
 from dpmerge_lab.experiments.aggregation_mnist import CASES
@@ -35,7 +35,7 @@ def pictures(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
             yield folder / name / f"{name}-{title}.png", document
 
 
-def soundness(folder: Path) -> Mapping[str, Any]:
+def soundness(folder: Path) -> Picture:
     """All audited scenarios."""
     kept = json.loads((folder / "audit" / "summary.json").read_text())
     return summary.picture([summary.Row(**row) for row in kept["rows"]], kept["confidence"])

@@ -29,7 +29,6 @@ def reproduce(
     """Run one of the papers' experiments: numbers with their configuration as JSON, and pictures as PNG and HTML."""
     from dpmerge.cli import print_json, show_progress
     from dpmerge.figures import require_library
-    from dpmerge.files import finite_or_null
     from dpmerge.jobs import ProgressBar
     from dpmerge_lab.experiments.catalogue import find
     from dpmerge_lab.experiments.results import Options, check_writable, write
@@ -49,7 +48,7 @@ def reproduce(
     written = write(result, folder, suffixes)
     show_progress("")
     if json:
-        print_json({**finite_or_null(result.as_dict()), "files": [str(path) for path in written]})
+        print_json({**result.as_dict(), "files": [str(path) for path in written]})
         return
     for path in written:
         typer.echo(str(path))

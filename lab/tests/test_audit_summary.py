@@ -78,8 +78,8 @@ def test_the_picture_can_be_drawn() -> None:
     rows = [row, nothing, row, row, row]
     drawn = picture(rows, 0.99)
     assert render(drawn, ".png").startswith(b"\x89PNG")
-    assert drawn["warning"] is None
-    assert picture([*rows, replace(row, alarm=True)], 0.99)["warning"]
+    assert drawn.warning is None
+    assert picture([*rows, replace(row, alarm=True)], 0.99).warning
 
 
 def test_kept_numbers_are_enough_for_their_pictures() -> None:

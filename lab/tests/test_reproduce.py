@@ -100,7 +100,7 @@ def test_numbers_and_pictures_are_written(toys: SimpleNamespace, tmp_path: Path,
     assert held["software"]["numpy"] == np.__version__ and re.search(r"\d+ cores", held["machine"])
     printed = CliRunner().invoke(app, ["reproduce", "toy", "--out", "there", "--json"], catch_exceptions=False)
     told = json.loads(printed.stdout)
-    assert told["numbers"]["seeds"] == 5
+    assert told["numbers"]["seeds"] == 5 and told["numbers"]["infinite"] == math.inf
     assert told["files"] == [f"there/{path.name}" for path in written]
 
 

@@ -182,7 +182,7 @@ class TestCommand:
             (["run", "--burn-in", "21"], CheckpointError, "longer than the run"),
             (["run", "--separation", "3"], CheckpointError, "step 17, which is missing"),
             (["run", "--confidence", "0"], EvaluationError, "confidence is 0"),
-            (["run", "--predict", "nothing"], EvaluationError, "no predictor named"),
+            (["run", "--predict", "nothing"], EvaluationError, "no predictor is named"),
         ],
     )
     def test_refusals_leave_nothing(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dpmerge import planning, release
+from dpmerge import planning, release, rules as theorems
 from dpmerge._version import __version__ as __version__
 from dpmerge.errors import (
     AccountingError as AccountingError,
@@ -31,7 +31,6 @@ from dpmerge.planning import (
     Option as Option,
     OptionRule,
     Plan as Plan,
-    Provenance,
     Question as Question,
     Utilities as Utilities,
     frontier as frontier,
@@ -46,19 +45,20 @@ from dpmerge.release import (
     Verdict as Verdict,
 )
 from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
     Accounting as Accounting,
     Combination as Combination,
     Comparison as Comparison,
     Guarantee as Guarantee,
     Joint as Joint,
     Looked,
+    Provenance,
+    Rule as Rule,
     RuleName,
     Selection as Selection,
     compare as compare,
     no_free_lunch_threshold as no_free_lunch_threshold,
 )
-
-_DEFAULT = Accounting()
 
 
 def example_portfolio() -> Path:
@@ -69,34 +69,31 @@ def example_portfolio() -> Path:
     return Path(__file__).parent / "data" / "portfolio"
 
 
-def selection(portfolio: Portfolio, weights: Mapping[str, float], *, shuffle: ShuffleAsPoisson | None = None) -> Selection:
-    """Random selection: one model, drawn with these probabilities; which one is published, as `merge` does."""
-    return Selection(portfolio.weights(weights), shuffle)
+def selection(portfolio: Portfolio, weights: Mapping[str, float], *, accounting: Accounting = DEFAULT_ACCOUNTING) -> Rule:
+    """Random selection: one model, drawn with these probabilities; which one is published, as `merge` does.
+
+    A rule takes from `accounting` what it grants; `accounting.guarantee(rule, delta=…)` also uses its accountant and precision.
+    """
+    return theorems.build("selection", portfolio.weights(weights), accounting)
 
 
-def combination(
-    portfolio: Portfolio,
-    weights: Mapping[str, float],
-    *,
-    assume_smoothness: float | None = None,
-    shuffle: ShuffleAsPoisson | None = None,
-) -> Combination:
+def combination(portfolio: Portfolio, weights: Mapping[str, float], *, accounting: Accounting = DEFAULT_ACCOUNTING) -> Rule:
     """Linear combination: the average of the parameters with these weights."""
-    return Combination(portfolio.weights(weights), assume_smoothness, shuffle)
+    return theorems.build("combination", portfolio.weights(weights), accounting)
 
 
 def joint(
     portfolio: Portfolio,
     weights: Mapping[str, float],
     *,
-    shuffle: ShuffleAsPoisson | None = None,
     provenance: Looked | None = None,
-) -> Joint:
+    accounting: Accounting = DEFAULT_ACCOUNTING,
+) -> Rule:
     """Joint release: covers any merge, and weights chosen after looking at every model of the portfolio.
 
     With provenance `a-priori` the weights were fixed beforehand, and only the models that have weight are counted.
     """
-    return Joint(portfolio.weights(weights), shuffle, () if provenance == "a-priori" else portfolio.names)
+    return theorems.build("joint", portfolio.weights(weights), accounting, provenance=provenance)
 
 
 def plan(
@@ -109,7 +106,7 @@ def plan(
     kappa: float | None = None,
     validation_epsilon: float | None = None,
     candidates: Sequence[Mapping[str, float]] = (),
-    accounting: Accounting = _DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     search: Sequence[OptionRule] | None = None,
     ledger: str | Path | None = None,
     progress: Callable[[str], None] = lambda label: None,
@@ -146,7 +143,7 @@ def merge(
     utility: Utilities | Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
     kappa: float | None = None,
-    accounting: Accounting = _DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
     dependent: bool = False,

@@ -21,6 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dpmerge.files import lossless, sha256
+
 _LIBRARIES = ("numpy", "scipy", "dp-accounting")
 _DISABLED: ContextVar[bool] = ContextVar("disabled", default=False)
 
@@ -30,7 +32,7 @@ def remembered(question: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
     folder = cache_folder()
     if folder is None:
         return compute()
-    name = hashlib.sha256(_canonical({"code": code_fingerprint(), **question})).hexdigest()
+    name = sha256(lossless({"code": code_fingerprint(), **question}, sort_keys=True))
     path = folder / name[:2] / name[2:]
     try:
         return _read(path)
@@ -86,24 +88,20 @@ def code_fingerprint(*rooms: str) -> str:
     return digest.hexdigest()
 
 
-def _canonical(data: Any) -> bytes:
-    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
-
-
 def _read(path: Path) -> Any:
     seal, _, body = path.read_bytes().partition(b"\n")
-    if hashlib.sha256(body).hexdigest().encode() != seal:
+    if sha256(body).encode() != seal:
         raise ValueError(f"{path} is damaged")
     return json.loads(body)
 
 
 def _write(path: Path, answer: Any) -> None:
-    body = _canonical(answer)
+    body = lossless(answer, sort_keys=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+            file.write(sha256(body).encode() + b"\n" + body)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Files that appear whole, and JSON that is strict: the one way to write each. Nothing here writes NaN."""
+"""Files that appear whole, and JSON that is strict: the one way to write each. Only `lossless` writes NaN."""
 
 from __future__ import annotations
 
@@ -28,16 +28,25 @@ def finite_or_null(value: Any, instead: str | None = None) -> Any:
     return value
 
 
-def json_text(value: Any, *, infinity: Literal["null", "1e999"] = "null", indent: int = 1) -> str:
+def json_text(value: Any, *, infinity: Literal["null", "1e999"] = "null", indent: int | None = 1) -> str:
     """Valid JSON. Infinity is null, or 1e999: every parser reads that as infinity or the largest number, never as small."""
     told = finite_or_null(value, None if infinity == "null" else _INFINITY)
     text = json.dumps(told, indent=indent, ensure_ascii=False, allow_nan=False)
     return text.replace(json.dumps(_INFINITY), "1e999")
 
 
-def canonical(data: Any) -> bytes:
-    """What hashes are of: sorted keys, no spaces, floats by their shortest exact digits; NaN and infinities are refused."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+def canonical(data: Any, *, indent: int | None = None) -> bytes:
+    """What hashes are of: sorted keys, no spaces, floats by their shortest exact digits; NaN and infinities are refused.
+
+    With an indent the same on many lines, for people.
+    """
+    separators = (",", ":" if indent is None else ": ")
+    return json.dumps(data, sort_keys=True, separators=separators, indent=indent, ensure_ascii=False, allow_nan=False).encode()
+
+
+def lossless(data: Any, *, sort_keys: bool = False) -> bytes:
+    """What dpmerge alone reads back: NaN and infinities stay what they are, as Python writes and reads them."""
+    return json.dumps(data, sort_keys=sort_keys).encode()
 
 
 def sha256(data: bytes) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -50,10 +50,16 @@ def added(group: str) -> dict[str, str]:
 
 def find(name: str, group: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
     """A function that an installed package adds to the group, or the user's `module:function`."""
-    if ":" in name:
-        return load_function(name, what, error)
-    known = added(group)
-    if name not in known:
-        there = f", or one of {', '.join(known)}" if known else f"; {LABORATORY}"
+    known = {} if ":" in name else added(group)
+    return find_in(known, name, what, error, "" if known else f"; {LABORATORY}")
+
+
+def find_in(
+    known: Mapping[str, str | Callable[..., Any]], name: str, what: str, error: type[DpmergeError], hint: str = ""
+) -> Callable[..., Any]:
+    """A function of the table, or the user's `module:function`."""
+    if ":" not in name and name not in known:
+        there = f", or one of {', '.join(known)}" if known else hint
         raise error(f"no {what.removeprefix('the ')} is named {name!r}; give module:function{there}")
-    return load_function(known[name], what, error)
+    found = known.get(name, name)
+    return load_function(found, what, error) if isinstance(found, str) else found

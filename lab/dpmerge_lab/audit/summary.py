@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dpmerge.audit import Audit, Finding
+from dpmerge.figures import Line, Panel, Picture
 from dpmerge.rules import round_down, round_up
 
 
@@ -73,33 +74,38 @@ def table(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def picture(rows: Sequence[Row], confidence: float) -> Mapping[str, Any]:
-    """A document of kind "lines": a column for each scenario."""
-    places = [float(index) for index in range(len(rows))]
+def picture(rows: Sequence[Row], confidence: float) -> Picture:
+    """A column for each scenario."""
     measured = [round_down(row.measured) or None for row in rows]  # a logarithmic axis has no 0
-    series: dict[str, tuple[str, list[float | None]]] = {
-        "proved, at most": ("proved", [row.proved for row in rows]),
-        "measured, at least": ("measured", measured),
-        "claim that is refuted": ("measured", [row.claimed for row in rows]),
-    }
-    lines: list[dict[str, Any]] = [
-        {"label": label, "x": places, "y": values, "standing": standing, "joined": False}
-        for label, (standing, values) in series.items()
-        if any(value is not None for value in values)
+    proved = [row.proved for row in rows]
+    lines = [
+        *_marks("proved, at most", "proved", proved),
+        *_marks("measured, at least", "measured", measured),
+        *_marks("claim that is refuted", "measured", [row.claimed for row in rows]),
+        *_between(measured, proved),
     ]
-    ends = zip(places, measured, (row.proved for row in rows), strict=True)
-    known = [(place, low, high) for place, low, high in ends if low is not None and high is not None]
-    if known:
-        between = {"x": [place for place, *_ in known for _ in "abc"], "y": [y for _, *two in known for y in (*two, None)]}
-        lines.append({"label": "the truth lies here", **between, "standing": "reference"})
-    return {
-        "kind": "lines",
-        "title": "Claimed, proved and measured: ε of every scenario",
-        "subtitle": f"at each scenario's own δ; what was measured holds, all of it together, with confidence {confidence:g}",
-        "warning": "A proved bound was exceeded." if any(row.alarm for row in rows) else None,
-        "x_label": "scenario",
-        "y_label": "ε",
-        "y_scale": "log",
-        "categories": [row.scenario for row in rows],
-        "lines": lines,
-    }
+    scenarios = [row.scenario for row in rows]
+    return Picture(
+        title="Claimed, proved and measured: ε of every scenario",
+        subtitle=f"at each scenario's own δ; what was measured holds, all of it together, with confidence {confidence:g}",
+        warning="A proved bound was exceeded." if any(row.alarm for row in rows) else None,
+        panels=[Panel(x_label="scenario", y_label="ε", y_scale="log", categories=scenarios, lines=lines)],
+    )
+
+
+def _marks(label: str, standing: Literal["proved", "measured"], values: list[float | None]) -> Iterator[Line]:
+    if any(value is not None for value in values):
+        places = [float(index) for index in range(len(values))]
+        yield Line(label=label, x=places, y=values, standing=standing, joined=False)
+
+
+def _between(lows: list[float | None], highs: list[float | None]) -> Iterator[Line]:
+    """A vertical line in each column that has both ends, with a gap after it."""
+    x: list[float] = []
+    y: list[float | None] = []
+    for place, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        if low is not None and high is not None:
+            x += [float(place)] * 3
+            y += [low, high, None]
+    if x:
+        yield Line(label="the truth lies here", x=x, y=y, standing="reference")

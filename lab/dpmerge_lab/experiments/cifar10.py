@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def _frontier(measured: Measured, options: Options, group: str) -> dict[str, Any
         run=run,
     )
     source = "test accuracy, each model trained once"
-    return {**drawn.as_dict(), "utility_label": "test accuracy", "utilities_source": source, "warning": CHOSEN_BY_TEST}
+    return replace(drawn, utility_label="test accuracy", utilities_source=source, warning=CHOSEN_BY_TEST).as_dict()
 
 
 def _configuration(content: dict[str, Any]) -> dict[str, Any]:

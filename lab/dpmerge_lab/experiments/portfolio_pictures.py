@@ -44,20 +44,18 @@ def frontier_panel(measured: Measured, options: Options, title: str = "") -> dic
         scorer=measured,
         step=grid_step(options),
         run=partial(run_all, jobs=options.jobs, progress=options.bar("frontier")),
-    ).as_dict()
+    )
     lines = []
-    for curve in drawn["curves"]:
-        kept = [point for point in curve["points"] if point["utility"] is not None and point.get("on_frontier", True)]
-        weights = [tuple(point["weights"][name] for name in portfolio.names) for point in kept]
-        score = measured.of if curve["rule"] == "combination" else measured.drawn
-        line = _band([point["epsilon"] for point in kept], [mean_and_deviation(score(point)) for point in weights])
-        look = {key: curve[key] for key in ("rule", "by", "standing")}
-        lines.append({"label": f"{curve['title']}, {curve['by'].upper()}", **look, **line, "weights": weights})
-    marks = [
-        {"name": model["name"], "x": model["epsilon"]["pld"], "y": model["utility"], "mark": "model"}
-        for model in drawn["models"]
-    ]
-    marks.append({"name": JOINT, "x": drawn["joint"]["epsilon"], "y": drawn["joint"]["utility"], "mark": "joint"})
+    for curve in drawn.curves:
+        kept = [one for one in curve.points if one.weights is not None and (curve.exact or one.on_frontier)]
+        weights = [tuple(one.weights[name] for name in portfolio.names) for one in kept if one.weights is not None]
+        score = measured.of if curve.rule == "combination" else measured.drawn
+        line = _band([one.epsilon for one in kept], [mean_and_deviation(score(point)) for point in weights])
+        look = {"rule": curve.rule, "by": curve.by, "standing": curve.standing}
+        lines.append({"label": f"{curve.title}, {curve.by.upper()}", **look, **line, "weights": weights})
+    marks = [{"name": one.name, "x": one.epsilon["pld"], "y": one.utility, "mark": "model"} for one in drawn.models]
+    if drawn.joint is not None:
+        marks.append({"name": JOINT, "x": drawn.joint.epsilon, "y": drawn.joint.utility, "mark": "joint"})
     across, up = {"x_label": f"ε at δ = {DELTA:g}", "x_scale": "log"}, {"y_label": "test accuracy (of a draw: expected)"}
     return {"title": title, **across, **up, "lines": lines, "points": marks}
 

@@ -21,12 +21,13 @@ from dpmerge.checkpoints import (
     CONFIDENCE,
     Uncertainty,
     abstention_curve,
-    abstention_line,
+    abstention_panel,
     abstention_picture,
     chosen_steps,
     uncertainty,
 )
 from dpmerge.datasets import Images
+from dpmerge.figures import Line, Panel
 from dpmerge.jobs import run_all
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Joint
@@ -117,7 +118,7 @@ def uncertainty_mnist(options: Options) -> Result:
             ways = {RUNS: drawn[design.shown][0], **{way: watched[0][way, design.shown] for way in (LAST, APART)}}
             curves.append(_abstention(f"ε = {epsilon:g}", ways, images.test_labels))
             result.numbers[f"ε = {epsilon:g}"][f"accuracy where answered, N = {design.shown}"] = {
-                line["label"]: _at(line) for line in curves[-1]["lines"]
+                line.label: _at(line) for line in curves[-1].lines
             }
         subtitle = f"softmax regression on {'digits' if options.quick else 'MNIST'}, δ = {DELTA:g}"
         result.pictures = _pictures(result.numbers, curves, subtitle, repeats, design)
@@ -183,21 +184,20 @@ def _row(
     }
 
 
-def _abstention(title: str, ways: Mapping[str, Uncertainty], answers: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _abstention(title: str, ways: Mapping[str, Uncertainty], answers: npt.NDArray[np.int64]) -> Panel:
     """Accuracy against coverage by each way's widths, and by the score of the last N checkpoints' mean alone."""
-    lines = [abstention_line(abstention_curve(one.widths, one.labels == answers), way) for way, one in ways.items()]
+    curves = {way: abstention_curve(one.widths, one.labels == answers) for way, one in ways.items()}
     last = ways[LAST]
-    lines.append(abstention_line(abstention_curve(-last.scores, last.labels == answers), TOP))
-    return {**abstention_picture(lines, ""), "title": title}
+    return abstention_panel({**curves, TOP: abstention_curve(-last.scores, last.labels == answers)}, title)
 
 
-def _at(line: Mapping[str, Any]) -> dict[str, float]:
+def _at(line: Line) -> dict[str, float | None]:
     """The accuracy at a few shares of a curve in hundredths."""
-    return {f"{share:g}": line["y"][int(np.searchsorted(line["x"], share - 1e-12))] for share in (0.5, 0.8, 0.9, 1.0)}
+    return {f"{share:g}": line.y[int(np.searchsorted(line.x, share - 1e-12))] for share in (0.5, 0.8, 0.9, 1.0)}
 
 
 def _pictures(
-    numbers: Mapping[str, Any], curves: Sequence[dict[str, Any]], subtitle: str, repeats: int, design: Design
+    numbers: Mapping[str, Any], curves: Sequence[Panel], subtitle: str, repeats: int, design: Design
 ) -> dict[str, Mapping[str, Any]]:
     """Widths, ratios and abstention; one panel for each ε, or for each way."""
     common = {"kind": "lines", "subtitle": f"{subtitle}, mean over {repeats} repeats"}
@@ -239,5 +239,5 @@ def _pictures(
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
         "ratios": {**common, "title": "How much too small checkpoints' widths are", "caption": caption, "panels": ratios},
-        "abstention": {**abstention_picture([], f"{subtitle}, N = {design.shown}, the first repeat"), "panels": list(curves)},
+        "abstention": abstention_picture(curves, f"{subtitle}, N = {design.shown}, the first repeat").as_dict(),
     }

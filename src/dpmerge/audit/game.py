@@ -9,16 +9,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import EvaluationError, TargetError
 from dpmerge.profiles import FloatArray
+from dpmerge.rules import Standing
 from dpmerge.user_code import added, find, running
 
-Standing = Literal["proved", "conditional", "refuted"]
+ClaimStanding = Literal[Standing, "refuted"]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -34,12 +35,12 @@ class Claim:
     """
 
     label: str
-    standing: Standing
+    standing: ClaimStanding
     epsilon: float | Callable[[float], float]
     mu: float | None = None
 
     def __post_init__(self) -> None:
-        if self.standing not in ("proved", "conditional", "refuted"):
+        if self.standing not in get_args(ClaimStanding):
             raise TargetError(f"claim {self.label!r}: standing {self.standing!r} must be proved, conditional or refuted")
         for name, value in (("epsilon", self.epsilon), ("mu", self.mu)):
             if isinstance(value, int | float) and not value >= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -10,9 +9,8 @@ from dpmerge.audit.bounds import Attack
 from dpmerge.audit.one_run import Guessing
 from dpmerge.audit.run import Audit, measured_epsilon
 from dpmerge.audit.verdict import Finding
+from dpmerge.figures import Line, Panel, Picture
 from dpmerge.rules import round_down
-
-_LINE = {"proved": "proved", "conditional": "conditional", "refuted": "reference"}
 
 
 def as_dict(audit: Audit) -> dict[str, Any]:
@@ -75,33 +73,33 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def picture(audit: Audit) -> dict[str, Any]:
-    """A document of kind "lines": every claim, and the measured lower bound, as ε over δ."""
+def picture(audit: Audit) -> Picture:
+    """Every claim, and the measured lower bound, as ε over δ."""
+    one_run = isinstance(audit.evidence, Guessing)
     deltas = sorted({audit.delta, *(one.delta for finding in audit.findings for one in finding.curve)})
-    if isinstance(audit.evidence, Guessing):
-        deltas = [audit.delta]
+    deltas = [audit.delta] if one_run else deltas
     shown = [round_down(measured_epsilon(audit.evidence, delta)) for delta in deltas]
-    measured = {"label": "measured, at least", "x": deltas, "y": shown, "standing": "measured", "markers": True}
-    what = "canaries" if isinstance(audit.evidence, Guessing) else "trials of each world"
+    measured = Line(label="measured, at least", x=deltas, y=list(shown), standing="measured", markers=True)
+    lines = [*map(_claim_line, audit.findings), measured]
     broken = [finding.claim for finding in audit.findings if finding.exceeded]
-    return {
-        "kind": "lines",
-        "title": audit.about,
-        "subtitle": f"{audit.game}: {audit.trials} {what}, confidence {audit.confidence:.10g}",
-        "caption": (
+    what = "canaries" if one_run else "trials of each world"
+    return Picture(
+        title=audit.about,
+        subtitle=f"{audit.game}: {audit.trials} {what}, confidence {audit.confidence:.10g}",
+        caption=(
             "Claims are upper bounds on ε; the measured line is a lower bound, with the stated confidence for all δ jointly. A "
             "claim below it is false."
         ),
-        "warning": f"Exceeded: {', '.join(broken)}." if broken else None,
-        "x_label": "δ",
-        "y_label": "ε",
-        "x_scale": "log",
-        "lines": [*_claim_lines(audit), measured],
-    }
+        warning=f"Exceeded: {', '.join(broken)}." if broken else None,
+        panels=[Panel(x_label="δ", y_label="ε", x_scale="log", lines=lines)],
+    )
 
 
-def _claim_lines(audit: Audit) -> Iterator[dict[str, Any]]:
-    for finding in audit.findings:
-        label = finding.claim + (", refuted" if finding.standing == "refuted" else "")
-        points = {"x": [one.delta for one in finding.curve], "y": [one.claimed for one in finding.curve]}
-        yield {"label": label, **points, "standing": _LINE[finding.standing], "markers": True}
+def _claim_line(finding: Finding) -> Line:
+    return Line(
+        label=finding.claim + (", refuted" if finding.standing == "refuted" else ""),
+        x=[one.delta for one in finding.curve],
+        y=[one.claimed for one in finding.curve],
+        standing="reference" if finding.standing == "refuted" else finding.standing,
+        markers=True,
+    )

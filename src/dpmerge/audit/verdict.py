@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmerge.audit.game import Claim, Standing
+from dpmerge.audit.game import Claim, ClaimStanding
 from dpmerge.errors import TargetError
 from dpmerge.rules import round_down
 
@@ -35,7 +35,7 @@ class Finding:
     """The comparison with one claim: at the audit's δ, along the curve if the claim is a curve, and in μ if it states μ."""
 
     claim: str
-    standing: Standing
+    standing: ClaimStanding
     curve: tuple[Comparison, ...]  # the audit's δ first; the rates' limits hold for all δ jointly
     mu_claimed: float | None
     mu_measured: float | None

@@ -3,6 +3,7 @@
 from dpmerge.checkpoints.abstention import abstention_curve as abstention_curve
 from dpmerge.checkpoints.average import average as average, averaging as averaging
 from dpmerge.checkpoints.predict import (
+    OutputRule as OutputRule,
     Predictions as Predictions,
     predictions as predictions,
     predictions_guarantee as predictions_guarantee,
@@ -12,7 +13,14 @@ from dpmerge.checkpoints.predict import (
 from dpmerge.checkpoints.predictor import Inputs as Inputs, find_predictor as find_predictor, load_inputs as load_inputs
 from dpmerge.checkpoints.run import Run as Run, steps as steps
 from dpmerge.checkpoints.spread import PUBLIC as PUBLIC, Spread as Spread
-from dpmerge.checkpoints.tuning import Grid as Grid, Parameter as Parameter, Score as Score, Search as Search, Tuned as Tuned
+from dpmerge.checkpoints.tuning import (
+    Grid as Grid,
+    Parameter as Parameter,
+    Score as Score,
+    Search as Search,
+    Tuned as Tuned,
+    TunedRule as TunedRule,
+)
 from dpmerge.checkpoints.uncertainty import (
     CONFIDENCE as CONFIDENCE,
     Uncertainty as Uncertainty,
@@ -22,7 +30,7 @@ from dpmerge.checkpoints.uncertainty import (
 )
 from dpmerge.checkpoints.uncertainty_files import (
     SUFFIXES as SUFFIXES,
-    abstention_line as abstention_line,
+    abstention_panel as abstention_panel,
     abstention_picture as abstention_picture,
     summary as summary,
     write as write,

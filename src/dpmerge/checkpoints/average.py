@@ -13,7 +13,7 @@ from dpmerge.errors import WeightsError
 from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
 from dpmerge.release import Ledger, Merge, Released, Signer, release
-from dpmerge.rules import Accounting, Looked
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Looked
 
 
 class AverageParameters(TypedDict, total=False):
@@ -36,7 +36,7 @@ def average(
     until: int | None = None,
     allow_gaps: bool = False,
     provenance: Looked = "after-looking",
-    accounting: Accounting | None = None,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,

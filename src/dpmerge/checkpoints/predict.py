@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +18,12 @@ import numpy.typing as npt
 
 from dpmerge.checkpoints.predictor import Array, Predictor
 from dpmerge.checkpoints.run import Run
-from dpmerge.errors import DataError, DpmergeError, EvaluationError
-from dpmerge.files import write_whole
+from dpmerge.errors import DataError, EvaluationError
+from dpmerge.files import json_text, write_whole
 from dpmerge.records import Model
-from dpmerge.rules import Accounting, Guarantee, Looked
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Looked
 from dpmerge.tensors import require_absent
+from dpmerge.user_code import running
 
 OutputRule = Literal["opa", "omv"]
 _PUBLIC_INPUTS = "the inputs do not depend on the private data; privacy of the inputs and of the person querying is not covered"
@@ -71,7 +71,12 @@ def predictions(
 
 
 def predictions_guarantee(
-    run: Run, used: Sequence[Model], *, delta: float, provenance: Looked = "after-looking", accounting: Accounting | None = None
+    run: Run,
+    used: Sequence[Model],
+    *,
+    delta: float,
+    provenance: Looked = "after-looking",
+    accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> Guarantee:
     """Cost of predictions with these checkpoints: the run up to the latest of them, for public inputs."""
     weights = {model.name: 1 / len(used) for model in used}
@@ -113,12 +118,8 @@ def asked(predictor: Predictor, model: Model, inputs: Array, probabilities: bool
     """One checkpoint's probabilities. The predictor may be user code, so its output is checked."""
     if model.folder is None:
         raise EvaluationError(f"checkpoint {model.name!r} has no folder: load the run from disk")
-    try:
+    with running(f"the predictor failed on checkpoint {model.name!r}", EvaluationError):
         said = np.asarray(predictor(model.folder, inputs), dtype=np.float64)
-    except DpmergeError:
-        raise
-    except Exception as fault:
-        raise EvaluationError(f"the predictor failed on checkpoint {model.name!r}: {fault!r}") from fault
     if said.ndim != 2 or len(said) != len(inputs) or not said.shape[1]:
         raise EvaluationError(
             f"checkpoint {model.name!r}: the predictor returned shape {list(said.shape)} for {len(inputs)} inputs; it must "
@@ -153,13 +154,12 @@ def write_predictions(found: Predictions, about: Mapping[str, Any], truth: npt.N
 
 def _json(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
     arrays = {name: array.tolist() for name, array in _arrays(found, truth).items()}
-    return json.dumps({**about, **arrays}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return json_text({**about, **arrays}, indent=None).encode() + b"\n"
 
 
 def _npz(found: Predictions, about: Mapping[str, Any], truth: npt.NDArray[np.int64] | None) -> bytes:
     buffer = io.BytesIO()
-    text = json.dumps(dict(about), ensure_ascii=False, allow_nan=False)
-    np.savez_compressed(buffer, about=np.array(text), **_arrays(found, truth))
+    np.savez_compressed(buffer, about=np.array(json_text(about, indent=None)), **_arrays(found, truth))
     return buffer.getvalue()
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dpmerge.datasets import bounded_features, load_dataset
 from dpmerge.errors import DataError, EvaluationError
 from dpmerge.tensors import linear_scores
-from dpmerge.user_code import load_function
+from dpmerge.user_code import find_in
 
 Array = npt.NDArray[Any]
 # From a checkpoint's folder and the inputs to one row of scores for each input, one column for each class.
@@ -33,9 +33,7 @@ def find_predictor(name: str | None) -> Predictor:
     """The user's `module:function`; without a name, a linear model."""
     if name is None:
         return linear_scores
-    if ":" not in name:
-        raise EvaluationError(f"no predictor named {name!r}; give module:function, or omit it for a linear model")
-    return load_function(name, "the predictor", EvaluationError)
+    return find_in({}, name, "the predictor", EvaluationError, ", or omit it for a linear model")
 
 
 def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = None) -> Inputs:

@@ -13,7 +13,7 @@ from statistics import multimode
 from dpmerge.errors import PortfolioError
 from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio
 from dpmerge.release import Chosen, choose
-from dpmerge.rules import Accounting, Looked
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Looked
 
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
@@ -63,7 +63,7 @@ class Run:
         delta: float,
         epsilon: float | None = None,
         provenance: Looked = "after-looking",
-        accounting: Accounting | None = None,
+        accounting: Accounting = DEFAULT_ACCOUNTING,
     ) -> Chosen:
         """The guarantee of anything computed from these checkpoints: the run up to the latest of them (docs/theory.md §7).
 
@@ -77,7 +77,7 @@ class Run:
             epsilon=epsilon,
             weights=self.portfolio.weights(weights),
             provenance=provenance,
-            accounting=accounting or Accounting(),
+            accounting=accounting,
         )
 
     def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:

@@ -14,10 +14,9 @@ from dpmerge.checkpoints.run import Run, steps
 from dpmerge.checkpoints.uncertainty import Floats, chosen_steps
 from dpmerge.errors import PortfolioError
 from dpmerge.records import DpSgd, Model, Portfolio, Weights, latest_checkpoints
-from dpmerge.rules import Accounting, Guarantee, Joint
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, build
 
-Standing = Literal["heuristic", "estimate"]
-_ACCOUNTING = Accounting()
+EstimateStanding = Literal["heuristic", "estimate"]
 PUBLIC = "the inputs, and the labels that predictions are compared with, are public"
 _THEOREM = (
     "Thm A.1 of Recycling Scraps bounds the bias of this estimator if the loss is strongly convex and smooth, the run is "
@@ -38,7 +37,7 @@ class Spread:
 
     portfolio: Portfolio
     models: tuple[Model, ...]
-    standing: Standing
+    standing: EstimateStanding
     what: str
     notes: tuple[str, ...]
 
@@ -70,7 +69,7 @@ class Spread:
         _require_one_recipe(models)
         return cls(portfolio, models, "estimate", f"{len(models)} independent runs", _RUNS)
 
-    def guarantee(self, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
+    def guarantee(self, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING) -> Guarantee:
         """The guarantee of everything computed from these models: one run up to its latest checkpoint, or all runs jointly."""
         runs = latest_checkpoints(self.models)
         return public_guarantee(self.portfolio.weights({model.name: 1 / len(runs) for model in runs}), delta, accounting)
@@ -85,9 +84,9 @@ class Spread:
                 on_model()
 
 
-def public_guarantee(weights: Weights, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
+def public_guarantee(weights: Weights, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING) -> Guarantee:
     """Cost of everything computed from the models with positive weight and from public examples."""
-    found = accounting.guarantee(Joint(weights, accounting.shuffle), delta=delta)
+    found = accounting.guarantee(build("joint", weights, accounting, looked_at=()), delta=delta)
     return replace(found, assumptions=(*found.assumptions, PUBLIC))
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpmerge.cache import code_fingerprint
 from dpmerge.checkpoints.average import averaging
-from dpmerge.checkpoints.predict import asked, predictions
+from dpmerge.checkpoints.predict import OutputRule, asked, predictions
 from dpmerge.checkpoints.predictor import Inputs, find_predictor, load_inputs
 from dpmerge.checkpoints.run import Run
 from dpmerge.checkpoints.spread import public_guarantee
@@ -26,11 +26,10 @@ from dpmerge.errors import DataError, EvaluationError, WeightsError
 from dpmerge.jobs import run_all
 from dpmerge.planning import Averaging, Mapper
 from dpmerge.records import Model
-from dpmerge.rules import Accounting, Guarantee
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee
 from dpmerge.tensors import folder_digest, merge_models
 
-_ACCOUNTING = Accounting()
-TunedRule = Literal["ema", "uta", "pda", "opa", "omv"]
+TunedRule = Literal["ema", "uta", "pda", OutputRule]
 Parameter = Literal["last", "decay", "new_weight", "gamma"]
 _PARAMETERS: dict[str, tuple[Parameter, ...]] = {
     "ema": ("decay", "new_weight"),
@@ -167,7 +166,7 @@ class Search:
     def inputs(self) -> Inputs:
         return _loaded(self.folder, self.examples, self.fingerprint)[1]
 
-    def guarantee(self, delta: float, accounting: Accounting = _ACCOUNTING) -> Guarantee:
+    def guarantee(self, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING) -> Guarantee:
         """The guarantee of all scores, the choice and its result: the run up to its last checkpoint in the folder."""
         last = self.run.checkpoints[-1]
         return public_guarantee(self.run.portfolio.weights({last.name: 1.0}), delta, accounting)

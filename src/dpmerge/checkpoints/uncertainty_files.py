@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dpmerge.checkpoints.predictor import Inputs
 from dpmerge.checkpoints.spread import Spread
 from dpmerge.checkpoints.uncertainty import Uncertainty
 from dpmerge.errors import DataError
-from dpmerge.figures import render
+from dpmerge.figures import Line, Panel, Picture, render
 from dpmerge.files import write_json, write_whole
 from dpmerge.rules import Guarantee
 from dpmerge.tensors import new_folder
@@ -54,9 +54,9 @@ def write(found: Uncertainty, inputs: Inputs, about: dict[str, Any], folder: Pat
     widths = histogram_line(found.widths, "widths")
     pictures = {"widths": widths_picture([widths], subtitle, found.confidence, about["standing"])}
     if inputs.labels is not None:
-        lines = [abstention_line(curve, f"by {name}") for name, curve in _curves(found, _truth(inputs, found)).items()]
-        pictures["abstention"] = abstention_picture(lines, subtitle)
-    drawn = {f"{name}{suffix}": render(document, suffix) for name, document in pictures.items() for suffix in SUFFIXES}
+        curves = {f"by {name}": curve for name, curve in _curves(found, _truth(inputs, found)).items()}
+        pictures["abstention"] = abstention_picture([abstention_panel(curves)], subtitle)
+    drawn = {f"{name}{suffix}": render(picture, suffix) for name, picture in pictures.items() for suffix in SUFFIXES}
     with new_folder(folder) as made:
         _table(found, inputs, made / "table.csv")
         write_json(about, made / "summary.json")
@@ -101,42 +101,40 @@ def _truth(inputs: Inputs, found: Uncertainty) -> npt.NDArray[np.int64]:
     return inputs.labels
 
 
-def histogram_line(widths: npt.NDArray[np.float64], label: str) -> dict[str, Any]:
+def histogram_line(widths: npt.NDArray[np.float64], label: str) -> Line:
     """A histogram: the share of examples in bins of equal width."""
     shares, edges = np.histogram(widths, bins=min(_MOST_BINS, math.ceil(math.sqrt(len(widths)))))
     heights = np.repeat(shares / len(widths), 2)
-    x = np.repeat(edges, 2).tolist()
-    return {"label": label, "x": x, "y": [0.0, *heights.tolist(), 0.0], "standing": "measured"}
+    return Line(label=label, x=np.repeat(edges, 2).tolist(), y=[0.0, *heights.tolist(), 0.0], standing="measured")
 
 
-def abstention_line(curve: Abstention, label: str) -> dict[str, Any]:
-    """Accuracy against coverage, at most a hundred points."""
-    thin = curve.thinned()
-    return {"label": label, "x": thin.coverage.tolist(), "y": thin.accuracy.tolist(), "standing": "measured"}
-
-
-def widths_picture(lines: Sequence[dict[str, Any]], subtitle: str, confidence: float, standing: str) -> dict[str, Any]:
+def widths_picture(lines: Sequence[Line], subtitle: str, confidence: float, standing: str) -> Picture:
     """A figure of the intervals' widths; `standing` selects the caption."""
-    return {
-        "kind": "lines",
-        "title": "How uncertain the predictions are",
-        "subtitle": subtitle,
-        "caption": "The spread of scores that the noise and batches of private training cause. "
+    x_label = f"width of the {100 * confidence:g} % interval of the predicted label's score"
+    return Picture(
+        title="How uncertain the predictions are",
+        subtitle=subtitle,
+        caption="The spread of scores that the noise and batches of private training cause. "
         f"{_STANDINGS[standing]} It does not measure errors that all models share.",
-        "x_label": f"width of the {100 * confidence:g} % interval of the predicted label's score",
-        "y_label": "share of examples",
-        "lines": list(lines),
-    }
+        panels=[Panel(x_label=x_label, y_label="share of examples", lines=list(lines))],
+    )
 
 
-def abstention_picture(lines: Sequence[dict[str, Any]], subtitle: str) -> dict[str, Any]:
-    return {
-        "kind": "lines",
-        "title": "Accuracy where the model answers",
-        "subtitle": subtitle,
-        "caption": "The model answers where the width is at most, or the score at least, a threshold, and abstains elsewhere. "
+def abstention_panel(curves: Mapping[str, Abstention], title: str = "") -> Panel:
+    """Accuracy against coverage, at most a hundred points."""
+    thin = {label: curve.thinned() for label, curve in curves.items()}
+    lines = [
+        Line(label=label, x=curve.coverage.tolist(), y=curve.accuracy.tolist(), standing="measured")
+        for label, curve in thin.items()
+    ]
+    return Panel(title=title, x_label="coverage: share of examples answered", y_label="accuracy on those", lines=lines)
+
+
+def abstention_picture(panels: Sequence[Panel], subtitle: str) -> Picture:
+    return Picture(
+        title="Accuracy where the model answers",
+        subtitle=subtitle,
+        caption="The model answers where the width is at most, or the score at least, a threshold, and abstains elsewhere. "
         "A threshold chosen by looking at this curve is chosen by the labels used for it.",
-        "x_label": "coverage: share of examples answered",
-        "y_label": "accuracy on those",
-        "lines": list(lines),
-    }
+        panels=list(panels),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -40,7 +40,7 @@ def account(
     accounting: MergeAccounting,
     tuning: Tuning,
     portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
-    rule: Annotated[Literal["selection", "combination", "joint"] | None, option("How models are merged.")] = None,
+    rule: Annotated[rules.PlainRule | None, option("How models are merged.")] = None,
     weights: Annotated[str | None, option(_WEIGHTS)] = None,
     provenance: ProvenanceOption = None,
     alone: Annotated[bool, option("Instead of a merge: each model alone, by every accountant (δ = 1e-5 by default).")] = False,

@@ -15,7 +15,7 @@ from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution
 from dpmerge.cli.output import print_json, print_lines, table
 from dpmerge.figures import render, require_library
-from dpmerge.files import finite_or_null, json_text, write_whole
+from dpmerge.files import json_text, write_whole
 from dpmerge.jobs import Finished, ProgressBar
 from dpmerge.rules import round_down, round_up, significant
 
@@ -70,7 +70,7 @@ def _write(result: Audit, folder: Path) -> list[Path]:
     """Write numbers and figures. All figures are drawn before the first file is written; each file is written atomically."""
     name = re.sub(r"[^\w.-]+", "-", result.game).strip("-.") or "audit"
     numbers = json_text(as_dict(result)) + "\n"
-    drawn = {folder / f"{name}{suffix}": render(finite_or_null(picture(result)), suffix) for suffix in _PICTURES}
+    drawn = {folder / f"{name}{suffix}": render(picture(result), suffix) for suffix in _PICTURES}
     contents = {folder / f"{name}.json": numbers.encode(), **drawn}
     for path, content in contents.items():
         write_whole(content, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -95,7 +95,7 @@ def average(
 
 def predict(
     run: RunArgument,
-    rule: Annotated[Literal["opa", "omv"], option("Mean of the probabilities (opa), or majority of the labels (omv).")],
+    rule: Annotated[library.OutputRule, option("Mean of the probabilities (opa), or majority of the labels (omv).")],
     delta: DeltaOption,
     out: Annotated[Path, option("A new file: .json, .csv or .npz.")],
     checkpoints: Checkpoints,

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dpmerge.cli.commands import JobsOption, argument, option, options
 from dpmerge.errors import TargetError
 from dpmerge.profiles import Conversion, ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, By, require_wanted
+from dpmerge.rules import Accounting, By, Provenance, require_wanted
 
 if TYPE_CHECKING:
     from dpmerge.planning import Mapper, Utilities
@@ -96,7 +96,7 @@ class EpsilonOrDelta:
 class Utility:
     utility: UtilityOption = None
     provenance: Annotated[
-        Literal["a-priori", "after-looking", "private-validation"] | None,
+        Provenance | None,
         option("How weights or utilities were obtained. Refused if the utility file says otherwise."),
     ] = None
 

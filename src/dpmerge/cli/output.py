@@ -24,7 +24,10 @@ def show_progress(label: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Valid JSON. Infinity is written as 1e999, which parsers read as infinity or the largest float, never as small."""
+    """Valid JSON. Infinity is written as 1e999, which parsers read as infinity or the largest float, never as small.
+
+    Every command prints JSON this way. Null means that there is no number; only files and HTTP answers have null for infinity.
+    """
     typer.echo(json_text(value, infinity="1e999", indent=2))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import secrets
 import threading
 from contextlib import suppress
@@ -17,7 +16,7 @@ from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, 
 from dpmerge.cli.output import print_json, show_progress
 from dpmerge.errors import ExplorerError
 from dpmerge.figures import page, require_library, require_place
-from dpmerge.files import write_whole
+from dpmerge.files import json_text, write_whole
 from dpmerge.records import Portfolio
 
 if TYPE_CHECKING:
@@ -57,12 +56,12 @@ def explore(
     door = _door(host, port, token)
     with taking(host, port) as place:
         door = replace(door, port=place.port)
-        app = Explorer(portfolio, door, ledger, utility, granted.shuffle, allow_release, releases).app()
+        app = Explorer(portfolio, door, ledger, utility, granted.accounting(), allow_release, releases).app()
         server = place.listen(app)
         made = None if token is not None else door.token  # never print a token the user supplied
         if json:
             line = {"url": place.url, "token": made, "allow_release": allow_release, "ledger": ledger is not None}
-            typer.echo(json_format.dumps(line))  # typer.echo flushes, so the parent process can read the URL
+            typer.echo(json_text(line, indent=None))  # typer.echo flushes, so the parent process can read the URL
         else:
             typer.echo(f"{place.url} (leave with Ctrl-C)")
             if made is not None:
@@ -122,7 +121,7 @@ def report(
             asked,
             run=run,
             utility=utility.of(loaded),
-            shuffle=granted.shuffle,
+            accounting=granted.accounting(),
             ledger=ledger,
             progress=show_progress,
         )

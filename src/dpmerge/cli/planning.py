@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -25,7 +25,7 @@ from dpmerge.cli.options import (
 from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
-from dpmerge.files import finite_or_null, write_json
+from dpmerge.files import write_json
 from dpmerge.planning import Frontier, Heatmap, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
@@ -138,14 +138,14 @@ def frontier(
             progress=show_progress,
         )
     with execution.workers("combinations", folder) as run:
-        document = make(loaded, delta=delta, accounting=accounting.accounting(), run=run).as_dict()
+        found = make(loaded, delta=delta, accounting=accounting.accounting(), run=run)
     show_progress("pictures")
-    written = _write(document, folder, name)
+    written = _write(found, folder, name)
     show_progress("")
     if json:
-        print_json(finite_or_null(document))
+        print_json(found.as_dict())
     else:
-        _print_written(document, written)
+        _print_written(found, written)
 
 
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
@@ -154,19 +154,18 @@ def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedS
     return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
-def _write(document: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
+def _write(found: Frontier | Heatmap, folder: Path, name: str) -> list[Path]:
     """Write JSON (infinities as null), then figures; each file is written atomically."""
-    plain = finite_or_null(document)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
-    write_json(plain, paths[0])
+    write_json(found.as_dict(), paths[0])
     for path in paths[1:]:
-        draw(plain, path)
+        draw(found, path)
     return paths
 
 
-def _print_written(document: Mapping[str, Any], written: list[Path]) -> None:
+def _print_written(found: Frontier | Heatmap, written: list[Path]) -> None:
     """Print the files, their assumptions and a warning, if any."""
     print_lines("", written)
-    print_whose_assumptions(document["assumptions"])
-    if document["warning"]:
-        typer.echo(f"note: {document['warning']}")
+    print_whose_assumptions(found.assumptions)
+    if found.warning:
+        typer.echo(f"note: {found.warning}")

@@ -16,6 +16,7 @@ from dpmerge.checkpoints import (
     Search,
     Spread,
     Tuned,
+    TunedRule,
     find_predictor,
     summary,
     uncertainty as measure,
@@ -30,7 +31,6 @@ from dpmerge.figures import require_library
 from dpmerge.files import write_json
 from dpmerge.tensors import require_absent
 
-Tunable = Literal["ema", "uta", "pda", "opa", "omv"]
 _COST = (
     "the scores, the choice and its release cost as much as the run up to its last checkpoint in the folder: all are functions "
     "of its checkpoints and of public examples"
@@ -39,7 +39,7 @@ _COST = (
 
 def choose(
     run: RunArgument,
-    rule: Annotated[Tunable, option("The average (ema, uta, pda) or prediction (opa, omv) to tune.")],
+    rule: Annotated[TunedRule, option("The average (ema, uta, pda) or prediction (opa, omv) to tune.")],
     delta: DeltaOption,
     checkpoints: Checkpoints,
     examples: Examples,
@@ -90,7 +90,7 @@ def choose(
     print_guarantee(guarantee)
 
 
-def _grid(rule: Tunable, values: str | None, decays: str | None, new_weights: str | None, warm_up: bool) -> Grid:
+def _grid(rule: TunedRule, values: str | None, decays: str | None, new_weights: str | None, warm_up: bool) -> Grid:
     plain: Parameter = "gamma" if rule == "pda" else "last"
     stated: dict[Parameter, str | None] = {plain: values, "decay": decays, "new_weight": new_weights}
     given = {parameter: text for parameter, text in stated.items() if text is not None}

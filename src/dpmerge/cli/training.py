@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,8 @@ import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
-from dpmerge.training import Pending, PortfolioFile, Stated, train_portfolio
+from dpmerge.records import Clipping, Convex
+from dpmerge.training import Pending, PortfolioFile, Stated, StatedSampling, train_portfolio
 
 
 def train(
@@ -82,18 +83,16 @@ class Statement:
     """The user's statements about a run that was not recorded."""
 
     dataset: Annotated[str | None, option("Identity of the private dataset.")] = None
-    sampling: Annotated[
-        Literal["poisson", "shuffle", "full-batch"] | None, option("How batches were drawn; with Opacus' loader: poisson.")
-    ] = None
+    sampling: Annotated[StatedSampling | None, option("How batches were drawn; with Opacus' loader: poisson.")] = None
     clip: Annotated[str | None, option("max_grad_norm; if it changed: value*steps,value*steps,…")] = None
-    clipping: Annotated[Literal["flat", "per-layer", "adaptive"] | None, option("How gradients were clipped.")] = None
+    clipping: Annotated[Clipping | None, option("How gradients were clipped.")] = None
     learning_rate: Annotated[str | None, option("Learning rate; if it changed: value*steps,value*steps,…")] = None
     optimizer: Annotated[str | None, option("Optimizer; sgd: without momentum, weight decay or projection.")] = None
     expected_batch: Annotated[float | None, option("The divisor of the updates: Opacus' expected_batch_size.")] = None
     examples: Annotated[int | None, option("Instead of --expected-batch: the number of examples.")] = None
     run: Annotated[str | None, option("Id of the run, shared by its checkpoints; without it, a fresh one.")] = None
     smoothness: Annotated[float | None, option("Smoothness β of the loss, if known.")] = None
-    convex: Annotated[Literal["glm", "unclipped"] | None, option("Why clipped gradients are those of convex functions.")] = None
+    convex: Annotated[Convex | None, option("Why clipped gradients are those of convex functions.")] = None
     unclipped_num_std: Annotated[
         float | None, option("Adaptive clipping: Opacus' setting; in ghost mode half the noise multiplier.")
     ] = None

@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpmerge.records import Sampling
-
-# In order: proved; proved under an assumption that may fail; covered by no theorem; no finite ε.
-Standing = Literal["proved", "conditional", "refused", "none"]
+from dpmerge.rules import GridRule, MixtureAccountant, ShownStanding
 
 
 class _Answer(BaseModel):
@@ -33,8 +31,8 @@ class ModelCard(_Answer):
     noise_multiplier: float | None
     sampling: Sampling | None
     utility: float | None
-    epsilon: Annotated[dict[Literal["pld", "rdp"], float | None], Field(description="by each accountant that applies")]
-    standing: Standing
+    epsilon: Annotated[dict[MixtureAccountant, float | None], Field(description="by each accountant that applies")]
+    standing: ShownStanding
     warnings: list[str]
 
 
@@ -56,7 +54,7 @@ class _Guaranteed(_Answer):
     sentence: str
     epsilon: float | None
     delta: float
-    standing: Standing
+    standing: ShownStanding
     rule: str
     by: str
     weights: dict[str, float]
@@ -107,7 +105,7 @@ class GridAnswer(_Answer):
     """One rule at every point of the grid. ε is null if it is pending, refused or not finite; `standings` tells which."""
 
     epsilons: list[float | None]
-    standings: list[Standing | Literal["pending"]]
+    standings: list[ShownStanding | Literal["pending"]]
 
 
 class SimplexAnswer(_Answer):
@@ -117,7 +115,7 @@ class SimplexAnswer(_Answer):
     models: list[str]
     step: float
     points: list[list[float]]
-    rules: dict[Literal["selection", "combination"], GridAnswer]
+    rules: dict[GridRule, GridAnswer]
     done: int
     total: int
 

@@ -26,7 +26,7 @@ from dpmerge.explorer.telling import guarantee_answer, landscape_answer
 from dpmerge.figures import web_figure
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Utilities
-from dpmerge.rules import require_wanted
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # plans for this δ are computed from the start
@@ -52,7 +52,7 @@ class Explorer:
     door: Door = field(default_factory=Door)
     ledger: str | None = None
     utility: str | None = None
-    shuffle: dpmerge.ShuffleAsPoisson | None = None
+    accounting: Accounting = DEFAULT_ACCOUNTING
     allow_release: bool = False
     releases: Path | None = None
     delta: float = DELTA
@@ -93,7 +93,7 @@ class _Server:
         portfolio = dpmerge.Portfolio(explorer.portfolio)
         utility = Utilities.asked(portfolio, explorer.utility, None)
         self.explorer = explorer
-        self.state = PortfolioState(portfolio, utility, explorer.shuffle, explorer.rungs)
+        self.state = PortfolioState(portfolio, utility, explorer.accounting, explorer.rungs)
         folder = explorer.releases or explorer.portfolio / ".releases"
         check_folder(folder, explorer.allow_release)
         self.releases = Releases(self.state, folder, explorer.ledger)
@@ -164,7 +164,8 @@ def _reading(server: _Server) -> APIRouter:
     async def account(asked: requests.AccountRequest) -> Any:
         """The guarantee of one merge: ε at δ, or δ at ε."""
         require_wanted(asked.delta, asked.any_delta)
-        found = await server.compute(partial(state.guarantee, **asked.model_dump(exclude={"any_delta"})))
+        question = asked.model_dump(include={"rule", "weights", "delta", "epsilon", "provenance"})
+        found = await server.compute(partial(state.guarantee, **question, accounting=asked.accounting(state.accounting)))
         return finite_or_null(guarantee_answer(found))
 
     @router.get("/v1/simplex", response_model=answers.SimplexAnswer)
@@ -196,7 +197,7 @@ def _jobs(server: _Server) -> APIRouter:
 
     @router.post("/v1/frontier", status_code=202, response_model=answers.JobAnswer)
     async def start_frontier(asked: requests.FrontierRequest) -> Any:
-        """Start a job for utility against ε; its result is the document that `dpmerge frontier --json` prints."""
+        """Start a job for utility against ε; its result is what `dpmerge frontier` writes as frontier.json."""
         require_wanted(asked.delta, asked.any_delta)
         return server.jobs.start(
             "frontier", partial(work.draw_frontier, server.state, asked), asked, reuse_finished=True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import threading
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from dpmerge.errors import DpmergeError, JobError, one_line
+from dpmerge.files import json_text
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -98,7 +98,7 @@ class Job:
             if version != seen:
                 seen, quiet = version, 0.0
                 name = "progress" if state == "running" else "end"
-                yield f"event: {name}\ndata: {json.dumps(shown, ensure_ascii=False)}\n\n"
+                yield f"event: {name}\ndata: {json_text(shown, indent=None)}\n\n"
                 if state != "running":
                     return
             elif quiet >= _BEAT_S:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from typing import get_args
 
 import dpmerge
-from dpmerge.planning import GRID_RULES, Account, GridRule, Landscape, Option, Plan, Utilities
+from dpmerge.planning import GRID_RULES, Account, Landscape, Option, OptionRule, Plan, Utilities
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting
+from dpmerge.rules import Accounting, GridRule, PlainRule
 
+PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
 RUNGS = 33
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
@@ -56,7 +58,7 @@ class Ladder:
                     epsilon=_ANY,
                     delta=self.delta,
                     utility=self.utility,
-                    rules=("single", "joint", *GRID_RULES),
+                    rules=PLANNED,
                     accounting=self._accounting,
                     search=(),
                 )

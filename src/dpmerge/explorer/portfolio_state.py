@@ -10,13 +10,23 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-import dpmerge
 from dpmerge.errors import AccountingError, UtilityError
 from dpmerge.explorer.ladder import RUNGS, Ladder
 from dpmerge.explorer.telling import standing_of
 from dpmerge.planning import Landscape, Question, Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
-from dpmerge.rules import THEOREMS, WEIGHTS, Accounting, By, Guarantee, Looked, RuleName, Target, build
+from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
+    MIXTURE_ACCOUNTANTS,
+    THEOREMS,
+    WEIGHTS,
+    Accounting,
+    Guarantee,
+    Looked,
+    RuleName,
+    Target,
+    build,
+)
 
 _LADDERS = 6  # values of δ whose plans are kept
 _ANSWERS = 4096
@@ -31,7 +41,7 @@ class PortfolioState:
         self,
         portfolio: Portfolio,
         utility: Utilities | None = None,
-        shuffle: dpmerge.ShuffleAsPoisson | None = None,
+        accounting: Accounting = DEFAULT_ACCOUNTING,
         rungs: int = RUNGS,
     ) -> None:
         if utility is not None and utility.validation is not None:
@@ -40,7 +50,7 @@ class PortfolioState:
                 "give other utilities, or make a plan instead"
             )
         self.portfolio, self.utility = portfolio, utility
-        self.accounting = Accounting(shuffle=shuffle, any_delta=True)  # the API has already confirmed a large δ
+        self.accounting = replace(accounting, any_delta=True)  # the API has already confirmed a large δ
         self._rungs = rungs
         self._ladders: OrderedDict[float, Ladder] = OrderedDict()
         self._remembered = lru_cache(_ANSWERS)(self._account)
@@ -121,14 +131,13 @@ class PortfolioState:
         *,
         delta: float | None = None,
         epsilon: float | None = None,
-        by: By = "best",
-        assume_smoothness: float | None = None,
         provenance: Looked | None = None,
+        accounting: Accounting | None = None,
     ) -> Guarantee:
-        """The guarantee of one merge, cached."""
-        accounting = replace(self.accounting, by=by, assume_smoothness=assume_smoothness)
+        """The guarantee of one merge, cached; without `accounting`, accounted as plans are."""
+        how = self.accounting.for_rule(rule) if accounting is None else accounting
         values = self.portfolio.weights(weights).values
-        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), accounting, provenance)
+        return self._remembered(rule, values, Target(epsilon=epsilon, delta=delta), how, provenance)
 
     def _account(
         self, rule: RuleName, values: Sequence[float], target: Target, accounting: Accounting, provenance: Looked | None
@@ -138,8 +147,7 @@ class PortfolioState:
 
     def _ask(self, delta: float) -> list[Question]:
         """One question for each accountant, at this δ."""
-        accountants: tuple[By, ...] = ("pld", "rdp")
-        return [Question(self.portfolio, delta, accounting=replace(self.accounting, by=by)) for by in accountants]
+        return [Question(self.portfolio, delta, accounting=replace(self.accounting, by=by)) for by in MIXTURE_ACCOUNTANTS]
 
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: training, guarantee of this model alone, warnings."""

@@ -6,7 +6,6 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # the page shows them, so the choice may depend on them
             provenance=asked.provenance,
-            accounting=replace(self._state.accounting, assume_smoothness=asked.assume_smoothness, any_delta=asked.any_delta),
+            accounting=asked.accounting(self._state.accounting),
         )
 
     def _folder_of(self, name: str) -> Path:

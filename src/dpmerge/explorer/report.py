@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
+from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.telling import plan_answer
-from dpmerge.files import finite_or_null
-from dpmerge.planning import Mapper, OptionRule, Plan, Utilities, edge, frontier, heatmap, simplex_grid
+from dpmerge.figures import describe
+from dpmerge.planning import Mapper, Plan, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, Target, about_delta, round_down, significant
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
 
-_RULES: tuple[OptionRule, ...] = ("single", "selection", "combination", "joint")
 _ON_THE_FRONTIER = 100  # additional targets at which random selection is solved
 _GIVEN = "These targets were requested."
 _OUR_OWN = (
@@ -55,18 +55,18 @@ def report(
     *,
     run: Mapper,
     utility: Utilities | None = None,
-    shuffle: dpmerge.ShuffleAsPoisson | None = None,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     ledger: str | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> dict[str, Any]:
-    """The whole report as plain data (docs/report.md describes it); infinities are null."""
-    state = PortfolioState(portfolio, utility, shuffle)
+    """The whole report as plain data (docs/report.md describes it)."""
+    state = PortfolioState(portfolio, utility, accounting)
     opened = None if ledger is None else _ledger(state, ledger)
     progress("each model alone")
     cards = state.models(asked.delta)
     accounting = state.accounting
     known = dpmerge.plan(
-        portfolio, epsilon=0.0, delta=asked.delta, utility=utility, rules=_RULES, accounting=accounting, search=()
+        portfolio, epsilon=0.0, delta=asked.delta, utility=utility, rules=PLANNED, accounting=accounting, search=()
     )
     targets, chosen = _targets(asked.epsilons, known)
     plans = []
@@ -86,24 +86,22 @@ def report(
     looked = () if known.provenance == "a-priori" else (_LOOKED,)
     warning = " ".join([*(f"{text}." for text in about_delta(asked.delta, portfolio.models)), *looked])
     progress("all weights")
-    found: dict[str, Any] = finite_or_null(
-        {
-            "kind": "report",
-            "version": dpmerge.__version__,
-            "dataset": portfolio.models[0].record.dataset,
-            "adjacency": portfolio.adjacency,
-            "delta": asked.delta,
-            "provenance": known.provenance,
-            "utilities_source": known.source,
-            "warning": warning or None,
-            "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
-            "targets_chosen": chosen,
-            "plans": [{**plan["target"], "options": plan["options"]} for plan in plans],
-            "frontier": {**drawn.as_dict(), "targets": [epsilon for epsilon in targets if epsilon > 0]},
-            "weights": _weights(portfolio, asked, accounting, targets, run),
-            "ledger": opened,
-        }
-    )
+    found = {
+        "kind": "report",
+        "version": dpmerge.__version__,
+        "dataset": portfolio.models[0].record.dataset,
+        "adjacency": portfolio.adjacency,
+        "delta": asked.delta,
+        "provenance": known.provenance,
+        "utilities_source": known.source,
+        "warning": warning or None,
+        "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
+        "targets_chosen": chosen,
+        "plans": [{**plan["target"], "options": plan["options"]} for plan in plans],
+        "frontier": replace(drawn, targets=tuple(epsilon for epsilon in targets if epsilon > 0)).as_dict(),
+        "weights": _weights(portfolio, asked, accounting, targets, run),
+        "ledger": opened,
+    }
     progress("")
     return found
 
@@ -127,20 +125,16 @@ def _weights(
     portfolio: Portfolio, asked: ReportScope, accounting: Accounting, targets: Sequence[float], run: Mapper
 ) -> dict[str, Any]:
     """A figure of ε over all weights of two or three models, or the reason why there is none."""
-    draws: dict[int, Callable[..., Any]] = {2: edge, 3: heatmap}
-    draw = draws.get(len(portfolio.names))
+    how: dict[str, Any] = {"delta": asked.delta, "step": asked.step, "accounting": accounting, "run": run}
     try:
-        if draw is None:
+        if len(portfolio.names) == 2:
+            picture = describe(replace(edge(portfolio, **how), targets=tuple(targets))).as_dict()
+        elif len(portfolio.names) == 3:
+            picture = heatmap(portfolio, **how).as_dict()
+        else:
             raise AccountingError(_no_picture(len(portfolio.names)))
-        picture = draw(portfolio, delta=asked.delta, step=asked.step, accounting=accounting, run=run).as_dict()
     except AccountingError as error:
         return {"picture": None, "why": f"No figure of ε over all weights: {error}."}
-    if draw is edge:
-        marked = [
-            {"label": f"target ε = {epsilon:g}", "standing": "reference", "x": [0.0, 1.0], "y": [epsilon, epsilon]}
-            for epsilon in targets
-        ]
-        picture["lines"] = [*picture["lines"], *marked]
     return {"picture": picture, "why": None}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dpmerge.rules import By, Looked
+from dpmerge.rules import Accounting, By, Looked, PlainRule
 
-Rule = Literal["selection", "combination", "joint"]  # tempered selection needs κ, which this API does not support
 SMALLEST_DELTA = 1e-100  # accounting is valid down to here (docs/architecture.md); a fraction of a smaller δ may underflow
 Epsilon = Annotated[float, Field(ge=0, le=1e6, description="ε")]
 Delta = Annotated[float, Field(ge=SMALLEST_DELTA, lt=1, description="δ")]
@@ -26,10 +26,14 @@ class _RequestAtDelta(_Request):
 
 
 class _Merge(_RequestAtDelta):
-    rule: Rule
+    rule: PlainRule  # tempered selection needs κ, which this API does not support
     weights: Annotated[dict[str, float], Field(min_length=1, max_length=1000, description="must sum to 1")]
     assume_smoothness: Annotated[float, Field(ge=0)] | None = None
     provenance: Looked | None = None
+
+    def accounting(self, granted: Accounting) -> Accounting:
+        """What the server grants, and what this request assumes."""
+        return replace(granted, assume_smoothness=self.assume_smoothness, any_delta=self.any_delta)
 
 
 class AccountRequest(_Merge):
@@ -38,6 +42,9 @@ class AccountRequest(_Merge):
     delta: Annotated[float, Field(ge=SMALLEST_DELTA)] | None = None
     epsilon: Annotated[float, Field(le=1e6)] | None = None
     by: By = "best"
+
+    def accounting(self, granted: Accounting) -> Accounting:
+        return replace(super().accounting(granted), by=self.by)
 
 
 class PlanRequest(_RequestAtDelta):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpmerge.explorer.answers import Standing
 from dpmerge.planning import Landscape, Option, Plan
-from dpmerge.rules import THEOREMS, Guarantee
+from dpmerge.rules import THEOREMS, Guarantee, ShownStanding
 
 _NOTHING = "no finite ε at this δ: nothing is guaranteed"
 
 
-def standing_of(found: Guarantee | None) -> Standing:
+def standing_of(found: Guarantee | None) -> ShownStanding:
     """The standing of a guarantee. It is "none" if ε is infinite, even if the theorem is proved."""
     if found is None:
         return "refused"

@@ -7,6 +7,7 @@ from typing import Any
 
 import dpmerge
 from dpmerge.explorer.jobs import Job
+from dpmerge.explorer.ladder import PLANNED
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.requests import FrontierRequest, PlanRequest, ReleaseRequest
@@ -21,7 +22,7 @@ def full_plan(state: PortfolioState, asked: PlanRequest, job: Job) -> dict[str, 
         epsilon=asked.epsilon,
         delta=asked.delta,
         utility=state.utility,
-        rules=("single", "selection", "combination", "joint"),
+        rules=PLANNED,
         accounting=state.accounting,
         progress=job.report,
     )

@@ -1,4 +1,4 @@
-"""Pictures of what was computed: a document (what a JSON file says) becomes one description, drawn as PNG or as a web page."""
+"""Pictures of what was computed: a result (or its document) becomes one description, drawn as PNG or as a web page."""
 
 from dpmerge.figures.drawing import (
     describe as describe,
@@ -8,4 +8,5 @@ from dpmerge.figures.drawing import (
     require_place as require_place,
     web_figure as web_figure,
 )
+from dpmerge.figures.picture import Line as Line, Panel as Panel, Picture as Picture
 from dpmerge.figures.report import page as page

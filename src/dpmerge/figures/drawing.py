@@ -1,53 +1,50 @@
-"""From documents (what a JSON file says) to PNG files, web pages and plotly's data."""
+"""From results (or their documents: what a JSON file says) to PNG files, web pages and plotly's data."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dpmerge.errors import FigureError
 from dpmerge.figures import frontier, heatmap, page, web
-from dpmerge.figures.picture import Chart, Picture, plain
+from dpmerge.figures.picture import Chart, Picture, fault, plain
 from dpmerge.figures.png import png
 from dpmerge.files import write_whole
+from dpmerge.planning import Edge, Frontier, Heatmap
 
 _LIBRARIES = {".png": "matplotlib", ".html": "plotly"}
-_KINDS: dict[str, Callable[[Mapping[str, Any]], Picture]] = {
-    "frontier": frontier.picture,
-    "heatmap": heatmap.picture,
-    "lines": Chart.model_validate,
-}
-
-
-class Result(Protocol):
-    """What planning finds: a frontier, a heatmap, or an edge between two models."""
-
-    def as_dict(self) -> dict[str, Any]: ...
-
-
-Drawable = Mapping[str, Any] | Result
+_KINDS: dict[str, type[Frontier | Heatmap | Chart]] = {"frontier": Frontier, "heatmap": Heatmap, "lines": Chart}
+Result = Frontier | Heatmap | Edge | Picture
+Drawable = Result | Mapping[str, Any]
 
 
 def describe(result: Drawable) -> Picture:
     """The description that is drawn for a result, or for its document: of kind "frontier", "heatmap" or "lines"."""
-    document = result if isinstance(result, Mapping) else result.as_dict()
-    kind = document.get("kind")
+    kind = result.get("kind") if isinstance(result, Mapping) else type(result).__name__.lower()
+    try:
+        return _picture(_read(result, kind) if isinstance(result, Mapping) else result)
+    except ValidationError as error:
+        raise FigureError(f"this picture ({kind}) cannot be drawn: {fault(error)}") from None
+
+
+def _read(document: Mapping[str, Any], kind: Any) -> Result:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise FigureError(f"cannot draw a document of kind {kind!r}; known are {', '.join(map(repr, _KINDS))}")
-    try:
-        return _KINDS[kind](plain(document))
-    except KeyError as error:
-        raise FigureError(f"this picture ({kind}) cannot be drawn: it has no field {error}") from None
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        what = f"{f'field {where}: ' if where else ''}{fault['msg'].removeprefix('Value error, ')}"
-        raise FigureError(f"this picture ({kind}) cannot be drawn: {what}") from None
+    found: Result = TypeAdapter(_KINDS[kind]).validate_python(plain(document))
+    return found
+
+
+def _picture(result: Result) -> Picture:
+    if isinstance(result, Frontier):
+        return frontier.picture(result)
+    if isinstance(result, Heatmap):
+        return heatmap.picture(result)
+    return heatmap.edge_picture(result) if isinstance(result, Edge) else result
 
 
 def render(result: Drawable, suffix: str) -> bytes:

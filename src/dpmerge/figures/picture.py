@@ -1,4 +1,4 @@
-"""The description of a picture: made once from a result's document, then drawn by png.py and web.py; page.py adds tables.
+"""The description of a picture: made once from a result, then drawn by png.py and web.py; page.py adds tables.
 
 It is checked once, here, so that the renderers need not. Documents of kind "lines" are descriptions already; docs/frontier.md
 says how they are written. What is conditional is dotted and hollow and its label says so; references are thin and grey.
@@ -12,34 +12,48 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpmerge.figures import style
+from dpmerge.files import finite_or_null
+from dpmerge.rules import Standing
 
 
 def plain(value: Any) -> Any:
     """Plain data that every picture format can hold.
 
     Infinite numbers become None, as they are null in JSON. A model's name is a folder's name and may contain anything: control
-    characters, line breaks and broken code points become their escapes.
+    characters, line breaks and broken code points become their escapes. No-break spaces (of `style.in_a_cell`) stay.
     """
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return "".join(c if c.isprintable() or c == style.NO_BREAK else c.encode("unicode_escape").decode() for c in value)
+    return finite_or_null(value)
 
 
-Standing = Literal["proved", "conditional", "measured", "reference"]
+def fault(error: ValidationError) -> str:
+    """The first thing wrong with a document, and where."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{f'field {where}: ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+
+
+LineStanding = Literal[Standing, "measured", "reference"]
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Form(BaseModel):
-    """Immutable data; fields that no picture needs are ignored."""
+    """Immutable data that every format can hold; fields that no picture needs are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, given: Any) -> Any:
+        return plain(given)
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ class Line(Form):
     y: list[float | None]
     low: list[float | None] | None = None
     high: list[float | None] | None = None
-    standing: Standing = "proved"
+    standing: LineStanding = "proved"
     rule: str | None = None
     by: str | None = None
     markers: bool = False
@@ -315,6 +329,12 @@ class Picture(Form):
             return Axis(self.colour_label, True, positive, high)
         low, high = (low, high) if low < high else (0.9 * low, 1.1 * high or 1.0)
         return Axis(self.colour_label, False, low, high)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its document, of kind "lines", with what was given; the fields of a single panel are beside its own."""
+        told = self.model_dump(exclude_unset=True)
+        alone = told.pop("panels")[0] if len(self.panels) == 1 else {}
+        return {"kind": "lines", **alone, **told}
 
     def numbers(self, most: int = 15) -> list[Table]:
         """The picture in tables."""

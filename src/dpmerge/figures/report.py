@@ -6,17 +6,18 @@ conditional is said in words and by a mark and a border, never by colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
+
+from pydantic import ValidationError
 
 from dpmerge.errors import FigureError
 from dpmerge.figures import page as pages, style
 from dpmerge.figures.drawing import describe
-from dpmerge.figures.picture import Picture, Table, plain
-from dpmerge.rules import THEOREMS, round_up, significant
-
-Data = Mapping[str, Any]
+from dpmerge.figures.picture import Picture, Table, fault
+from dpmerge.figures.report_form import Card, LedgerState, Report, ReportedOption, ReportedPlan
+from dpmerge.rules import MIXTURE_ACCOUNTANTS, THEOREMS, round_up, significant
 
 _MARKS = {"proved": "✓ proved", "conditional": "◇ conditional", "refused": "✗ refused", "none": "✗ no guarantee"}
 _RULES = {
@@ -55,39 +56,34 @@ td:last-child { min-width: 14rem; }
 """
 
 
-def page(document: Data) -> str:
+def page(document: Mapping[str, Any]) -> str:
     """The report; the same document (docs/report.md describes it) gives the same bytes."""
     try:
-        return _page(plain(document))
-    except KeyError as error:
-        raise FigureError(f"this report cannot be drawn: it lacks {error}") from None
+        report = Report.model_validate(document)
+    except ValidationError as error:
+        raise FigureError(f"this report cannot be drawn: {fault(error)}") from None
+    return _page(report)
 
 
-def _page(report: Data) -> str:
-    title = f"What may be released from {report['dataset']}"
-    delta = style.epsilon_text(report["delta"])
-    frontier, weights = describe(report["frontier"]), report["weights"]
+def _page(report: Report) -> str:
+    title = f"What may be released from {report.dataset}"
+    delta = style.epsilon_text(report.delta)
+    frontier, weights = describe(report.frontier), report.weights
     parts = [
-        pages.heading(
-            title, f"{report['adjacency']} neighbours · δ = {delta} · dpmerge {report['version']}", report["warning"]
-        ),
+        pages.heading(title, f"{report.adjacency} neighbours · δ = {delta} · dpmerge {report.version}", report.warning),
         pages.prose("Who chose the utilities", *frontier.more["Who chose the weights"]),
-        *_models(report["models"], delta),
-        pages.prose("What fits a target", report["targets_chosen"]),
-        *(part for plan in report["plans"] for part in _plan(plan)),
+        *_models(report.models, delta),
+        pages.prose("What fits a target", report.targets_chosen),
+        *(part for plan in report.plans for part in _plan(plan)),
         *_picture(frontier, "frontier"),
     ]
-    if weights["picture"] is None:
-        parts.append(pages.prose("All weights", weights["why"] or ""))
+    if weights.picture is None:
+        parts.append(pages.prose("All weights", weights.why or ""))
     else:
-        parts += _picture(describe(weights["picture"]), "weights")
-    parts += _ledger(report["ledger"]) if report["ledger"] else ()
+        parts += _picture(describe(weights.picture), "weights")
+    parts += _ledger(report.ledger) if report.ledger else ()
     parts += _words(report)
     return pages.whole(title, "\n".join(parts), _STYLE)
-
-
-def _epsilon(value: float | None) -> str:
-    return "∞" if value is None else round_up(value)
 
 
 def _target(epsilon: float) -> str:
@@ -103,8 +99,9 @@ def _details(summary: str, content: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
 
 
-def _models(cards: list[Data], delta: str) -> Iterator[str]:
-    columns = ["model", "ε by PLD", "ε by RDP", "standing", "utility", "training", "steps", "noise multiplier", "beware"]
+def _models(cards: Sequence[Card], delta: str) -> Iterator[str]:
+    by = [f"ε by {accountant.upper()}" for accountant in MIXTURE_ACCOUNTANTS]
+    columns = ["model", *by, "standing", "utility", "training", "steps", "noise multiplier", "beware"]
     caption = f"each alone, ε at δ = {delta}; a dash where an accountant does not apply"
     yield "<h2>The models</h2>"
     yield pages.grid(Table(heading="", caption=caption, columns=columns, rows=[_model(card) for card in cards]))
@@ -112,69 +109,68 @@ def _models(cards: list[Data], delta: str) -> Iterator[str]:
     yield _paragraph(f"Each guarantee assumes that {assumptions}; and what the last column says.")
 
 
-def _model(card: Data) -> list[str]:
-    how, sampling = card["kind"], card["sampling"]
+def _model(card: Card) -> list[str]:
+    how, sampling = card.kind, card.sampling
     if sampling is not None:
-        rate = sampling.get("rate")
-        how = f"{how}, {sampling['scheme']}" + ("" if rate is None else f" at rate {rate:.6g}")
-    own = [_epsilon(card["epsilon"][by]) if by in card["epsilon"] else "—" for by in ("pld", "rdp")]
-    steps, noise = card["steps"], card["noise_multiplier"]
+        how = f"{how}, {sampling.scheme}" + ("" if sampling.rate is None else f" at rate {sampling.rate:.6g}")
+    own = [round_up(card.epsilon[by]) if by in card.epsilon else "—" for by in MIXTURE_ACCOUNTANTS]
+    steps, noise = card.steps, card.noise_multiplier
     return [
-        card["name"],
+        card.name,
         *own,
-        _MARKS[card["standing"]],
-        style.utility_text(card["utility"]),
+        _MARKS[card.standing],
+        style.utility_text(card.utility),
         how,
         "—" if steps is None else str(steps),
         "—" if noise is None else f"{noise:.6g}",
-        "; ".join(card["warnings"]) or "—",
+        "; ".join(card.warnings) or "—",
     ]
 
 
-def _plan(plan: Data) -> Iterator[str]:
+def _plan(plan: ReportedPlan) -> Iterator[str]:
     """The best that fits for each rule, and the rest in a table."""
-    asked = f"ε = {_target(plan['epsilon'])} at δ = {style.epsilon_text(plan['delta'])}"
+    asked = f"ε = {_target(plan.epsilon)} at δ = {style.epsilon_text(plan.delta)}"
     yield f"<h3>Target {asked}</h3>"
-    best: dict[str, Data] = {}
-    for option in plan["options"]:
-        if option["feasible"]:
-            best.setdefault(option["rule"], option)
+    best: dict[str, ReportedOption] = {}
+    for option in plan.options:
+        if option.feasible:
+            best.setdefault(option.rule, option)
     shown = list(best.values())
     if not shown:
-        closest = min(plan["options"], key=lambda option: float("inf") if option["epsilon"] is None else option["epsilon"])
-        yield _paragraph(f"Nothing fits. The closest is {_rule(closest).lower()}, but {closest['why']}.")
+        closest = min(plan.options, key=lambda option: option.epsilon)
+        yield _paragraph(f"Nothing fits. The closest is {_rule(closest).lower()}, but {closest.why}.")
     for option in shown:
         yield _option(option, best=option is shown[0])
-    rest = [_other(option) for option in plan["options"] if option not in shown]
+    rest = [_other(option) for option in plan.options if option not in shown]
     if rest:
         columns = ["rule", "weights", "ε", "δ", "standing", "fits", "why"]
         table = pages.grid(Table(heading="", caption=f"for {asked}", columns=columns, rows=rest))
         yield _details("What else was considered, and why it is not above", table)
 
 
-def _rule(option: Data) -> str:
-    return _RULES.get(option["rule"]) or str(option["rule"])
+def _rule(option: ReportedOption) -> str:
+    return _RULES.get(option.rule, option.rule)
 
 
-def _option(option: Data, *, best: bool) -> str:
+def _option(option: ReportedOption, *, best: bool) -> str:
     name = f"{_rule(option)}: the most useful here" if best else _rule(option)
-    kind = _UTILITY_KINDS.get(option["utility_kind"], option["utility_kind"])
-    worth = style.utility_text(option["expected_utility"], option["utility_kind"])
-    weights = style.in_a_cell(style.weights_text(option["weights"]))
-    exact = ", ".join(f"{name}={value!r}" for name, value in option["weights"].items() if value > 0)
-    assumptions = "\n".join(f"<li>{escape(text)}</li>" for text in option["assumptions"])
-    revealed = option["details"].get("revealed", {})
-    theorem = f"{option['theorem_title']} ({option['theorem_source']}), docs/theory.md under {option['theorem']}. It assumes:"
+    kind = _UTILITY_KINDS.get(option.utility_kind, option.utility_kind)
+    worth = style.utility_text(option.expected_utility, option.utility_kind)
+    weights = style.in_a_cell(style.weights_text(option.weights))
+    exact = ", ".join(f"{name}={value!r}" for name, value in option.weights.items() if value > 0)
+    assumptions = "\n".join(f"<li>{escape(text)}</li>" for text in option.assumptions)
+    revealed = option.details.revealed
+    theorem = f"{option.theorem_title} ({option.theorem_source}), docs/theory.md under {option.theorem}. It assumes:"
     joint = "".join(_paragraph(f"Model {model} is accounted by joint release: {why}.") for model, why in revealed.items())
     full = f"<p>Weights in full: <code>{escape(exact)}</code></p>"
-    standing = option["standing"]
-    claim = option["claim"]
+    standing = option.standing
+    claim = option.claim
     return "\n".join(
         (
             "<article>",
             f'<h4>{escape(name)} <span class="standing {escape(standing)}">{_MARKS[standing]}</span></h4>',
             _paragraph(f"Weights to four digits: {weights}. Utility: {worth} ({kind})."),
-            f"<p><strong>{escape(claim)}</strong>{escape(option['sentence'].removeprefix(claim))}</p>",
+            f"<p><strong>{escape(claim)}</strong>{escape(option.sentence.removeprefix(claim))}</p>",
             _details(
                 "The theorem, what it assumes, and the weights in full",
                 f"{_paragraph(theorem)}\n<ul>\n{assumptions}\n</ul>{joint}\n{full}",
@@ -184,16 +180,16 @@ def _option(option: Data, *, best: bool) -> str:
     )
 
 
-def _other(option: Data) -> list[str]:
-    by, why = "" if option["by"] == "none" else f", {option['by'].upper()}", option["why"]
+def _other(option: ReportedOption) -> list[str]:
+    by, why = "" if option.by == "none" else f", {option.by.upper()}", option.why
     return [
         f"{_rule(option)}{by}",
-        style.in_a_cell(style.weights_text(option["weights"])),
-        _epsilon(option["epsilon"]),
-        significant(option["delta"], 3),
-        _MARKS[option["standing"]],
-        "yes" if option["feasible"] else "no",
-        f"fits ({why}), but something above of this rule is at least as good" if option["feasible"] else why,
+        style.in_a_cell(style.weights_text(option.weights)),
+        round_up(option.epsilon),
+        significant(option.delta, 3),
+        _MARKS[option.standing],
+        "yes" if option.feasible else "no",
+        f"fits ({why}), but something above of this rule is at least as good" if option.feasible else why,
     ]
 
 
@@ -206,35 +202,35 @@ def _picture(picture: Picture, identifier: str) -> Iterator[str]:
     yield _details("The numbers in a table", pages.grid(picture.numbers(most=101)[0]))
 
 
-def _ledger(ledger: Data) -> Iterator[str]:
+def _ledger(ledger: LedgerState) -> Iterator[str]:
     """What was spent, what fits, and every entry."""
-    known = ledger["budget"]
-    budget, spent, fits = known["budget"], known["spent"], known["fits"]
-    asked, delta = _target(budget["epsilon"] or 0.0), style.epsilon_text(budget["delta"])
+    known = ledger.budget
+    budget, spent, fits = known.budget, known.spent, known.fits
+    asked, delta = _target(budget.epsilon), style.epsilon_text(budget.delta)
     told = [
-        f"The budget for all releases from this data together is ({asked}, {delta}). Releases so far: {known['releases']}; "
-        f"together they have spent ε = {_epsilon(spent['epsilon'])} at δ = {delta}, and "
-        f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {asked} ({_MARKS[spent['standing']]}), "
+        f"The budget for all releases from this data together is ({asked}, {delta}). Releases so far: {known.releases}; "
+        f"together they have spent ε = {round_up(spent.epsilon)} at δ = {delta}, and "
+        f"δ = {significant(spent.delta_at_budget_epsilon)} at ε = {asked} ({_MARKS[spent.standing]}), "
         "under what the certificates of the releases assume.",
-        *(f"{text[:1].upper()}{text[1:]}." for text in known["counted"]),
-        f"May still be released alone: {', '.join(fits['alone']) or 'none of the models here'}.",
+        *(f"{text[:1].upper()}{text[1:]}." for text in known.counted),
+        f"May still be released alone: {', '.join(fits.alone) or 'none of the models here'}.",
     ]
     told += [
-        f"{name} may still be drawn with probability up to {share:g} in a selection with {fits['in_selection_with']}."
-        for name, share in fits["largest_probability"].items()
+        f"{name} may still be drawn with probability up to {share:g} in a selection with {fits.in_selection_with}."
+        for name, share in fits.largest_probability.items()
     ]
     yield pages.prose("What the budget still allows", *told)
-    if not ledger["entries"]:
+    if not ledger.entries:
         yield _paragraph("Nothing was released yet.")
         return
     rows = []
-    for entry in ledger["entries"]:
-        total = entry["total"]
-        what = entry["kind"] if entry["of"] is None else f"{entry['kind']} entry {entry['of']}"
+    for entry in ledger.entries:
+        total = entry.total
+        what = entry.kind if entry.of is None else f"{entry.kind} entry {entry.of}"
         if total is not None:
-            what = f"{entry['name']}: {entry['rule']} of {', '.join(entry['models'])}"
-        spending = ["—", "—"] if total is None else [_epsilon(total["epsilon"]), significant(total["delta"])]
-        rows.append([str(entry["number"]), entry["at"], what, *spending, entry["hash"][:12]])
+            what = f"{entry.name}: {entry.rule} of {', '.join(entry.models)}"
+        spending = ["—", "—"] if total is None else [round_up(total.epsilon), significant(total.delta)]
+        rows.append([str(entry.number), entry.at, what, *spending, entry.hash[:12]])
     columns, caption = (
         ["entry", "when", "what", "total ε", "δ", "hash"],
         "every entry of the ledger; totals are of all up to there",
@@ -243,11 +239,11 @@ def _ledger(ledger: Data) -> Iterator[str]:
     yield pages.grid(Table(heading="", caption=caption, columns=columns, rows=rows))
 
 
-def _words(report: Data) -> Iterator[str]:
+def _words(report: Report) -> Iterator[str]:
     yield pages.prose("What “proved” and “conditional” mean", *_WORDS)
-    target = _target(report["plans"][-1]["epsilon"]) if report["plans"] else "1"
+    target = _target(report.plans[-1].epsilon) if report.plans else "1"
     yield (
         "<h2>How to recheck this</h2>\n<p>Every number here can be computed again from the records of the runs, for example by "
-        f"a plan of this portfolio for ε = {target} and δ = {report['delta']!r}. A released model comes with a certificate, "
+        f"a plan of this portfolio for ε = {target} and δ = {report.delta!r}. A released model comes with a certificate, "
         "and verifying it checks that the guarantee holds for its files.</p>"
     )

@@ -17,6 +17,7 @@ INK = "#1A1A1A"
 QUIET = "#5A5A5A"
 GRID = "#DDDDDD"
 ALARM = "#A33B00"
+NO_BREAK = "\u00a0"
 
 Dashes = tuple[float, ...]
 
@@ -134,10 +135,10 @@ def _look(colour: str, marker: tuple[str, str], dashes: tuple[Dashes, str], holl
 def epsilon_text(value: float | None) -> str:
     """A privacy parameter: rounded up, like everywhere.
 
-    >>> epsilon_text(6.45801), epsilon_text(1e-5), epsilon_text(None)
+    >>> epsilon_text(6.45801), epsilon_text(1e-5), epsilon_text(math.inf)
     ('6.459', '1e-5', '∞')
     """
-    return "∞" if value is None else significant(value, 4).replace("e-0", "e-")
+    return "∞" if value is None or value == math.inf else significant(value, 4).replace("e-0", "e-")
 
 
 def utility_text(value: float | None, kind: str | None = None) -> str:
@@ -155,7 +156,7 @@ def weights_text(weights: Mapping[str, float] | None, most: int = 8) -> list[str
 
 def in_a_cell(weights: Iterable[str]) -> str:
     """Weights in a table, which may break between them but not within."""
-    return ", ".join(text.replace(" ", "\u00a0") for text in weights)
+    return ", ".join(text.replace(" ", NO_BREAK) for text in weights)
 
 
 def short(name: str, most: int = 28) -> str:

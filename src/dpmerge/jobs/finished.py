@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import JobError
+from dpmerge.files import lossless, sha256
 
 
 class Finished:
@@ -45,12 +45,12 @@ class Finished:
     def put(self, key: str, result: Any) -> None:
         """Store a result; it is on the disk when this returns. `get` returns JSON data: tuples become lists."""
         try:
-            result = json.loads(json.dumps(result))
+            result = json.loads(lossless(result))
         except (TypeError, ValueError, RecursionError) as fault:
             raise JobError(f"the result of {key!r} cannot be stored in {self.path}: {fault}") from None
-        line = json.dumps({"key": key, "result": result, "sum": _checksum(key, result)})
+        line = lossless({"key": key, "result": result, "sum": _checksum(key, result)})
         try:
-            self._file.write(line.encode() + b"\n")
+            self._file.write(line + b"\n")
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as fault:
@@ -85,4 +85,4 @@ class Finished:
 
 
 def _checksum(key: str, result: Any) -> str:
-    return hashlib.sha256(json.dumps([key, result], sort_keys=True).encode()).hexdigest()[:16]
+    return sha256(lossless([key, result], sort_keys=True))[:16]

@@ -3,7 +3,14 @@
 from dpmerge.planning.averaging import AverageRule as AverageRule, Averaging as Averaging
 from dpmerge.planning.draw import secure_draw as secure_draw, tilted_odds as tilted_odds
 from dpmerge.planning.feasible import FeasibleSet as FeasibleSet, blend as blend
-from dpmerge.planning.frontier import Frontier as Frontier, check_frontier as check_frontier, frontier as frontier
+from dpmerge.planning.frontier import (
+    Curve as Curve,
+    Frontier as Frontier,
+    FrontierPoint as FrontierPoint,
+    ModelAlone as ModelAlone,
+    check_frontier as check_frontier,
+    frontier as frontier,
+)
 from dpmerge.planning.optimum import (
     pld_optimum as pld_optimum,
     renyi_optimum as renyi_optimum,
@@ -19,6 +26,7 @@ from dpmerge.planning.option import (
 )
 from dpmerge.planning.plan import Plan as Plan
 from dpmerge.planning.points import (
+    Epsilon as Epsilon,
     Mapper as Mapper,
     Point as Point,
     combination_points as combination_points,
@@ -28,12 +36,12 @@ from dpmerge.planning.simplex import (
     GRID_RULES as GRID_RULES,
     Account as Account,
     Edge as Edge,
-    GridRule as GridRule,
     Heatmap as Heatmap,
     Landscape as Landscape,
+    Surface as Surface,
     edge as edge,
     heatmap as heatmap,
     heatmap_grid as heatmap_grid,
     simplex_grid as simplex_grid,
 )
-from dpmerge.planning.utility import Provenance as Provenance, Utilities as Utilities, ValidationSet as ValidationSet
+from dpmerge.planning.utility import Utilities as Utilities, ValidationSet as ValidationSet

@@ -20,14 +20,12 @@ from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.jobs import run_all
 from dpmerge.planning.optimum import Optimum, selection_frontier
 from dpmerge.planning.points import (
-    ACCOUNTANTS,
-    DEFAULT,
     Account,
-    Accountant,
+    Combined,
+    Epsilon,
     Mapper,
     Point,
     Scorer,
-    assumed_by,
     combination_points,
     named,
     selection_assumptions,
@@ -37,9 +35,19 @@ from dpmerge.planning.simplex import simplex_grid
 from dpmerge.planning.utility import Utilities
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Accounting, Standing, Target, build, round_up
+from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
+    MIXTURE_ACCOUNTANTS,
+    Accounting,
+    MixtureAccountant,
+    Standing,
+    Target,
+    assumed_by,
+    build,
+    round_up,
+)
 
-Judge = Callable[[Sequence[Point]], list[dict[str, Any]]]
+Judge = Callable[[Sequence[Point]], list[Combined]]
 PointKind = Literal["measured", "interpolated", "given"]
 _MEASURED: PointKind = "measured"
 _FIRST_ROUND = 9
@@ -49,17 +57,17 @@ _TITLES: dict[Account, str] = {"proved": "linear combination", "formula": "linea
 @dataclass(frozen=True)
 class ModelAlone:
     name: str
-    epsilon: dict[Accountant, float]
+    epsilon: dict[MixtureAccountant, Epsilon]
     utility: float = 0.0
 
     @property
     def smallest(self) -> float:
-        return min(self.epsilon.values())
+        return min(self.epsilon.values(), default=math.inf)
 
 
 @dataclass(frozen=True)
 class JointPoint:
-    epsilon: float
+    epsilon: Epsilon
     utility: float
     standing: Standing
 
@@ -71,7 +79,7 @@ class FrontierPoint:
     A point that was tried is `on_frontier` if no other one with a smaller ε is as useful.
     """
 
-    epsilon: float
+    epsilon: Epsilon
     utility: float | None
     weights: dict[str, float] | None
     utility_kind: PointKind | None = None
@@ -83,12 +91,12 @@ class Curve:
     """One rule by one accountant: the optimum at every target (`exact`), or points tried; `refused` says why there are none."""
 
     rule: str
-    by: Accountant
+    by: MixtureAccountant
     standing: Standing
     title: str
     exact: bool
-    refused: str | None
     points: tuple[FrontierPoint, ...]
+    refused: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         fields = ("epsilon", "utility", "weights", *(() if self.exact else ("utility_kind", "on_frontier")))
@@ -99,7 +107,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Utility against ε at one δ (docs/frontier.md describes the document)."""
+    """Utility against ε at one δ (docs/frontier.md describes the document); `targets` are those a picture marks."""
 
     delta: float
     adjacency: Adjacency
@@ -111,11 +119,13 @@ class Frontier:
     models: tuple[ModelAlone, ...]
     joint: JointPoint | None
     curves: tuple[Curve, ...]
+    targets: tuple[float, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The picture's document."""
-        plain = {"kind": "frontier", **asdict(self), "models": [asdict(model) for model in self.models]}
-        return {**plain, "curves": [curve.as_dict() for curve in self.curves]}
+        told = {"kind": "frontier", **asdict(self), "models": [asdict(model) for model in self.models]}
+        marked = told.pop("targets")
+        told["curves"] = [curve.as_dict() for curve in self.curves]
+        return told if marked is None else {**told, "targets": list(marked)}
 
 
 def frontier(
@@ -124,7 +134,7 @@ def frontier(
     delta: float,
     epsilons: Sequence[float],
     utility: Utilities | Mapping[str, float] | None = None,
-    accounting: Accounting = DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     scorer: Scorer | None = None,
     scored: Literal["private", "stand-ins"] = "private",
     edge_points: int = 25,
@@ -153,13 +163,13 @@ def frontier(
     elif utility is None:
         utility = Utilities.less_private_is_more_useful(portfolio, {model.name: model.smallest for model in models})
     progress("random selection")
-    curves = [_selection(portfolio, utility, targets, delta, accounting, by) for by in ACCOUNTANTS]
+    curves = [_selection(portfolio, utility, targets, delta, accounting, by) for by in MIXTURE_ACCOUNTANTS]
     for account, title in titles.items():
-        curves += [_combination(portfolio, utility, results, account, by, title) for by in ACCOUNTANTS]
+        curves += [_combination(portfolio, utility, results, account, by, title) for by in MIXTURE_ACCOUNTANTS]
     joint, joint_assumes = _joint(portfolio, utility, delta, accounting)
     drawn = selection_assumptions(portfolio, delta, accounting)
-    assumed = [("random selection", drawn), ("joint release", joint_assumes)]
-    assumed += [(titles[account], one[account]["assumptions"]) for account in accounts for one in results.values()]
+    assumed: list[tuple[str, Sequence[str]]] = [("random selection", drawn), ("joint release", joint_assumes)]
+    assumed += [(titles[account], one.accounts[account].assumptions) for account in accounts for one in results.values()]
     return Frontier(
         delta,
         portfolio.adjacency,
@@ -174,8 +184,9 @@ def frontier(
     )
 
 
-def _measured(portfolio: Portfolio, results: dict[Point, dict[str, Any]], scored: Literal["private", "stand-ins"]) -> Utilities:
-    values = tuple(results[_vertex(portfolio, name)]["score"] for name in portfolio.names)
+def _measured(portfolio: Portfolio, results: dict[Point, Combined], scored: Literal["private", "stand-ins"]) -> Utilities:
+    scores = [results[_vertex(portfolio, name)].score for name in portfolio.names]
+    values = tuple(score for score in scores if score is not None)
     looked = scored == "private"
     whose = "the private models" if looked else "stand-ins"
     return Utilities(values, "after-looking" if looked else "a-priori", f"measured by an evaluator on {whose}")
@@ -209,8 +220,8 @@ def check_frontier(
 def _models(portfolio: Portfolio, delta: float, accounting: Accounting) -> list[ModelAlone]:
     rows = []
     for name in portfolio.names:
-        epsilon: dict[Accountant, float] = {}
-        for by in ACCOUNTANTS:
+        epsilon: dict[MixtureAccountant, float] = {}
+        for by in MIXTURE_ACCOUNTANTS:
             try:
                 asked = replace(accounting, by=by, assume_smoothness=None)
                 rule = build("joint", portfolio.weights({name: 1.0}), asked, looked_at=())
@@ -221,13 +232,13 @@ def _models(portfolio: Portfolio, delta: float, accounting: Accounting) -> list[
     return rows
 
 
-def _at(portfolio: Portfolio, points: Sequence[Point], judge: Judge) -> dict[Point, dict[str, Any]]:
+def _at(portfolio: Portfolio, points: Sequence[Point], judge: Judge) -> dict[Point, Combined]:
     vertices = [_vertex(portfolio, name) for name in portfolio.names]
     every = list(dict.fromkeys([*vertices, *points]))
     return dict(zip(every, judge(every), strict=True))
 
 
-def _on_edges(portfolio: Portfolio, models: Sequence[ModelAlone], count: int, judge: Judge) -> dict[Point, dict[str, Any]]:
+def _on_edges(portfolio: Portfolio, models: Sequence[ModelAlone], count: int, judge: Judge) -> dict[Point, Combined]:
     """Every model alone, and `count` combinations on each edge from the most private one, denser where ε changes fast.
 
     Starts with a few shares; then, in rounds, adds the middles (in log odds) of the widest gaps in log ε.
@@ -254,9 +265,9 @@ def _on_edges(portfolio: Portfolio, models: Sequence[ModelAlone], count: int, ju
     return results
 
 
-def _step(low: dict[str, Any], high: dict[str, Any]) -> float:
+def _step(low: Combined, high: Combined) -> float:
     """The gap in log ε between two neighbours: the proved one or the formula's, whichever is larger."""
-    pairs = [(low[account]["pld"], high[account]["pld"]) for account in ("proved", "formula") if account in low]
+    pairs = [(low.accounts[account].epsilon["pld"], high.accounts[account].epsilon["pld"]) for account in low.accounts]
     return max(abs(math.log(max(b, 1e-9) / max(a, 1e-9))) if max(a, b) < math.inf else 0.0 for a, b in pairs)
 
 
@@ -275,7 +286,7 @@ def _selection(
     targets: tuple[float, ...],
     delta: float,
     accounting: Accounting,
-    by: Accountant,
+    by: MixtureAccountant,
 ) -> Curve:
     profiles: list[Profile] = []
     standing: Standing = "proved"
@@ -286,40 +297,40 @@ def _selection(
             known = run_profile(model, accounting.shuffle)
             standing = "conditional" if known.conditional else standing
             profiles.append(known.profile)
-        found = selection_frontier(profiles, utility.values, targets, delta, by, accounting.conversion)
+        found = selection_frontier(profiles, utility.values, targets, delta, replace(accounting, by=by))
     except AccountingError as error:
         why = str(error)
     points = tuple(
         FrontierPoint(epsilon, *((None, None) if best is None else (best.utility, named(portfolio, best.weights))))
         for epsilon, best in zip(targets, found, strict=True)
     )
-    return Curve("selection", by, standing, "random selection", True, why, points)
+    return Curve("selection", by, standing, "random selection", True, points, why)
 
 
 def _combination(
     portfolio: Portfolio,
     utility: Utilities,
-    results: dict[Point, dict[str, Any]],
+    results: dict[Point, Combined],
     account: Account,
-    by: Accountant,
+    by: MixtureAccountant,
     title: str,
 ) -> Curve:
-    tried = []
+    tried: list[tuple[float, float, Point, PointKind]] = []
     for point, result in results.items():
-        worth, kind = result["score"], _MEASURED
+        worth, kind = result.score, _MEASURED
         if worth is None:
             worth = math.fsum(w * u for w, u in zip(point, utility.values, strict=True))
             kind = "interpolated" if max(point) < 1 else "given"
-        tried.append((result[account][by], worth, point, kind))
+        tried.append((result.accounts[account].epsilon[by], worth, point, kind))
     best = -math.inf
     points = []
     for epsilon, worth, point, kind in sorted(tried, key=lambda one: (one[0], -one[1])):
         better = math.isfinite(epsilon) and worth > best
         best = worth if better else best
         points.append(FrontierPoint(epsilon, worth, named(portfolio, point), kind, better))
-    conditional = any(result[account]["standing"] == "conditional" for result in results.values())
+    conditional = any(result.accounts[account].standing == "conditional" for result in results.values())
     standing: Standing = "conditional" if conditional else "proved"
-    return Curve("combination", by, standing, title, False, None, tuple(points))
+    return Curve("combination", by, standing, title, False, tuple(points))
 
 
 def _joint(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from dpmerge.cache import code_fingerprint, remembered
 from dpmerge.profiles import DIRECTIONS, ORDERS, Conversion, FloatArray, Profile, log_delta_from_renyi
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, MixtureAccountant
 
 _SAFETY = 1 - 1e-12  # constraints are met with this much to spare, so that rounding does not undo them
 
@@ -21,7 +22,7 @@ class Optimum:
 
     weights: tuple[float, ...]
     utility: float
-    by: Literal["pld", "rdp"]
+    by: MixtureAccountant
     order: float | None = None
 
 
@@ -30,10 +31,10 @@ def selection_optimum(
     utilities: Sequence[float],
     epsilon: float,
     delta: float,
-    by: Literal["pld", "rdp"] = "pld",
-    conversion: Conversion = "tight",
+    accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> Optimum | None:
-    """Maximise Σ π_i u_i subject to (ε, δ)-DP of the draw; nothing if no draw satisfies it."""
+    """Maximise Σ π_i u_i subject to (ε, δ)-DP of the draw, by Rényi if asked for; nothing if no draw satisfies it."""
+    by, conversion = _asked(accounting)
     values = np.array(utilities, dtype=np.float64)
 
     def solve() -> list[Any] | None:
@@ -58,10 +59,10 @@ def selection_frontier(
     utilities: Sequence[float],
     epsilons: Sequence[float],
     delta: float,
-    by: Literal["pld", "rdp"] = "pld",
-    conversion: Conversion = "tight",
+    accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> list[Optimum | None]:
     """The exact optimum at every target ε. It is concave in δ but not in ε, so each target is solved for itself."""
+    by, conversion = _asked(accounting)
     values = np.array(utilities, dtype=np.float64)
     targets = np.array(epsilons, dtype=np.float64)
     if by == "rdp":
@@ -70,6 +71,11 @@ def selection_frontier(
     low, high = float(targets.min()), float(targets.max())
     spent = [[profile.wide_curve(d, low, high, delta).deltas(targets) for profile in profiles] for d in DIRECTIONS]
     return [pld_optimum(costs, values) for costs in np.moveaxis(np.array(spent) / delta, 2, 0)]
+
+
+def _asked(accounting: Accounting) -> tuple[MixtureAccountant, Conversion]:
+    """Loss distributions, the tightest, unless Rényi is asked for."""
+    return "rdp" if accounting.by == "rdp" else "pld", accounting.conversion
 
 
 def _renyi_optimum_at(

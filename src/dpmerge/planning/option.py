@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.notebook import html_table
-from dpmerge.planning.utility import Provenance, Utilities
+from dpmerge.planning.utility import Utilities
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Adjacency, Portfolio, Weights
 from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
     Accounting,
     Guarantee,
+    Provenance,
     Rule,
     RuleName,
     Target,
@@ -28,8 +30,8 @@ from dpmerge.rules import (
     significant,
 )
 
-OptionRule = RuleName | Literal["single"]  # one model alone
-RULES: tuple[OptionRule, ...] = ("selection", "combination", "joint", "tempered", "single")
+OptionRule = Literal[RuleName, "single"]  # one model alone
+RULES: tuple[OptionRule, ...] = get_args(OptionRule)
 UtilityKind = Literal["expected", "interpolated", "best of all"]
 
 
@@ -48,7 +50,7 @@ class Question:
     kappa: float | None = None
     rules: tuple[OptionRule, ...] = RULES
     candidates: tuple[Weights, ...] = ()
-    accounting: Accounting = field(default_factory=Accounting)
+    accounting: Accounting = DEFAULT_ACCOUNTING
     progress: Callable[[str], None] = field(default=lambda label: None, compare=False, repr=False)
     releasing: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
@@ -101,8 +103,8 @@ class Question:
 
     def rule(self, name: RuleName, weights: Weights, looked_at: tuple[str, ...] | None = None) -> Rule:
         """The rule that accounts for these weights, including the cost to a private validation set."""
-        asked = self.accounting if name == "combination" else replace(self.accounting, assume_smoothness=None)
-        made = build(name, weights, asked, looked_at=looked_at, kappa=self.kappa if name == "tempered" else None)
+        kappa = self.kappa if name == "tempered" else None
+        made = build(name, weights, self.accounting.for_rule(name), looked_at=looked_at, kappa=kappa)
         if name != "tempered" or self.kappa is None or self.utility is None or self.utility.validation is None:
             return made
         paid = self.utility.validation.tempered_epsilon(self.kappa, self.portfolio.adjacency)

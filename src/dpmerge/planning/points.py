@@ -5,21 +5,30 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from pydantic import BeforeValidator
 
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, Guarantee, about_delta, assumed_by as by_each, build, of_many
+from dpmerge.rules import (
+    MIXTURE_ACCOUNTANTS,
+    Accounting,
+    Guarantee,
+    MixtureAccountant,
+    Standing,
+    about_delta,
+    build,
+    of_many,
+)
 
 Point = tuple[float, ...]
 Account = Literal["proved", "formula"]
-Accountant = Literal["pld", "rdp"]
+Epsilon = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]  # null in a JSON document
 _ACCURACY = 1e-4
-DEFAULT = Accounting()
-ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -42,6 +51,26 @@ class Scorer(Protocol):
         """The score."""
 
 
+@dataclass(frozen=True)
+class Accounted:
+    """One combination under one account; ε is infinite where an accountant has no answer.
+
+    The assumptions are as many combinations share them.
+    """
+
+    epsilon: dict[MixtureAccountant, float]
+    standing: Standing
+    assumptions: list[str]
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What one combination guarantees under every account asked for, and its score if it was measured."""
+
+    score: float | None
+    accounts: dict[Account, Accounted]
+
+
 def combination_points(
     portfolio: Portfolio,
     points: Sequence[Point],
@@ -49,16 +78,18 @@ def combination_points(
     accounting: Accounting,
     run: Mapper,
     accounts: Iterable[Account] = ("proved", "formula"),
-    accountants: Iterable[Accountant] = ACCOUNTANTS,
+    accountants: Iterable[MixtureAccountant] = MIXTURE_ACCOUNTANTS,
     scorer: Scorer | None = None,
-) -> list[dict[str, Any]]:
-    """For every point {"proved": {"pld": ε, "rdp": ε, "standing": …, "assumptions": …}, "formula": {…}, "score": …}."""
+) -> list[Combined]:
     function = partial(_point, portfolio, delta, accounting, tuple(accounts), tuple(accountants), scorer)
     records = [model.record.model_dump_json() for model in portfolio.models]
     whole = (records, portfolio.names, *function.args[1:5], scorer and scorer.fingerprint, code_fingerprint())
     prefix = hashlib.sha256(repr(whole).encode()).hexdigest()
     keys = [f"{prefix[:32]}:{','.join(value.hex() for value in point)}" for point in points]
-    return run(function, points, keys=keys)
+    return [
+        Combined(found["score"], {account: Accounted(**one) for account, one in found["accounts"].items()})
+        for found in run(function, points, keys=keys)
+    ]
 
 
 def _point(
@@ -66,22 +97,25 @@ def _point(
     delta: float,
     accounting: Accounting,
     accounts: tuple[Account, ...],
-    accountants: tuple[Accountant, ...],
+    accountants: tuple[MixtureAccountant, ...],
     scorer: Scorer | None,
     point: Point,
 ) -> dict[str, Any]:
-    result: dict[str, Any] = {"score": None if scorer is None else float(scorer(point))}
+    """`Combined` as plain data, which finished work is kept as."""
+    score = None if scorer is None else float(scorer(point))
     weights = portfolio.weights_in_order(point)
+    result: dict[Account, Accounted] = {}
     for account in accounts:
         assumed = 0.0 if account == "formula" else accounting.assume_smoothness
         asked = replace(accounting, assume_smoothness=assumed, accuracy=_ACCURACY)
         found = {by: _guarantee(weights, delta, replace(asked, by=by)) for by in accountants}
-        conditional = any(guarantee is not None and guarantee.standing == "conditional" for guarantee in found.values())
-        result[account] = {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()}
-        result[account]["standing"] = "conditional" if conditional else "proved"
-        texts = (text for guarantee in found.values() if guarantee is not None for text in guarantee.assumptions)
-        result[account]["assumptions"] = list(dict.fromkeys(texts))
-    return result
+        known = [guarantee for guarantee in found.values() if guarantee is not None]
+        result[account] = Accounted(
+            {by: math.inf if guarantee is None else guarantee.epsilon for by, guarantee in found.items()},
+            "conditional" if any(guarantee.standing == "conditional" for guarantee in known) else "proved",
+            list(dict.fromkeys(of_many(text) for guarantee in known for text in guarantee.assumptions)),
+        )
+    return asdict(Combined(score, result))
 
 
 def _guarantee(weights: Weights, delta: float, accounting: Accounting) -> Guarantee | None:
@@ -101,11 +135,6 @@ def selection_assumptions(portfolio: Portfolio, delta: float, accounting: Accoun
         return asked.guarantee(build("selection", everyone, asked), delta=delta).assumptions
     except AccountingError:
         return ()
-
-
-def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """Every assumption once, as many averages share it, and which of the rules drawn make it."""
-    return by_each((title, map(of_many, texts)) for title, texts in stated)
 
 
 def warned(delta: float, portfolio: Portfolio, accounting: Accounting) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Literal
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.planning.draw import tilted_odds
@@ -14,7 +13,7 @@ from dpmerge.planning.feasible import FeasibleSet, blend
 from dpmerge.planning.optimum import selection_optimum
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.records import Weights
-from dpmerge.rules import Accounting, Guarantee, Rule
+from dpmerge.rules import MIXTURE_ACCOUNTANTS, Accounting, Guarantee, Rule
 
 _GOALS = 6  # a search towards every one of many models would take minutes
 NOT_DRAWN = (
@@ -47,14 +46,13 @@ class Search:
 
     def _selection(self) -> list[Option]:
         asked, accounting = self.question, self.question.accounting
-        accountants: tuple[Literal["pld", "rdp"], ...] = ("pld", "rdp")
+        named = tuple(by for by in MIXTURE_ACCOUNTANTS if by == accounting.by)
         options = []
-        for by in accountants if accounting.by in ("best", "gdp") else [name for name in accountants if name == accounting.by]:
+        for one in (replace(accounting, by=by) for by in named or MIXTURE_ACCOUNTANTS):
             try:
-                target = (self.epsilon, asked.delta)
-                best = selection_optimum(asked.profiles, asked.shown.values, *target, by, accounting.conversion)
+                best = selection_optimum(asked.profiles, asked.shown.values, self.epsilon, asked.delta, one)
                 weights = self._named(best.weights) if best else asked.vertex(asked.most_private)
-                found = self._saturated(asked.rule("selection", weights), replace(accounting, by=by))
+                found = self._saturated(asked.rule("selection", weights), one)
                 options.append(asked.option("selection", weights, found))
             except AccountingError as error:
                 options.append(asked.option("selection", asked.vertex(asked.portfolio.names[0]), None, str(error)))

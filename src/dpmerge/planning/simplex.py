@@ -6,27 +6,35 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.jobs import run_all
 from dpmerge.planning.points import (
-    DEFAULT,
-    Accountant,
+    Epsilon,
     Mapper,
-    assumed_by,
     combination_points,
     selection_assumptions,
     warned,
 )
 from dpmerge.profiles import FloatArray, run_profile
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.rules import Accounting, Guarantee, Standing, Target, selection_epsilons, significant
+from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
+    MIXTURE_ACCOUNTANTS,
+    Accounting,
+    GridRule,
+    Guarantee,
+    MixtureAccountant,
+    Standing,
+    Target,
+    assumed_by,
+    selection_epsilons,
+)
 
-GridRule = Literal["selection", "combination"]
-GRID_RULES: tuple[GridRule, ...] = ("selection", "combination")
+GRID_RULES: tuple[GridRule, ...] = get_args(GridRule)
 Account = Callable[[GridRule, Mapping[str, float]], Guarantee]
 _STEPS = {2: 0.02, 3: 0.05}  # 51 points on the edge between two models, 231 in the triangle of three
 
@@ -48,14 +56,14 @@ def simplex_grid(models: int, step: float) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Panel:
+class Surface:
     """ε at every point of a grid, under one rule by one accountant."""
 
     rule: str
-    by: Accountant
+    by: MixtureAccountant
     standing: Standing
     title: str
-    epsilons: list[float]
+    epsilons: list[Epsilon]
 
 
 @dataclass(frozen=True)
@@ -68,49 +76,24 @@ class Heatmap:
     assumptions: dict[str, list[str]]
     models: tuple[str, ...]
     points: list[list[float]]
-    panels: tuple[Panel, ...]
-    warning: str | None
+    panels: tuple[Surface, ...]
+    warning: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The picture's document."""
         return {"kind": "heatmap", **asdict(self), "models": list(self.models)}
 
 
 @dataclass(frozen=True)
 class Edge:
-    """ε of merges of two models, by the weight of the second."""
+    """ε of merges of two models, by the weight of the second; `targets` are marked in a picture."""
 
     delta: float
     adjacency: Adjacency
     step: float
     models: tuple[str, ...]
     points: list[list[float]]
-    panels: tuple[Panel, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The picture's document."""
-        at = f"δ = {significant(self.delta, 4).replace('e-0', 'e-')}"
-        first, second = self.models
-        return {
-            "kind": "lines",
-            "title": f"ε of every merge of two models at {at}",
-            "subtitle": f"{self.adjacency} neighbours, weights in steps of {self.step:g}",
-            "caption": "A guarantee is known at the markers; the lines between them only guide the eye.",
-            "x_label": f"weight of {second}, the rest on {first}",
-            "y_label": f"ε at {at}",
-            "lines": [
-                {
-                    "label": panel.title,
-                    "rule": panel.rule,
-                    "by": panel.by,
-                    "standing": panel.standing,
-                    "x": [point[1] for point in self.points],
-                    "y": panel.epsilons,
-                    "markers": True,
-                }
-                for panel in self.panels
-            ],
-        }
+    panels: tuple[Surface, ...]
+    targets: tuple[float, ...] = ()
 
 
 def heatmap(
@@ -118,7 +101,7 @@ def heatmap(
     *,
     delta: float,
     step: float = 0.05,
-    accounting: Accounting = DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     run: Mapper = run_all,
 ) -> Heatmap:
     """The four pictures of Fig. 2 of "Differentially Private Model Merging": ε at δ under each rule by each accountant.
@@ -155,7 +138,7 @@ def edge(
     *,
     delta: float,
     step: float = 0.02,
-    accounting: Accounting = DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
     run: Mapper = run_all,
 ) -> Edge:
     """ε of every merge of two models, by each rule and accountant: the counterpart of `heatmap`, which is for three."""
@@ -163,13 +146,13 @@ def edge(
     if len(portfolio.names) != 2:
         raise TargetError(f"a curve over one weight needs two models; this portfolio has {len(portfolio.names)}")
     grid = simplex_grid(2, step)[::-1]
-    selected: list[Panel] = []
-    for by in ("pld", "rdp"):
+    selected: list[Surface] = []
+    for by in MIXTURE_ACCOUNTANTS:
         try:
             selected += _selections(portfolio, grid, delta, accounting, (by,))
         except AccountingError:  # an accountant that does not apply draws nothing
             continue
-    combined, _ = _combinations(portfolio, grid, delta, accounting, ("pld", "rdp"), "linear combination", run)
+    combined, _ = _combinations(portfolio, grid, delta, accounting, MIXTURE_ACCOUNTANTS, "linear combination", run)
     panels = tuple(panel for panel in (*selected, *combined) if any(map(math.isfinite, panel.epsilons)))
     if not panels:
         raise AccountingError("no weights have a finite ε")
@@ -177,14 +160,14 @@ def edge(
 
 
 def _selections(
-    portfolio: Portfolio, grid: FloatArray, delta: float, accounting: Accounting, accountants: Sequence[Accountant]
-) -> list[Panel]:
+    portfolio: Portfolio, grid: FloatArray, delta: float, accounting: Accounting, accountants: Sequence[MixtureAccountant]
+) -> list[Surface]:
     runs = [run_profile(model, accounting.shuffle) for model in portfolio.models]
     standing: Standing = "conditional" if any(one.conditional for one in runs) else "proved"
     panels = []
     for by in accountants:
         found = selection_epsilons([one.profile for one in runs], grid, delta, by, accounting.conversion)
-        panels.append(Panel("selection", by, standing, f"random selection, {by.upper()}", found.tolist()))
+        panels.append(Surface("selection", by, standing, f"random selection, {by.upper()}", found.tolist()))
     return panels
 
 
@@ -193,17 +176,19 @@ def _combinations(
     grid: FloatArray,
     delta: float,
     accounting: Accounting,
-    accountants: Sequence[Accountant],
+    accountants: Sequence[MixtureAccountant],
     title: str,
     run: Mapper,
-) -> tuple[list[Panel], list[list[str]]]:
+) -> tuple[list[Surface], list[list[str]]]:
     """A panel for every accountant, and what is assumed at each point."""
     points = [tuple(row) for row in grid.tolist()]
     results = combination_points(portfolio, points, delta, accounting, run, ("proved",), accountants)
-    found = [result["proved"] for result in results]
-    standing: Standing = "conditional" if any(one["standing"] == "conditional" for one in found) else "proved"
-    panels = [Panel("combination", by, standing, f"{title}, {by.upper()}", [one[by] for one in found]) for by in accountants]
-    return panels, [one["assumptions"] for one in found]
+    found = [result.accounts["proved"] for result in results]
+    standing: Standing = "conditional" if any(one.standing == "conditional" for one in found) else "proved"
+    panels = [
+        Surface("combination", by, standing, f"{title}, {by.upper()}", [one.epsilon[by] for one in found]) for by in accountants
+    ]
+    return panels, [one.assumptions for one in found]
 
 
 class Landscape:

@@ -12,9 +12,7 @@ from pydantic import Field, model_validator
 
 from dpmerge.errors import UtilityError
 from dpmerge.records import Extended, Portfolio, Strict, load_strict, named_numbers
-from dpmerge.rules import Validation
-
-Provenance = Literal["a-priori", "after-looking", "private-validation"]
+from dpmerge.rules import Provenance, Validation
 
 
 class ValidationSet(Extended):

@@ -9,6 +9,8 @@ from dpmerge.records.record import (
     CRYPTOGRAPHIC as CRYPTOGRAPHIC,
     Adjacency as Adjacency,
     ApproxDp as ApproxDp,
+    Clipping as Clipping,
+    Convex as Convex,
     DpFtrl as DpFtrl,
     DpSgd as DpSgd,
     FullPhase as FullPhase,

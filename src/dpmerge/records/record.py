@@ -16,6 +16,8 @@ from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
+Clipping = Literal["flat", "per-layer", "adaptive"]
+Convex = Literal["glm", "unclipped"]  # why clipped gradients are those of convex functions
 Source = Literal["recorded", "stated-by-user"]
 NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
 CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # outputs do not reveal other outputs
@@ -89,10 +91,10 @@ class DpSgd(Extended):
     expected_batch: Positive
     noise_multiplier: NonNegative
     clip: Positive
-    clipping: Literal["flat", "per-layer", "adaptive"]
+    clipping: Clipping
     phases: Annotated[list[Phase], Field(min_length=1)]
     smoothness: NonNegative | None
-    convex: Literal["glm", "unclipped"] | None
+    convex: Convex | None
     left_out: Annotated[list[str], Field(min_length=1)] | None = None
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None

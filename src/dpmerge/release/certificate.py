@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -12,13 +11,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dpmerge.errors import CertificateError
 from dpmerge.files import canonical, sha256
-from dpmerge.planning import Averaging, Provenance
+from dpmerge.planning import Averaging
 from dpmerge.profiles import Conversion
 from dpmerge.records import Adjacency, DpSgd, Extended, Model, Portfolio, Record, Strict, joined, parse_strict
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Accountant, Accounting, By, Guarantee, Rule, Standing
+from dpmerge.rules import Accountant, Accounting, By, Guarantee, Provenance, Rule, Standing
 
 NAME = "certificate.json"
 CARD = "README.md"
@@ -27,19 +26,27 @@ Delta = Annotated[float, Field(gt=0, lt=1)]
 
 
 class NumericsForm(Strict):
-    """The question that was put to the rule, and how fine the grids were on which it was answered."""
+    """An `Accounting` in a file, as far as the rule does not state it, and what it was asked for."""
 
     solved_for: Literal["epsilon", "delta"]
     by: By
     conversion: Conversion
     accuracy: Annotated[float, Field(ge=1e-9, le=1e-2)]
 
+    @classmethod
+    def of(cls, accounting: Accounting) -> NumericsForm:
+        return cls(solved_for="epsilon", by=accounting.by, conversion=accounting.conversion, accuracy=accounting.accuracy)
+
+    @property
+    def accounting(self) -> Accounting:
+        """The inverse of `of`; whoever certified it wanted the δ."""
+        return Accounting(self.by, self.conversion, any_delta=True, accuracy=self.accuracy)
+
     def answer(self, rule: Rule, epsilon: float, delta: float) -> Guarantee:
         """The rule's answer: ε at this δ, or δ at this ε."""
-        accounting = Accounting(self.by, self.conversion, any_delta=True, accuracy=self.accuracy)
         if self.solved_for == "epsilon":
-            return accounting.guarantee(rule, delta=delta)
-        return accounting.guarantee(rule, epsilon=epsilon)
+            return self.accounting.guarantee(rule, delta=delta)
+        return self.accounting.guarantee(rule, epsilon=epsilon)
 
 
 class GuaranteeForm(Extended):
@@ -185,8 +192,7 @@ class Certificate(Strict):
 
     def file(self) -> bytes:
         """The bytes of `certificate.json`, which are the only ones that stand for this certificate."""
-        plain = self.model_dump(mode="json", by_alias=True)
-        return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return canonical(self.model_dump(mode="json", by_alias=True), indent=1) + b"\n"
 
     def portfolio(self) -> Portfolio:
         """The models it is about, from the records it carries, by name in alphabetical order."""

@@ -9,22 +9,23 @@ from fractions import Fraction
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import TargetError, UtilityError, WeightsError
-from dpmerge.planning import NOT_DRAWN, Option, Plan, Provenance, Question, Utilities, draw_strength
+from dpmerge.planning import NOT_DRAWN, Option, Plan, Question, Utilities, draw_strength
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm
 from dpmerge.release.forms import RuleForm, ValidationForm
 from dpmerge.rules import (
+    DEFAULT_ACCOUNTING,
     Accounting,
     Arithmetic,
     Guarantee,
+    Provenance,
     RuleName,
     Target,
     require_covered,
-    require_smoothness_is_used,
+    require_used,
     round_up,
 )
 
-_DEFAULT = Accounting()
 _ANY_MERGE = "joint release covers any merge of the models: say which one by its weights"
 
 
@@ -76,7 +77,7 @@ def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen
         utility=asked.utility,
         provenance="a-priori" if alone else asked.provenance,
         kappa=asked.kappa if option.rule == "tempered" else None,
-        accounting=asked.accounting if option.rule == "combination" else replace(asked.accounting, assume_smoothness=None),
+        accounting=asked.accounting.for_rule(option.rule),
     )
 
 
@@ -91,7 +92,7 @@ def choose(
     provenance: Provenance | None = None,
     kappa: float | None = None,
     validation_epsilon: float | None = None,
-    accounting: Accounting = _DEFAULT,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> Chosen:
     """Weights as given, or the best ones for (ε, δ); refused if the target is not met.
 
@@ -106,9 +107,7 @@ def choose(
     kappa = draw_strength(kappa, validation_epsilon, validation, portfolio.adjacency)
     if validation is not None and rule != "tempered":
         raise UtilityError(f"weights chosen by looking at private scores are not covered by {rule}: {NOT_DRAWN}")
-    if (rule == "tempered") != (kappa is not None):
-        raise TargetError("kappa belongs to tempered selection, and tempered selection needs it")
-    require_smoothness_is_used(rule, accounting.assume_smoothness)
+    require_used(rule, accounting.assume_smoothness, kappa)
     who = _provenance(rule, utility, provenance)
     question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=accounting)
     if weights is None:
@@ -142,8 +141,7 @@ def _guarantee(
 ) -> tuple[Guarantee, NumericsForm]:
     """ε at δ; on the edge of a target δ at ε. Computed afresh: what is certified must not come from a cache's files."""
     made = form.build(_by_name(portfolio))
-    by, conversion = accounting.by, accounting.conversion
-    question = NumericsForm(solved_for="epsilon", by=by, conversion=conversion, accuracy=accounting.accuracy)
+    question = NumericsForm.of(accounting)
     with without_cache():
         found = question.answer(made, 0.0, delta)
         if epsilon is not None and found.epsilon > epsilon:

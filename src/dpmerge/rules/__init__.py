@@ -2,13 +2,17 @@
 
 from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, of_many as of_many, why_joint as why_joint
 from dpmerge.rules.building import (
+    DEFAULT_ACCOUNTING as DEFAULT_ACCOUNTING,
     Accounting as Accounting,
+    GridRule as GridRule,
     Looked as Looked,
+    PlainRule as PlainRule,
+    Provenance as Provenance,
     RuleName as RuleName,
     build as build,
     counted_besides as counted_besides,
     require_covered as require_covered,
-    require_smoothness_is_used as require_smoothness_is_used,
+    require_used as require_used,
 )
 from dpmerge.rules.combination import Combination as Combination
 from dpmerge.rules.compare import (
@@ -18,11 +22,14 @@ from dpmerge.rules.compare import (
 )
 from dpmerge.rules.filter import Charge as Charge, Filter as Filter, Sum as Sum
 from dpmerge.rules.guarantee import (
+    MIXTURE_ACCOUNTANTS as MIXTURE_ACCOUNTANTS,
     Accountant as Accountant,
     By as By,
     Guarantee as Guarantee,
+    MixtureAccountant as MixtureAccountant,
     ProfileBound as ProfileBound,
     Rule as Rule,
+    ShownStanding as ShownStanding,
     Standing as Standing,
     Target as Target,
     answer as answer,

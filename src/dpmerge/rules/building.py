@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dpmerge.errors import TargetError, UtilityError
@@ -17,8 +17,11 @@ from dpmerge.rules.selection import Selection
 from dpmerge.rules.statements import require_wanted
 from dpmerge.rules.tempered import Tempered
 
-RuleName = Literal["selection", "tempered", "combination", "joint"]
+GridRule = Literal["selection", "combination"]  # their ε depends on the weights, and can be drawn over them
+PlainRule = Literal[GridRule, "joint"]  # a portfolio and weights are all they need
+RuleName = Literal[PlainRule, "tempered"]
 Looked = Literal["a-priori", "after-looking"]
+Provenance = Literal[Looked, "private-validation"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Accounting:
         assumed = self.assume_smoothness
         if assumed is not None and not (math.isfinite(assumed) and assumed >= 0):
             raise TargetError(f"assume_smoothness is {assumed}; it must be finite and not negative")
+
+    def for_rule(self, rule: str) -> Accounting:
+        """The same without what the rule has no use for."""
+        return self if rule == "combination" else replace(self, assume_smoothness=None)
 
     def guarantee(self, rule: Rule, *, delta: float | None = None, epsilon: float | None = None) -> Guarantee:
         """The rule's ε at a given δ, or its δ at a given ε."""
@@ -65,10 +72,12 @@ def require_covered(rule: str, provenance: str) -> None:
         )
 
 
-def require_smoothness_is_used(rule: str, assume_smoothness: float | None) -> None:
-    """Refuse an assumption that has no meaning."""
+def require_used(rule: str, assume_smoothness: float | None, kappa: float | None) -> None:
+    """Refuse what has no meaning for the rule, and a tempered draw without its strength."""
     if assume_smoothness is not None and rule != "combination":
         raise TargetError(f"assume_smoothness has no meaning for {rule}: only linear combination uses it")
+    if (rule == "tempered") != (kappa is not None):
+        raise TargetError("kappa, the strength of the draw, belongs to tempered selection, which needs it")
 
 
 def build(
@@ -87,9 +96,7 @@ def build(
     release counts every model of the portfolio, unless `provenance` says that its weights are too, or `looked_at` names the
     models. `kappa` is the strength of a tempered draw, `arithmetic` what an average of stored numbers relies on.
     """
-    require_smoothness_is_used(rule, accounting.assume_smoothness)
-    if (rule == "tempered") != (kappa is not None):
-        raise TargetError("kappa, the strength of the draw, belongs to tempered selection, which needs it")
+    require_used(rule, accounting.assume_smoothness, kappa)
     require_covered(rule, provenance or "a-priori")
     if rule == "selection":
         return Selection(weights, accounting.shuffle)

@@ -17,9 +17,14 @@ from dpmerge.records import Adjacency, Model, Weights
 from dpmerge.rules.statements import about_delta, about_records, round_up, significant
 from dpmerge.rules.theorems import THEOREMS, Theorem
 
-Accountant = Literal["pld", "rdp", "gdp"]
-By = Literal["best", "pld", "rdp", "gdp"]
+# GDP is the closed form of the loss distribution of full-batch Gaussians: whatever mixes models has the other two.
+MixtureAccountant = Literal["pld", "rdp"]
+Accountant = Literal[MixtureAccountant, "gdp"]
+By = Literal["best", Accountant]
+MIXTURE_ACCOUNTANTS: tuple[MixtureAccountant, ...] = ("pld", "rdp")
 Standing = Literal["proved", "conditional"]
+# In order: proved; proved under an assumption that may fail; covered by no theorem; no finite ε.
+ShownStanding = Literal[Standing, "refused", "none"]
 
 
 @dataclass(frozen=True, repr=False)

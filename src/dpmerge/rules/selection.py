@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from dpmerge.profiles import (
     run_profile,
 )
 from dpmerge.records import Weights
-from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, Rule, Target, ask
+from dpmerge.rules.guarantee import MIXTURE_ACCOUNTANTS, Accountant, Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class SelectionBound(Bound):
     def accountants(self) -> tuple[Accountant, ...]:
         """GDP if every model is exactly GDP (then the loss distribution is in closed form)."""
         if all(part.mu is not None for _, part in self.parts):
-            return ("gdp", "pld", "rdp")
-        return ("pld", "rdp")
+            return ("gdp", *MIXTURE_ACCOUNTANTS)
+        return MIXTURE_ACCOUNTANTS
 
     def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
         if by == "rdp":
@@ -57,7 +56,7 @@ def selection_epsilons(
     profiles: Sequence[Profile],
     weights: FloatArray,
     delta: float,
-    by: Literal["pld", "rdp"],
+    by: MixtureAccountant,
     conversion: Conversion = "tight",
 ) -> FloatArray:
     """ε at δ of many random selections of the same models, one for each row of `weights`: all at once."""

@@ -14,7 +14,7 @@ from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.kernel import BLOCK
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.tensors.stream import Keep, Output, Progress, Stream, Sum, Whole
-from dpmerge.user_code import load_function
+from dpmerge.user_code import find_in
 
 LoraForm = Literal["factors", "exact"]
 Method = Callable[[str, list[Floats], list[float]], Floats]
@@ -126,11 +126,7 @@ def load_method(name: str) -> Method:
     """A method by its name here (`ties`, `slerp`), or a user's own as `module:function`."""
     from dpmerge.tensors.methods import METHODS
 
-    if name in METHODS:
-        return METHODS[name]
-    if ":" not in name:
-        raise CheckpointError(f"no method named {name!r}; there are {', '.join(METHODS)}, or write module:function")
-    return load_function(name, "the method", CheckpointError)
+    return find_in(METHODS, name, "the method", CheckpointError)
 
 
 def _whole(method: Method, weights: list[float], base: Checkpoint | None) -> Callable[[tuple[Tensor, ...]], Output]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpmerge.errors import DpmergeError, EvaluationError
+from dpmerge.errors import EvaluationError
 from dpmerge.tensors.digests import folder_digest
 from dpmerge.tensors.merge import merge_models
-from dpmerge.user_code import find
+from dpmerge.user_code import find, running
 
 Evaluator = Callable[[Path], float]
 
@@ -52,12 +52,8 @@ class MergedScore:
 
     def _asked(self, evaluate: Evaluator, folder: Path, weights: Mapping[str, float]) -> float:
         what = ", ".join(f"{name}={weight:g}" for name, weight in weights.items() if weight > 0)
-        try:
+        with running(f"the evaluator {self.evaluator!r} failed on {what}", EvaluationError):
             score = evaluate(folder)
-        except DpmergeError:
-            raise
-        except Exception as fault:
-            raise EvaluationError(f"the evaluator {self.evaluator!r} failed on {what}: {fault!r}") from fault
         if isinstance(score, bool) or (not isinstance(score, int | float) and not hasattr(score, "__float__")):
             raise EvaluationError(f"the evaluator {self.evaluator!r} gave {score!r} for {what}; it must give a number")
         if not math.isfinite(float(score)):

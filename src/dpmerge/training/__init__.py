@@ -33,6 +33,7 @@ from dpmerge.training.trainer import (
 if TYPE_CHECKING:
     from dpmerge.training.opacus_accounting import (
         Stated as Stated,
+        StatedSampling as StatedSampling,
         from_opacus as from_opacus,
         opacus_history as opacus_history,
     )
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Recorder": "recorder",
     "Stated": "opacus_accounting",
+    "StatedSampling": "opacus_accounting",
     "from_opacus": "opacus_accounting",
     "opacus_history": "opacus_accounting",
     "record": "recorder",

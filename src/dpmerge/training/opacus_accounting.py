@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
-from dpmerge.records import DpSgd, FullPhase, Record, Sampling
+from dpmerge.records import Clipping, Convex, DpSgd, FullPhase, Record, Sampling
 from dpmerge.tensors import pytorch, require_absent
 from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.saving import save_torch_model
 
 History = list[tuple[float, float, int]]
 Spans = list[tuple[float, int]]
+StatedSampling = Literal["poisson", "shuffle", "full-batch"]
 _HISTORY = "privacy_accountant_state_dict"
 _SGD_STATE = {"lr", "initial_lr", "params", "foreach", "differentiable", "fused", "param_names"}
 _NOT_PLAIN = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
@@ -66,16 +67,16 @@ class Stated:
     """
 
     dataset: str | None = None
-    sampling: Literal["poisson", "shuffle", "full-batch"] | None = None
+    sampling: StatedSampling | None = None
     clip: str | None = None
-    clipping: Literal["flat", "per-layer", "adaptive"] | None = None
+    clipping: Clipping | None = None
     learning_rate: str | None = None
     optimizer: str | None = None
     expected_batch: float | None = None
     examples: int | None = None
     run: str | None = None
     smoothness: float | None = None
-    convex: Literal["glm", "unclipped"] | None = None
+    convex: Convex | None = None
     unclipped_num_std: float | None = None
     leave_out: tuple[str, ...] = ()
     others_unchanged: bool = False

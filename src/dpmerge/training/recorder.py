@@ -17,10 +17,10 @@ import types
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import DpSgd, FullPhase, NoiseGenerator, Record, Sampling
+from dpmerge.records import Convex, DpSgd, FullPhase, NoiseGenerator, Record, Sampling
 from dpmerge.training.randomness import together
 from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
@@ -36,8 +36,6 @@ from dpmerge.training.recorder_randomness import (
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
 from dpmerge.training.saving import save_torch_model
-
-Convex = Literal["glm", "unclipped"]
 
 
 @dataclass

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from opacus.grad_sample import (
     GradSampleHooks,
@@ -22,9 +22,9 @@ from opacus.grad_sample import (
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
 
 from dpmerge.errors import TrainingError
+from dpmerge.records import Clipping
 from dpmerge.training.opacus_accounting import noise_with_counts
 
-Clipping = Literal["flat", "per-layer", "adaptive"]
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
 _WHOLE = (GradSampleModule, GradSampleHooks, GradSampleModuleExpandedWeights)
 _GHOST = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from dpmerge.audit import Claim, Standing
+from dpmerge.audit import Claim, ClaimStanding
 from dpmerge.errors import DpmergeError
 from dpmerge.profiles import gaussian_epsilon
 from dpmerge.records import Adjacency, Model, Portfolio, Record, Weights
@@ -67,7 +67,7 @@ def even(*models: Model) -> Weights:
     return weighted(*((one, 1 / len(models)) for one in models))
 
 
-def claim(label: str, rule: Rule, delta: float, standing: Standing | None = None, is_gdp: bool = False) -> Claim:
+def claim(label: str, rule: Rule, delta: float, standing: ClaimStanding | None = None, is_gdp: bool = False) -> Claim:
     """What a rule guarantees, at every δ; its standing is the guarantee's own, unless the game knows better.
 
     `is_gdp`: the guarantee says that the release is μ-GDP, with the μ that has its ε at δ.
