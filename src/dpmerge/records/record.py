@@ -77,10 +77,10 @@ class DpSgd(Extended):
 
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
     `others_unchanged` says that all others were trained with noise or never changed: stated by the user; the recorder
-    checks it.
+    checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"left_out", "others_unchanged", "noise_generator"})
+    added: ClassVar[frozenset[str]] = frozenset({"left_out", "others_unchanged", "noise_generator", "checkpoints_kept"})
 
     kind: Literal["dp-sgd"]
     run: Annotated[str, Field(min_length=1)]
@@ -98,6 +98,7 @@ class DpSgd(Extended):
     left_out: Annotated[list[str], Field(min_length=1)] | None = None
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
+    checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
 
     def settings(self) -> list[FullPhase]:
         """The phases with nothing left to inherit."""

@@ -30,7 +30,8 @@ class Accounting:
 
     `by` is an accountant or the best that applies; `conversion` is from Rényi divergences to (ε, δ). `assume_smoothness`
     replaces what records say of gradients; `shuffle` accounts shuffled batches as Poisson ones. Both make guarantees
-    conditional. `any_delta` accepts a δ above 0.01. `accuracy` is by how much, relatively, a grid may raise ε.
+    conditional. `any_delta` accepts a δ above 0.01. `accuracy` is by how much, relatively, a grid may raise ε. `only_release`
+    grants that nothing else of the runs is ever published, which theorem hidden-run assumes.
     """
 
     by: By = "best"
@@ -39,6 +40,7 @@ class Accounting:
     shuffle: ShuffleAsPoisson | None = None
     any_delta: bool = False
     accuracy: float = 1e-5
+    only_release: bool = True
 
     def __post_init__(self) -> None:
         assumed = self.assume_smoothness
@@ -89,19 +91,24 @@ def build(
     looked_at: tuple[str, ...] | None = None,
     kappa: float | None = None,
     arithmetic: Arithmetic | None = None,
+    noise: float = 0.0,
 ) -> Rule:
     """The rule that accounts for a release with these weights.
 
     The model that a selection draws is published by name. Weights of selections and combinations are fixed beforehand; joint
     release counts every model of the portfolio, unless `provenance` says that its weights are too, or `looked_at` names the
-    models. `kappa` is the strength of a tempered draw, `arithmetic` what an average of stored numbers relies on.
+    models. `kappa` is the strength of a tempered draw, `arithmetic` what an average of stored numbers relies on, `noise` the
+    standard deviation of fresh Gaussian noise on each parameter of an average.
     """
     require_used(rule, accounting.assume_smoothness, kappa)
+    if noise and rule != "combination":
+        raise TargetError(f"noise at release has no meaning for {rule}: only linear combination, also of one model, adds it")
     require_covered(rule, provenance or "a-priori")
     if rule == "selection":
         return Selection(weights, accounting.shuffle)
     if rule == "combination":
-        return Combination(weights, accounting.assume_smoothness, accounting.shuffle, arithmetic)
+        assumed, shuffle = accounting.assume_smoothness, accounting.shuffle
+        return Combination(weights, assumed, shuffle, arithmetic, noise, accounting.only_release)
     if kappa is not None:
         return Tempered(weights, kappa, accounting.shuffle)
     return Joint(weights, accounting.shuffle, counted_besides(weights, provenance) if looked_at is None else looked_at)

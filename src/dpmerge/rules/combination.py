@@ -7,12 +7,13 @@ does not cover are revealed whole and the rest is transported, which is again a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dpmerge.errors import TargetError
 from dpmerge.profiles import (
     Conversion,
     FloatArray,
@@ -28,8 +29,10 @@ from dpmerge.profiles import (
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.hidden_run import hidden_run, hideable
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
-from dpmerge.rules.theorems import THEOREMS, WEIGHTS
+from dpmerge.rules.statements import kept_checkpoints
+from dpmerge.rules.theorems import COINS, THEOREMS, WEIGHTS
 from dpmerge.rules.transport import (
     Candidate,
     Trajectories,
@@ -55,7 +58,11 @@ class _Route:
 
 
 class Combination(Rule):
-    """Average the parameters with weights λ; `arithmetic` says which numbers are averaged: real or stored ones (§3.6)."""
+    """Average the parameters with weights λ, and add Gaussian noise of standard deviation `noise` to each.
+
+    `arithmetic` says which numbers are averaged: real or stored ones (§3.6). `only_release` grants LAST: nothing else of the
+    runs is ever published (§9).
+    """
 
     name = "combination"
 
@@ -65,8 +72,14 @@ class Combination(Rule):
         assume_smoothness: float | None = None,
         shuffle: ShuffleAsPoisson | None = None,
         arithmetic: Arithmetic | None = None,
+        noise: float = 0.0,
+        only_release: bool = True,
     ) -> None:
+        if not (math.isfinite(noise) and noise >= 0):
+            raise TargetError(f"the noise of the release is {noise}; it must be finite and not negative")
         self.weights = weights
+        self.noise = noise
+        self._only_release = only_release
         self._assumed = assume_smoothness
         self.shuffle = shuffle
         self._adjacency: Adjacency = weights.portfolio.adjacency
@@ -83,7 +96,9 @@ class Combination(Rule):
                 covered.append(self._describe(model, members[0][1]))
             else:
                 self._revealed[model.name] = why
-        self._covered = tuple(covered)
+        self._hideable = tuple(covered)
+        # The transport theorem is about steps without weight decay; hidden-run covers it.
+        self._covered = tuple(run for run in covered if not run.decays)
         self.last_noise = last_noise(covered)
         self._arithmetic = arithmetic if covers(self.last_noise, 0.0) else "joint"
 
@@ -101,7 +116,7 @@ class Combination(Rule):
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
         assumed, unproved = gathered(self._profiles.values())
-        details = dict(route.details)
+        details = {**route.details, "noise": self.noise}
         if self._revealed:
             details["revealed"] = dict(self._revealed)
         # Joint release of the models that have weight does not cover a choice of them by looking at all (theory.md §4).
@@ -115,25 +130,53 @@ class Combination(Rule):
         whole = Profile.composed(run.profile for run in self._profiles.values())
         single = len(self._runs) == 1
         joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
-        if single or len(self._covered) < 2:
-            yield joint
-            return
-        if self._arithmetic == "joint":
+        if self._arithmetic == "joint" and not single and self._hideable:
             yield replace(joint, details={**joint.details, "joint_because": why_joint(self.last_noise)})
             return
-        revealed = [self._profiles[name].profile for name in self._revealed]
-        transported = [
-            replace(
-                route,
-                profile=Profile.composed([*revealed, route.profile]),
-                assumptions=(*route.assumptions, condition(self.last_noise, self._arithmetic)),
-                conditional=route.conditional or self._arithmetic == "stored",
-            )
-            for route in self._transported(target)
-        ]
-        if not any(route.beats_joint for route in transported):
+        theorems = [] if single or len(self._covered) < 2 else [*self._transported(target)]
+        better = [self._beside(route, {run.model.name for run in self._covered}) for route in theorems]
+        if self._only_release and self._hideable and self._assumed != 0:
+            hidden = {run.model.name for run in self._hideable}
+            better += [self._beside(route, hidden) for route in self._hidden(target)]
+        if not any(route.beats_joint for route in better):
             yield joint
-        yield from transported
+        yield from better
+
+    def _beside(self, route: _Route, covered: Set[str]) -> _Route:
+        """The route of some runs, beside the others, which are revealed whole."""
+        revealed = [profile.profile for name, profile in self._profiles.items() if name not in covered]
+        profile = Profile.composed([*revealed, route.profile]) if revealed else route.profile
+        if len(self._runs) == 1:  # a single model is stored as it was trained: nothing is averaged
+            return replace(route, profile=profile)
+        return replace(
+            route,
+            profile=profile,
+            assumptions=(*route.assumptions, condition(self.last_noise, self._arithmetic)),
+            conditional=route.conditional or self._arithmetic == "stored",
+        )
+
+    def _hidden(self, target: Target) -> Iterable[_Route]:
+        """Theorem hidden-run: the last iterates, and noise at release, hide what came before."""
+        delta = target.delta or 1e-8
+        runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-4 * delta, tamed=delta / 10)
+        rows = hideable(runs)
+        if not rows or (runs.steps == 1 and self.noise == 0):
+            return
+        found = hidden_run(runs, rows, self.noise, target)
+        others = [i for i in range(len(runs.runs)) if i not in rows]
+        before = [step for i in others for step in self._own_steps(runs.runs[i], runs.runs[i].steps - 1)]
+        notes, conditional = self._gradient_notes(runs, Candidate(1, rows), runs.failure)
+        details: dict[str, Any] = {
+            "window": runs.steps,
+            "coupled": [runs.runs[i].model.name for i in rows],
+            "absorption": found.absorption,
+            "atoms": int(found.law.values.size),
+        }
+        if runs.failure:
+            details["batch_bound_failure"] = runs.failure
+        secret = () if runs.is_full_batch or self._adjacency == "replace-one" else (COINS,)
+        profile = found.profile(before, runs.failure, self._adjacency)
+        yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 
     def _transported(self, target: Target) -> Iterable[_Route]:
         failure = 1e-4 * target.delta if target.delta is not None else 1e-12
@@ -280,7 +323,7 @@ class Combination(Rule):
                     f"(smoothness from {source})"
                 )
                 conditional = conditional or self._assumed is not None or run.smoothness == 0
-            if run.convex and bool(runs.tame[i, -run.steps :].any()):
+            if run.convex and bool(np.any(runs.growth[i, -run.steps :] < 1 + runs.pull[i, -run.steps :])):
                 texts.append(f"every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})")
             records = runs.records_bound[i]
             if records is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -81,9 +81,11 @@ class _Run:
     later: FloatArray
     weight: float
 
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        return tuple(part.tobytes() for part in (self.gain, self.energy, self.rate, self.growth))
+    def key(self) -> tuple[bytes, bytes, bytes]:
+        """Gains, energies and rates, to be looked up. What the last step shares with others is not among them."""
+        last = float(self.energy[-1]) or 1.0
+        gain, own = self.plain(last) if np.all(self.growth <= 1) else self.scaled(last)
+        return gain.tobytes(), own.tobytes(), np.ascontiguousarray(self.rate).tobytes()
 
     def scaled(self, last: float) -> tuple[FloatArray, FloatArray]:
         """Gains and energies with growth divided out; `last` is the energy of the last step."""
@@ -91,7 +93,7 @@ class _Run:
         energy[-1] = last
         return self.gain * self.later, energy
 
-    def plain(self, last: float = 1.0) -> tuple[FloatArray, FloatArray]:
+    def plain(self, last: float) -> tuple[FloatArray, FloatArray]:
         """Gains and energies as if nothing were ever driven apart or forgotten."""
         energy = self.energy.copy()
         energy[-1] = last
@@ -177,9 +179,11 @@ def _spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float)
     return spread(gain, energy, rate, pieces if np.any(gain < gain.max()) or bundle > 1 else _PIECES, tail, bundle)
 
 
-def _affordable(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> Stairs | None:
+def _affordable(
+    gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float, sizes: Sequence[int] = (_PIECES, 40, 28, 20)
+) -> Stairs | None:
     """The finest stairs of which the faces can be listed."""
-    for pieces in (_PIECES, 40, 28, 20):
+    for pieces in sizes:
         laid = stairs(gain, energy, rate, pieces, tail)
         if laid.work <= _WORK:
             return laid
@@ -209,13 +213,15 @@ def _drain(laid: Stairs, slope: float, grid: Grid) -> list[Split]:
     return [drained(laid, slope * laid.unit, grid, laid.unit)]
 
 
-def _on_its_grid(splits: Callable[[Grid], list[Split]], reach: float, energy: float, tail: float) -> ShiftLaw:
+def _on_its_grid(
+    splits: Callable[[Grid], list[Split]], reach: float, energy: float, tail: float, finest: int = 300
+) -> ShiftLaw:
     """Pooled on a grid that reaches as far as the tail asks for; at first as far as everything that may be left."""
     grid = Grid(200.0 / 120, reach / 120, (120, 120))
-    for cells in ((120, 120), (300, 300)):
+    for cells in (120, finest):
         law = [np.cumsum(side[::-1])[::-1] for side in _marginals(splits(grid), grid)]
         tops = [max(int(np.count_nonzero(above > tail)), 1) for above in law]
-        grid = Grid(grid.own * tops[0] / cells[0], grid.left * tops[1] / cells[1], cells)
+        grid = Grid(grid.own * tops[0] / cells, grid.left * tops[1] / cells, (cells, cells))
     return pooled(splits(grid), grid, energy)
 
 
@@ -234,43 +240,37 @@ def _together(
     rows: Sequence[_Run], coins: ShiftLaw, energy: float, tail: float, score: Callable[[ShiftLaw], float]
 ) -> tuple[str, ShiftLaw]:
     """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
-    share = tail / max(len(rows), 1)
-    laid: dict[tuple[bytes, ...], Faces | Stairs] = {}
-    for row in rows:
-        if row.key not in laid:
-            gain, own = row.plain() if np.all(row.growth <= 1) else row.scaled(1.0)
-            run = _affordable(gain, own, row.rate, share)
-            laid[row.key] = faces(run, share) if run is not None else _bundled(gain, own, row.rate, share)
-    scales = [(_stairs(laid[row.key]), row.weight * _stairs(laid[row.key]).unit) for row in rows]
+    laid = [_laid_out(row.key(), tail / len(rows)) for row in rows]
+    scales = [row.weight * _stairs(found).unit for row, found in zip(rows, laid, strict=True)]
+    reach = sum(max(_stairs(found).most, 1) * scale for found, scale in zip(laid, scales, strict=True))
+    reach += float(coins.values[-1])
 
-    def at(slope: float) -> ShiftLaw:
-        def splits(grid: Grid) -> list[Split]:
-            known: dict[tuple[tuple[bytes, ...], float], Split] = {}
-            parts = [_fixed(coins, grid)]
-            for row, (run, scale) in zip(rows, scales, strict=True):
-                if (row.key, row.weight) not in known:
-                    found, own = laid[row.key], row.weight * slope * run.unit
-                    known[row.key, row.weight] = (
-                        followed(found, own, grid, scale) if isinstance(found, Faces) else drained(found, own, grid, scale)
-                    )
-                parts.append(known[row.key, row.weight])
-            return parts
+    def splits(slope: float, grid: Grid) -> list[Split]:
+        known: dict[tuple[int, float], Split] = {}
+        for row, found, scale in zip(rows, laid, scales, strict=True):
+            own = row.weight * slope * _stairs(found).unit
+            if (id(found), row.weight) not in known:
+                known[id(found), row.weight] = (
+                    followed(found, own, grid, scale) if isinstance(found, Faces) else drained(found, own, grid, scale)
+                )
+        return [_fixed(coins, grid), *(known[id(found), row.weight] for row, found in zip(rows, laid, strict=True))]
 
-        return _on_its_grid(splits, reach, energy, tail)
+    def at(power: float, cells: int) -> ShiftLaw:
+        return _on_its_grid(partial(splits, reach / energy * 2.0**-power), reach, energy, tail, cells)
 
-    reach = sum(max(run.most, 1) * scale for run, scale in scales) + float(coins.values[-1])
-    steepest = reach / energy
-    found = {k: at(steepest * 2.0**-k) for k in (1.0, 3.0, 5.0)}
-    scores = {k: score(law) for k, law in found.items()}
+    scores = {power: score(at(power, 160)) for power in (1.0, 3.0, 5.0)}
     for step in (1.0, 1.0, 0.5):
-        best = min(scores, key=lambda k: scores[k])
-        for k in (best - step, best + step):
-            if k not in scores:
-                found[k] = at(steepest * 2.0**-k)
-                scores[k] = score(found[k])
-    best = min(scores, key=lambda k: scores[k])
-    every = all(isinstance(one, Faces) for one in laid.values())
-    return ("minorant" if every else "drain"), found[best]
+        best = min(scores, key=lambda power: scores[power])
+        scores |= {power: score(at(power, 160)) for power in (best - step, best + step) if power not in scores}
+    every = all(isinstance(one, Faces) for one in laid)
+    return ("minorant" if every else "drain"), at(min(scores, key=lambda power: scores[power]), 300)
+
+
+@lru_cache(maxsize=64)  # a run's faces do not depend on its weight; a plan asks for many weights
+def _laid_out(run: tuple[bytes, bytes, bytes], tail: float) -> Faces | Stairs:
+    gain, energy, rate = (np.frombuffer(part) for part in run)
+    laid = _affordable(gain, energy, rate, tail, (40, 28, 20))
+    return faces(laid, tail) if laid is not None else _bundled(gain, energy, rate, tail)
 
 
 def _stairs(found: Faces | Stairs) -> Stairs:

@@ -118,6 +118,16 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def kept_checkpoints(models: Iterable[Model]) -> tuple[str, ...]:
+    """Reminds whoever relies on a last iterate alone of the checkpoints that a training kept."""
+    kept = {model.name: getattr(model.mechanism, "checkpoints_kept", None) for model in models}
+    return tuple(
+        f"the training of model {name!r} kept {count} checkpoints: none of them was or will be published or chosen from"
+        for name, count in kept.items()
+        if count
+    )
+
+
 def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
     """Every assumption once, and which of the rules drawn make it."""
     found: dict[str, list[str]] = {}

@@ -19,6 +19,11 @@ RECORD = (
     "among them) do not depend on the data"
 )
 WEIGHTS = "the weights were chosen without looking at the models or the data"
+LAST = (
+    "nothing of these runs but this release has been or will be published, or used to decide anything: no other checkpoint, no "
+    "curve of private scores"
+)
+COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)
 _MERGING = "Differentially Private Model Merging, arXiv 2604.20985"
 
@@ -99,6 +104,7 @@ THEOREMS: dict[str, Theorem] = {
     "coupled-coins": Theorem(
         "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _DATA_INDEPENDENT
     ),
+    "hidden-run": Theorem("last iterate only: later noise hides earlier steps", "theory.md §9", (*_DATA_INDEPENDENT, LAST)),
     "mean-estimation-combination": Theorem("linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT),
     "tuning-profile": Theorem("best of a random number of runs, by the curve of one run", "theory.md §7", _BEST_OF_K),
     "tuning-rdp": Theorem(

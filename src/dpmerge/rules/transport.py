@@ -33,6 +33,12 @@ class WeightedRun:
     def steps(self) -> int:
         return self.model.mechanism.steps if isinstance(self.model.mechanism, DpSgd) else 1
 
+    @property
+    def decays(self) -> bool:
+        """Whether any step shrinks the parameters."""
+        mechanism = self.model.mechanism
+        return isinstance(mechanism, DpSgd) and any(phase.weight_decay > 0 for phase in mechanism.settings())
+
 
 @dataclass(frozen=True)
 class Trajectories:
@@ -112,7 +118,7 @@ def trajectories(
             column += phase.steps
             eta, clip, batch = phase.learning_rate, phase.clip, phase.expected_batch
             q = sampling_rate(phase, run.model.name, shuffle)
-            decay = eta * (phase.weight_decay or 0.0)
+            decay = eta * phase.weight_decay
             share = 1.0 if records is None else records / batch
             if records is not None and q < 1 and not (run.convex and eta * run.smoothness * share <= 2 - 2 * decay):
                 largest, above = _batch_bound(run, phase, records, q, tamed / sampled_steps, failure / sampled_steps)
@@ -143,7 +149,7 @@ def _batch_bound(run: WeightedRun, phase: FullPhase, records: int, q: float, tam
     """
     if run.convex and tamed > 0:
         eta = phase.learning_rate
-        least = (2 - 2 * eta * (phase.weight_decay or 0.0)) * phase.expected_batch / (eta * run.smoothness)
+        least = (2 - 2 * eta * phase.weight_decay) * phase.expected_batch / (eta * run.smoothness)
         largest = math.floor(least * (1 - 1e-12))
         if largest > 0 and (above := binomial_survival(records, q, largest)) <= tamed:
             return largest, above
