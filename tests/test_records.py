@@ -64,6 +64,14 @@ def test_the_documented_example_is_valid() -> None:
     assert record.mechanism.steps == 705
 
 
+def test_records_without_newer_fields_are_written_as_before() -> None:
+    record = Record.parse(json.dumps(RECORD))
+    assert isinstance(record.mechanism, DpSgd)
+    assert record.mechanism.settings()[0].weight_decay == 0.0 and record.mechanism.checkpoints_kept is None
+    written = json.dumps(record.as_dict())
+    assert "weight_decay" not in written and "checkpoints_kept" not in written
+
+
 @pytest.mark.parametrize("mechanism", OTHER_KINDS, ids=lambda m: str(m["kind"]))
 def test_other_kinds_are_valid(mechanism: dict[str, Any]) -> None:
     assert Record.parse(json.dumps({**RECORD, "mechanism": mechanism})).mechanism.kind == mechanism["kind"]
@@ -113,6 +121,9 @@ def test_every_missing_field_is_named(path: str) -> None:
         ("mechanism.phases", [{"steps": 1.5, "learning_rate": 0.1}], "mechanism.phases.0.steps"),
         ("mechanism.phases", [{"steps": 1, "learning_rate": -0.1}], "mechanism.phases.0.learning_rate"),
         ("mechanism.phases", [{"steps": 1, "learning_rate": 0.1, "sigma": 2}], "mechanism.phases.0.sigma"),
+        ("mechanism.phases", [{"steps": 1, "learning_rate": 0.1, "weight_decay": -1}], "mechanism.phases.0.weight_decay"),
+        ("mechanism.checkpoints_kept", 0, "mechanism.checkpoints_kept"),
+        ("mechanism.checkpoints_kept", 1.5, "mechanism.checkpoints_kept"),
         ("mechanism.smoothness", -1, "mechanism.smoothness"),
         ("mechanism.convex", "yes", "mechanism.convex"),
         ("mechanism", {"kind": "gaussian", "sensitivity": 1, "noise_std": 0}, "mechanism.noise_std"),

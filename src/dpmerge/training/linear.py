@@ -63,18 +63,21 @@ def train(
     }
     expected = recipe.expected_batch(len(features))
     weights = np.zeros((1 if loss == "logistic" else classes, features.shape[1]))
-    next_start, found = recipe.begin(weights), []
+    next_start = recipe.begin(weights)
+    found: list[Checkpoint] = []
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught below
         for step, learning_rate in enumerate(recipe.learning_rates(), start=1):
             batch = recipe.batch(sampler, len(features), step)
             total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe.clip)
             total += recipe.noise_multiplier * recipe.clip * noise.standard_normal(weights.shape)
-            weights = next_start(weights - learning_rate / expected * total)
+            kept_share = 1 - learning_rate * recipe.weight_decay
+            weights = next_start(kept_share * weights - learning_rate / expected * total)
             if step in kept:
                 tensors = {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
                 if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
                     raise TrainingError(f"run {said['run']}: the parameters are no longer finite; use a smaller learning rate")
-                found.append(Checkpoint(step, tensors, recipe.record(step, len(features), **said)))
+                record = recipe.record(step, len(features), checkpoints_kept=len(found), **said)
+                found.append(Checkpoint(step, tensors, record))
             if on_step is not None:
                 on_step(step)
     return found
