@@ -232,7 +232,7 @@ def test_smoothness_and_convexity_are_facts(loss: Any) -> None:
     outputs = 1 if loss == "logistic" else classes
     norms = np.linalg.norm(features, axis=1).astype(np.float32)
     for clip in (0.2, 1.0, 2.001):
-        smoothness, convex = linear._facts(loss, clip, BOUND)
+        smoothness, convex = linear.facts_of_linear(loss, clip, BOUND)
         for _ in range(100):
             one = rng.standard_normal((outputs, features.shape[1])).astype(np.float32) * rng.choice([1, 10])
             other = one + rng.standard_normal(one.shape).astype(np.float32) * rng.choice([0.1, 1, 10])

@@ -51,7 +51,7 @@ def train(
     if not norms.max() <= norm_bound:  # what the record says of smoothness and clipping rests on it
         raise TrainingError(f"an input has norm {norms.max():.6g}, above norm_bound {norm_bound:g}; use bounded_features")
     noise, sampler = fresh_generator(), fresh_generator()
-    smoothness, convex = _facts(loss, recipe.clip, norm_bound)
+    smoothness, convex = facts_of_linear(loss, recipe.clip, norm_bound)
     said: dict[str, Any] = {
         "dataset": dataset,
         "run": run or f"linear-{secrets.token_hex(8)}",
@@ -132,7 +132,7 @@ def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.N
     return known
 
 
-def _facts(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | None]:
+def facts_of_linear(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | None]:
     """Smoothness, and why clipped gradients are those of convex functions (docs/theory.md §3.3), for inputs with ‖x‖ ≤ r.
 
     Softmax: the Hessian is (diag p − ppᵀ) ⊗ xxᵀ, at most r²/2, and ‖p − y‖·‖x‖ ≤ √2·r: beyond that clipping never binds.
