@@ -28,7 +28,7 @@ from dpmerge.profiles import (
 )
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
-from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.statements import kept_checkpoints
@@ -111,10 +111,21 @@ class Combination(Rule):
         smoothness = math.inf if stated is None else stated
         return WeightedRun(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
 
+    @property
+    def record_effect(self) -> float:
+        """The largest change that one record can make to the average in one step."""
+        if not self._hideable:
+            return 1.0
+        runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-12)
+        return float(np.max(runs.weights[:, None] * runs.effect)) or 1.0
+
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         routes = list(self._routes(target))
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
+        if route.theorem == "hidden-run":
+            route.details["once_more"] = self._once_more(target, answers, by, conversion)
+            route.details["once_more_is"] = "epsilon" if target.epsilon is None else "delta"
         assumed, unproved = gathered(self._profiles.values())
         details = {**route.details, "noise": self.noise}
         if self._revealed:
@@ -123,6 +134,14 @@ class Combination(Rule):
         fixed = () if WEIGHTS in THEOREMS[route.theorem].assumptions else (WEIGHTS,)
         assumptions = (*fixed, *self._independence, *route.assumptions, *assumed)
         return self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
+
+    def _once_more(self, target: Target, answers: Sequence[tuple[Answer, _Route]], by: By, conversion: Conversion) -> float:
+        """What these runs cost (ε, or δ if that was asked) once anything else of them is released: each counts whole (§5)."""
+        whole = [answer for answer, route in answers if route.theorem in ("single-run", "joint-release")]
+        if not whole:
+            composed = Profile.composed(run.profile for run in self._profiles.values())
+            whole = [ask(ProfileBound(composed), target, by, conversion)]
+        return whole[0].epsilon if target.epsilon is None else whole[0].delta
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
 
