@@ -113,7 +113,8 @@ class RuleForm(Extended):
             Accounting(assume_smoothness=assumed, shuffle=shuffle, only_release=self.last_only is not None),
             looked_at=tuple(self.looked_at),
             kappa=None if self.kappa is None else float.fromhex(self.kappa),
-            arithmetic="joint" if self.arithmetic is not None and proved else self.arithmetic,
+            # A single model is stored as it was trained: its guarantee does not rest on the rounding of an average.
+            arithmetic="joint" if self.arithmetic is not None and proved and len(self.weights) > 1 else self.arithmetic,
         )
         if self.validation is None:
             return rule
