@@ -39,7 +39,7 @@ from dpmerge.rules.transport import Trajectories
 
 _TOO_FAR = 1e100  # growth beyond which a run is not hidden
 _PIECES = 60
-_WORK = 6e7  # operations for the faces of one run
+_WORK = 1.5e7  # operations for the faces of one run
 _ATOMS = 600
 
 
@@ -83,7 +83,7 @@ class _Run:
 
     def key(self) -> tuple[bytes, bytes, bytes]:
         """Gains, energies and rates, to be looked up. What the last step shares with others is not among them."""
-        last = float(self.energy[-1]) or 1.0
+        last = max(float(self.energy[-1]), 1e-9 * float(self.energy.sum())) or 1.0
         gain, own = self.plain(last) if np.all(self.growth <= 1) else self.scaled(last)
         return gain.tobytes(), own.tobytes(), np.ascontiguousarray(self.rate).tobytes()
 
@@ -136,7 +136,7 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
         law = ShiftLaw(np.array([math.sqrt(square) * (1 + 1e-9)]), np.ones(1), coins.excess)
         return Hidden(law, tuple(hidden), "minorant")
     score = _scorer(target, runs.adjacency)
-    if len(rows) == 1 and not others:
+    if len(rows) == 1 and not others and rows[0].weight > 1e-100:
         found = min(_alone(rows[0], energy / rows[0].weight ** 2, tail), key=lambda pair: score(pair[1]))
     else:
         found = _together(rows, coins, energy, tail, score)
@@ -174,7 +174,7 @@ def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]
 def _spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> ShiftLaw:
     """Where a record takes part often, several participations count as one."""
     mean = float(np.sum(rate[gain > 0]))
-    bundle = math.ceil((mean + 6 * math.sqrt(mean)) / 100)
+    bundle = max(1, math.ceil((mean + 6 * math.sqrt(mean)) / 100))
     pieces = 800 if bundle == 1 else max(12, min(150, int(mean / (6 * bundle))))
     return spread(gain, energy, rate, pieces if np.any(gain < gain.max()) or bundle > 1 else _PIECES, tail, bundle)
 
@@ -280,7 +280,7 @@ def _stairs(found: Faces | Stairs) -> Stairs:
 def _fixed(coins: ShiftLaw, grid: Grid) -> Split:
     """The last coins of runs that have shown all else."""
     masses = np.zeros((grid.cells[0] + 1, grid.cells[1] + 1))
-    columns = np.ceil(coins.values / grid.left * (1 - 1e-12)).astype(np.int64)
+    columns = np.minimum(np.ceil(coins.values / grid.left * (1 - 1e-12)), grid.cells[1] + 1).astype(np.int64)
     kept = columns <= grid.cells[1]
     np.add.at(masses[0], columns[kept], coins.probs[kept])
     return Split(masses, coins.excess)
