@@ -24,32 +24,40 @@ _ABOVE = 1 + 1e-9  # above the rounding of slopes, chords and sums
 _CELLS = 1200
 _ROWS = 400  # of what may be there at once, in parts of a unit
 _FFT_ERROR = 1e-15  # of one cell of a convolution of probabilities
+_SUM_ERROR = 1e-13  # of the sum of a table of probabilities: what is missing from 1 is known no better
+_QUANTA = 2.0**50  # energies are whole numbers of parts of all energy: differences of such numbers are exact
 _LARGEST = 400.0  # of M²: beyond, ε is of no interest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stairs:
     """Pieces of one run: `coins[n][k]` is the probability of k units at piece n, whose noise then has energy `lengths[n]`.
 
-    The last piece is the last step. `most` is the largest number of units that is followed; more of them are given up, with
-    all else that is: probability `excess`.
+    Lengths are whole numbers of `quantum`. The last piece is the last step. `most` is the largest number of units that is
+    followed; more of them are given up, with all else that is: probability `excess`.
     """
 
     coins: tuple[FloatArray, ...]
     lengths: FloatArray
+    quantum: float
     unit: float
     most: int
     excess: float
 
     @property
-    def ends(self) -> FloatArray:
-        """Energy up to each point between pieces, in units of `unit`², so that amounts are counts."""
-        return np.concatenate(([0.0], np.cumsum(self.lengths))) / self.unit**2
+    def places(self) -> FloatArray:
+        """Energy up to each point between pieces, in whole quanta."""
+        return np.concatenate(([0.0], np.cumsum(self.lengths)))
+
+    @property
+    def scale(self) -> float:
+        """A quantum in units of `unit`², so that amounts are counts."""
+        return self.quantum / self.unit**2
 
     @property
     def work(self) -> float:
         """About how many operations the faces of the minorant take."""
-        return len(self.coins) ** 3 / 6 * (self.most + 1) ** 2 * max(law.size for law in self.coins)
+        return len(self.coins) ** 3 / 6 * (self.most + 1) ** 2
 
 
 def stairs(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, tail: float, bundle: int = 1) -> Stairs:
@@ -68,22 +76,25 @@ def stairs(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, 
     coins: list[FloatArray] = []
     lengths: list[float] = []
     waiting, excess = np.ones(1), 0.0  # what earlier coins bring to the next piece
+    quantum = float(energy.sum()) / _QUANTA
     spans = list(_spans(energy, pieces))
     for start, stop in spans:
         own, lost = _units_gained(units[start:stop], rate[start:stop], tail / (2 * len(spans)))
         own = _moved(own, np.ceil(np.arange(own.size) / bundle))
         excess += lost
-        length = float(np.sum(energy[start:stop])) * (1 - 1e-12)
+        length = math.floor(float(np.sum(energy[start:stop])) / quantum * (1 - 1e-12))
         if stop - start == 1:
             waiting, own = np.convolve(waiting, own), np.ones(1)
         if length > 0:
             coins.append(waiting)
-            lengths.append(length)
+            lengths.append(float(length))
             waiting = own
         else:
             waiting = np.convolve(waiting, own)
+    if energy[-1] < quantum * (1 + 1e-9):  # the last step hides nothing of what is left to it: all is given up
+        return Stairs((np.ones(1),), np.ones(1), quantum, unit * bundle, 0, 1.0)
     most = _most(coins, tail)
-    return Stairs(tuple(law[: most + 1] for law in coins), np.array(lengths), unit * bundle, most, excess)
+    return Stairs(tuple(law[: most + 1] for law in coins), np.array(lengths), quantum, unit * bundle, most, excess)
 
 
 def _moved(law: FloatArray, places: FloatArray) -> FloatArray:
@@ -122,7 +133,8 @@ def _units_gained(units: FloatArray, rate: FloatArray, tail: float) -> tuple[Flo
     for (size, probability), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
         coin = ShiftLaw.binomial(1.0, probability, count, tail / len(counts))
         spread = np.zeros(int(size) * round(float(coin.values[-1])) + 1)
-        spread[np.round(coin.values).astype(np.int64) * int(size)] = coin.probs
+        # Large binomials are precise to 1e-9, and what is missing from 1 must be what was given up.
+        spread[np.round(coin.values).astype(np.int64) * int(size)] = coin.probs * ((1 - coin.excess) / coin.probs.sum())
         law, lost = np.convolve(law, spread), lost + coin.excess
     return law, lost
 
@@ -130,7 +142,7 @@ def _units_gained(units: FloatArray, rate: FloatArray, tail: float) -> tuple[Flo
 # --- the convex minorant --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Faces:
     """Straight pieces that the convex minorant of the walk of coins may have, by ascending slope.
 
@@ -147,25 +159,31 @@ class Faces:
 
 def faces(run: Stairs, tail: float) -> Faces:
     """Every face with a probability that matters. Given the coins, no absorption is cheaper than the minorant's."""
-    x, points = run.ends, len(run.coins)
+    x, points = run.places, len(run.coins)
     forget = tail / points**2
+    gains = [_gain_matrix(law, run.most) for law in run.coins]
     found: list[tuple[IntArray, IntArray, IntArray, FloatArray]] = []
     for start in range(points):
-        found.extend(_faces_from(run, x, start, forget))
+        found.extend(_faces_from(run, gains, x, start, forget))
     if not found:
         nobody = np.zeros(0, dtype=np.int64)
         return Faces(run, nobody, nobody, nobody, np.zeros(0), np.zeros(0))
     first, stop, units, probs = (np.concatenate(column) for column in zip(*found, strict=True))
+    # A quotient of whole numbers is the same number wherever the slope is the same, and rounding keeps the order: no outcome
+    # of the coins is counted twice. Equal slopes follow each other from left to right.
     slopes = units / (x[stop] - x[first])
-    order = np.argsort(slopes, kind="stable")
-    # Equal slopes may differ by their rounding. They count as one, and follow each other from left to right.
-    level = np.concatenate(([0], np.cumsum(np.diff(slopes[order]) > 1e-9 * slopes[order][1:])))
-    order = order[np.lexsort((first[order], level))]
-    return Faces(run, first[order], stop[order], units[order], probs[order], slopes[order])
+    order = np.lexsort((first, slopes))
+    return Faces(run, first[order], stop[order], units[order], probs[order], slopes[order] / run.scale)
+
+
+def _gain_matrix(law: FloatArray, most: int) -> FloatArray:
+    """From counts before a piece to counts after it; what exceeds `most` is lost."""
+    step = np.arange(most + 1) - np.arange(most + 1)[:, None]
+    return np.where((step >= 0) & (step < law.size), law[np.clip(step, 0, law.size - 1)], 0.0)
 
 
 def _faces_from(
-    run: Stairs, x: FloatArray, start: int, forget: float
+    run: Stairs, gains: Sequence[FloatArray], x: FloatArray, start: int, forget: float
 ) -> Iterator[tuple[IntArray, IntArray, IntArray, FloatArray]]:
     """Faces that begin at one point. Rows are chords to (stop, units), sorted by stop; columns are counts so far."""
     points, counts = len(run.coins), np.arange(run.most + 1)
@@ -173,8 +191,8 @@ def _faces_from(
     gained = np.ones(1)
     for n in range(start, points):
         gained = np.convolve(gained, run.coins[n])[: run.most + 1]
-        above = np.cumsum(gained[::-1])[::-1]
-        reach.append(int(np.searchsorted(-above, -forget)) - 1)
+        survival = np.cumsum(gained[::-1])[::-1]
+        reach.append(int(np.searchsorted(-survival, -forget)) - 1)
     rows = np.concatenate(([0], np.cumsum(reach)))
     if rows[-1] == 0:
         return
@@ -184,16 +202,13 @@ def _faces_from(
     state = np.zeros((units.size, run.most + 1))
     state[:, 0] = 1.0
     for n in range(start, points):
-        held, law = state[rows[n - start] :], run.coins[n]
-        moved = law[0] * held
-        for k in range(1, law.size):
-            moved[:, k:] += law[k] * held[:, :-k]
+        moved = state[rows[n - start] :] @ gains[n]
         ended = reach[n - start]
         if ended:
             risen = counts[1 : ended + 1]
             yield np.full(ended, start), np.full(ended, n + 1), risen, moved[risen - 1, risen]
-        left = slopes[rows[n - start + 1] :] * (x[n + 1] - x[start]) * (1 + 1e-12)
-        state[rows[n - start + 1] :] = np.where(counts > left[:, None], moved[ended:], 0.0)
+        above = counts / (x[n + 1] - x[start]) > slopes[rows[n - start + 1] :, None]
+        state[rows[n - start + 1] :] = np.where(above, moved[ended:], 0.0)
 
 
 def minorant(found: Faces, tail: float) -> ShiftLaw:
@@ -208,7 +223,8 @@ def _refined(squares: Callable[[int, float], FloatArray], tail: float, excess: f
         above = np.cumsum(squares(cells, top)[::-1])[::-1]
         top *= min(1.0, max(int(np.count_nonzero(above > tail)), 1) / cells)
     masses = squares(_CELLS, top)
-    return _law(np.arange(_CELLS + 1.0) * (top / _CELLS), masses, max(1 - float(masses.sum()), 0.0) + excess)
+    lost = max(1 - float(masses.sum()), 0.0) + _SUM_ERROR
+    return _law(np.arange(_CELLS + 1.0) * (top / _CELLS), masses, lost + excess)
 
 
 def _minorant_squares(found: Faces, cells: int, top: float) -> FloatArray:
@@ -226,7 +242,7 @@ def _start(run: Stairs, cells: int, points: int) -> FloatArray:
 
 
 def _add_faces(table: FloatArray, found: Faces, count: int, cells: int, top: float) -> None:
-    price = np.ceil(found.units[:count] * found.slopes[:count] / (top / cells) * (1 - 1e-12)).astype(np.int64)
+    price = _cells(found.units[:count] * found.slopes[:count] / (top / cells), cells)
     chosen = np.flatnonzero((price <= cells) & (found.stop[:count] < table.shape[0]))
     columns = (found.start[chosen], found.stop[chosen], found.probs[chosen], price[chosen])
     for start, stop, prob, shift in zip(*(column.tolist() for column in columns), strict=True):
@@ -267,7 +283,7 @@ def spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, 
             for k in range(1, law.size):
                 for row in held:
                     price = (k * amount) ** 2 + 2 * k * amount * row * scale[n] / parts
-                    shift = math.ceil(price / after / (top / cells) * (1 - 1e-12))
+                    shift = math.ceil(min(price / after / (top / cells), 1e9) * (1 - 1e-12))
                     place = row + math.ceil(k * amount / scale[n] * parts * (1 - 1e-12))
                     if shift <= cells and place <= rows:
                         fresh[place, shift:] += law[k] * table[row, : cells + 1 - shift]
@@ -305,7 +321,7 @@ class Split:
 
 def followed(found: Faces, slope: float, grid: Grid, scale: float) -> Split:
     """Absorb along the minorant up to a slope (units per energy), from there on at that slope; `scale` is a unit's worth."""
-    run, x = found.stairs, found.stairs.ends
+    run, x = found.stairs, found.stairs.places * found.stairs.scale
     last = len(run.coins) - 1
     cells = grid.cells[0]
     steep = int(np.searchsorted(found.slopes, slope * (1 - 1e-9)))
@@ -321,29 +337,34 @@ def followed(found: Faces, slope: float, grid: Grid, scale: float) -> Split:
             walk[counts < slope * (x[t + 1] - x[n]) * (1 - 1e-12)] = 0.0
         walk = np.convolve(walk, run.coins[last])[: run.most + 1]
         paid = slope * (x[last] - x[n])
-        shift = math.ceil(slope * paid / grid.own * (1 - 1e-12))
-        columns = np.ceil(np.maximum(counts - paid, 0.0) * scale / grid.left * (1 - 1e-12)).astype(np.int64)
+        shift = int(_cells(np.array(slope * paid / grid.own), cells))
+        columns = _cells(np.maximum(counts - paid, 0.0) * scale / grid.left, grid.cells[1])
         _leave(masses, table[n], walk, shift, columns)
     return Split(masses, run.excess)
 
 
 def drained(run: Stairs, slope: float, grid: Grid, scale: float) -> Split:
     """Absorb at a fixed rate (units per energy) whenever there is something: no coin is looked at before it falls."""
-    energies = run.lengths / run.unit**2
+    energies = run.lengths * run.scale
     fineness = max(1, min(4, _ROWS // max(run.most, 1)))
     rows, cells = min(fineness * max(run.most, 1), _ROWS), grid.cells[0]
     table = np.zeros((rows + 1, cells + 1))
     table[0, 0] = 1.0
     for n, law in enumerate(run.coins):
         table = _gained(table, law, fineness)
-        taken = int(slope * energies[n] * fineness * (1 + 1e-12))
+        taken = int(min(slope * energies[n] * fineness * (1 + 1e-12), rows))
         if taken and n + 1 < len(run.coins):
-            table = _absorbed(table, min(taken, rows), float(energies[n]) * fineness**2 * grid.own)
+            table = _absorbed(table, taken, float(energies[n]) * fineness**2 * grid.own)
     masses = np.zeros((cells + 1, grid.cells[1] + 1))
-    columns = np.ceil(np.arange(rows + 1) / fineness * scale / grid.left * (1 - 1e-12)).astype(np.int64)
+    columns = _cells(np.arange(rows + 1) / fineness * scale / grid.left, grid.cells[1])
     kept = columns <= grid.cells[1]
     np.add.at(masses.T, columns[kept], table[kept])
     return Split(masses, run.excess)
+
+
+def _cells(numbers: FloatArray, last: int) -> IntArray:
+    """Rounded up to whole cells; everything beyond the last is just beyond it, also what is no integer of this machine."""
+    return np.asarray(np.minimum(np.ceil(numbers * (1 - 1e-12)), last + 1), dtype=np.int64)
 
 
 def _driven(table: FloatArray, growth: float) -> FloatArray:

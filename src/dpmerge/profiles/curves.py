@@ -58,14 +58,16 @@ class ShiftCurve(Curve):
     def delta(self, epsilon: float) -> float:
         if self.direction == "remove":
             edge = self._edge(epsilon)
-            found = float(self.probs @ ndtr(self.shifts - edge)) - math.exp(epsilon + float(log_ndtr(-edge)))
+            whole = float(self.probs @ ndtr(self.shifts - edge))
+            found = whole - math.exp(epsilon + float(log_ndtr(-edge)))
         elif self.shifts[0] == 0 and math.log(self.probs[0]) >= -epsilon:
             return min(1.0, self.failure)  # the loss never falls below −ε
         else:
             edge = self._edge(-epsilon)
-            found = float(ndtr(edge)) - float(np.sum(np.exp(epsilon + np.log(self.probs) + log_ndtr(edge - self.shifts))))
-        # Above the error of the edge, whose effect is of second order, and of the sums.
-        return min(1.0, max(found, 0.0) * (1 + 1e-10) + self.failure)
+            whole = float(ndtr(edge))
+            found = whole - float(np.sum(np.exp(epsilon + np.log(self.probs) + log_ndtr(edge - self.shifts))))
+        # Above the error of the edge, whose effect is of second order, and of the two sums, which may nearly cancel.
+        return min(1.0, max(found, 0.0) * (1 + 1e-10) + whole * 1e-14 * (1 + epsilon) + self.failure)
 
     def _edge(self, loss: float) -> float:
         """Where the loss is this: it is convex in x, so Newton's steps descend to it from any point above."""
