@@ -50,7 +50,7 @@ def test_one_row_made_anew() -> None:
     assert row["before"] == {"epsilon": pytest.approx(6.458, rel=1e-3), "theorem": "single-run"}
     assert row["now"]["theorem"] == "hidden-run" and 2.7 < row["now"]["epsilon"] < 3.0
     (kept,) = (one for one in KEPT["numbers"]["Poisson twin"] if one["weights"] == row["weights"])
-    assert kept["now"]["epsilon"] == pytest.approx(row["now"]["epsilon"], rel=5e-3)
+    assert kept["now"]["epsilon"] == pytest.approx(row["now"]["epsilon"], rel=0.02)
     assert kept["before"]["epsilon"] == pytest.approx(row["before"]["epsilon"], rel=1e-4)
 
 
