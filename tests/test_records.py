@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from dpmerge import example_portfolio
 from dpmerge.errors import DependentRuns, PortfolioError, RecordError, WeightsError
 from dpmerge.records import DpSgd, Model, Portfolio, Record, Weights, require_independent
+from dpmerge.release.certificate import record_digest
 from tests import builders
 
 RECORD: dict[str, Any] = {
@@ -70,6 +71,22 @@ def test_records_without_newer_fields_are_written_as_before() -> None:
     assert record.mechanism.settings()[0].weight_decay == 0.0 and record.mechanism.checkpoints_kept is None
     written = json.dumps(record.as_dict())
     assert "weight_decay" not in written and "checkpoints_kept" not in written
+
+
+def test_the_schema_knows_the_newer_fields_and_asks_for_none() -> None:
+    known = Record.model_json_schema()["$defs"]
+    assert "weight_decay" in known["Phase"]["properties"] and "weight_decay" not in known["Phase"]["required"]
+    assert "checkpoints_kept" in known["DpSgd"]["properties"] and "checkpoints_kept" not in known["DpSgd"]["required"]
+
+
+def test_hashes_of_records_are_as_they_were_before_newer_fields() -> None:
+    """Certificates and ledgers name records by these."""
+    shipped = {model.name: record_digest(model.record)[:16] for model in Portfolio(example_portfolio())}
+    assert shipped == {
+        "mnist-c1-s0.5": "c189bbd165333fc1",
+        "mnist-c1-s2": "6addcc2faa19fa81",
+        "mnist-c2-s0.5": "62b22acab13e0b8d",
+    }
 
 
 @pytest.mark.parametrize("mechanism", OTHER_KINDS, ids=lambda m: str(m["kind"]))
