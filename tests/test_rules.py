@@ -518,7 +518,7 @@ def test_printed_numbers_are_never_below(value: float) -> None:
 
 def test_every_theorem_named_by_a_guarantee_exists() -> None:
     rows = compare(builders.portfolio(*POISSON), {"a": 0.5, "b": 0.5}, delta=1e-5).rows
-    assert rows[2].label == "linear combination (papers' formula)"
+    assert rows[3].label == "linear combination (papers' formula)"
     for row in rows:
         assert row.guarantee is not None
         assert row.guarantee.theorem in THEOREMS

@@ -87,6 +87,21 @@ class ShiftCurve(Curve):
         return x
 
 
+@dataclass(frozen=True)
+class RevealedCurve(Curve):
+    """Σ ρ_j H_ε(N(Δ_j, 1), N(0, 1)): which shift occurred is given away; the same in both directions."""
+
+    shifts: FloatArray
+    probs: FloatArray
+    failure: float
+
+    def delta(self, epsilon: float) -> float:
+        moved = self.shifts > 0
+        still = float(self.probs[~moved].sum()) * float(gaussian_delta(0.0, epsilon))
+        found = float(self.probs[moved] @ gaussian_delta(self.shifts[moved], epsilon)) + still
+        return min(1.0, found * (1 + 1e-12) + self.failure)
+
+
 class RenyiCurve(Curve):
     """δ from Rényi divergences at a fixed set of orders, for laws without a loss distribution."""
 

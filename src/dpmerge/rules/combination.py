@@ -120,6 +120,14 @@ class Combination(Rule):
         runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-12)
         return float(np.max(runs.weights[:, None] * runs.effect)) or 1.0
 
+    def hidden_epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
+        """ε by theorem hidden-run alone, for searches; infinite where it does not apply."""
+        covered = {run.model.name for run in self._hideable}
+        routes = [self._beside(route, covered) for route in self._hidden(Target(delta=delta))] if self._only_release else []
+        return min(
+            (ask(ProfileBound(one.profile), Target(delta=delta), by, conversion).epsilon for one in routes), default=math.inf
+        )
+
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         routes = list(self._routes(target))
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]

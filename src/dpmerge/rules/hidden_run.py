@@ -31,6 +31,7 @@ from dpmerge.profiles import (
     spread,
     stairs,
     sum_of_coins,
+    without_closed_forms,
 )
 from dpmerge.records import Adjacency
 from dpmerge.rules.guarantee import Target
@@ -147,10 +148,11 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
 def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]:
     def score(law: ShiftLaw) -> float:
         profile = Profile.of([(shift_law(on_a_grid(law, _ATOMS), adjacency), 1)], law.excess)
-        if target.delta is not None:
-            return profile.epsilon(target.delta)
-        assert target.epsilon is not None
-        return max(profile.delta(target.epsilon))
+        with without_closed_forms(False):  # a search is no path of its own: what it finds is accounted for as asked
+            if target.delta is not None:
+                return profile.epsilon(target.delta)
+            assert target.epsilon is not None
+            return max(profile.delta(target.epsilon))
 
     return score
 
@@ -165,7 +167,8 @@ def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]
         plain = row.plain(last)[1]
         laid = _affordable(row.gain, plain, row.rate, tail)
         if laid is not None:
-            yield "minorant", minorant(faces(laid, tail), 10 * tail)
+            coarse = faces(stairs(row.gain, plain, row.rate, 16, tail), tail)
+            yield "minorant", minorant(faces(laid, tail), 10 * tail, coarse)
             if np.all(row.growth == 1):
                 return
         yield from _drains(row.gain, plain, row.rate, tail)
