@@ -276,11 +276,11 @@ def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
 
 def test_heatmap_is_the_rules() -> None:
     portfolio = sampled()
-    for assumed in (None, 0.0):
+    for assumed, step, count in ((None, 0.25, 15), (0.0, 0.5, 6)):
         document = heatmap(
-            portfolio, delta=DELTA, accounting=Accounting(assume_smoothness=assumed), step=0.25, run=here
+            portfolio, delta=DELTA, accounting=Accounting(assume_smoothness=assumed), step=step, run=here
         ).as_dict()
-        assert len(document["points"]) == 15
+        assert len(document["points"]) == count
         assert [(panel["rule"], panel["by"]) for panel in document["panels"]] == [
             ("selection", "rdp"),
             ("selection", "pld"),
@@ -422,8 +422,8 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
         "        calls.write('x')\n"
         "    return float((Path(folder) / 'model.safetensors').read_bytes()[-1])\n"
     )
-    command = [sys.executable, "-m", "dpmerge", "frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:9"]
-    command += ["--evaluate", "mine:score", "--points", "3", "--out", "out", "--json"]
+    command = [sys.executable, "-m", "dpmerge", "frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:3"]
+    command += ["--evaluate", "mine:score", "--points", "2", "--out", "out", "--json"]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     document = json.loads(first.stdout)
     assert document == json.loads((tmp_path / "out" / "frontier.json").read_text())
@@ -431,7 +431,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
     for suffix in ("png", "html"):
         assert (tmp_path / "out" / f"frontier.{suffix}").stat().st_size > 1000
     calls = len((tmp_path / "calls").read_text())
-    assert calls == 3 + 2 * 3
+    assert calls == 3 + 2 * 2
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert again.stdout == first.stdout
     assert len((tmp_path / "calls").read_text()) == calls  # nothing is measured twice
@@ -439,7 +439,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
 
 def test_a_cluster_draws_the_same_frontier(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    command = ["frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:9", "--evaluate", "digits", "--points", "3"]
+    command = ["frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:3", "--evaluate", "digits", "--points", "2"]
     with started_cluster(tmp_path, workers=2) as address:
         there = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "there"), "--cluster", address, "--json"])
     assert there.exit_code == 0, there.output
