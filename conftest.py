@@ -1,7 +1,10 @@
 """Settings for the whole suite, the tool's tests and the laboratory's."""
 
 import os
-from collections.abc import Generator
+import pkgutil
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +27,7 @@ COSTLY = {
 }
 
 # How the names of the tests begin whose lines are counted (pyproject.toml: tool.coverage.run): tests of profiles, rules and
-# release that together run nearly every line of these rooms. Counting makes a test up to twice as slow, so no others are counted.
+# release that together run nearly every line of these rooms. Counting makes a test up to twice as slow; in others it is off.
 MEASURED = (
     *("absorption", "adaptive", "arithmetic", "gaussian", "hidden", "ledger", "release", "rules", "shifts", "tuning_cost"),
     "verify",
@@ -45,14 +48,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
+@contextmanager
+def uncounted(config: pytest.Config) -> Iterator[None]:
+    """No lines are counted meanwhile. pytest-cov's own mark `no_cover` would still count those of fixtures."""
+    controller = getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    if controller is None:
+        yield
+        return
+    controller.pause()
+    try:
+        yield
+    finally:
+        controller.resume()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Count the lines that an import runs in the three rooms, and none of what else the tests import."""
+    if hasattr(session.config, "workerinput"):
+        for room in ("profiles", "rules", "release"):
+            for module in pkgutil.iter_modules(import_module(f"dpmerge.{room}").__path__, f"dpmerge.{room}."):
+                import_module(module.name)
+        with uncounted(session.config):
+            return (yield)
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Count no lines in the other tests: pytest-cov's own `no_cover` would still count those of their fixtures."""
-    counting = item.config.pluginmanager.getplugin("_cov")
-    if counting is None or counting.cov_controller is None or measured(item):
+    """Count lines in the measured tests alone."""
+    if measured(item):
         return (yield)
-    counting.cov_controller.pause()
-    try:
+    with uncounted(item.config):
         return (yield)
-    finally:
-        counting.cov_controller.resume()
