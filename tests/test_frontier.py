@@ -25,7 +25,7 @@ from dpmerge.figures import describe
 from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
 from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, Combination, Joint, Selection, selection_epsilons
+from dpmerge.rules import Accounting, Combination, Joint, Selection
 from dpmerge.tensors import MergedScore, find_evaluator
 from dpmerge_lab.tasks import digits
 from tests import builders
@@ -108,38 +108,6 @@ def test_accuracy_is_a_setting_of_a_block_and_never_costs_validity() -> None:
     assert accuracy() == 1e-5
     with grids_of_accuracy(1e-7):
         assert fine >= Combination(weights, 0.0).guarantee(delta=DELTA, by="pld").epsilon * (1 - 1e-9)
-
-
-# --- many selections at once ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["pld", "rdp"])
-def test_many_selections_are_the_rule_for_each(by: Any) -> None:
-    portfolio = sampled()
-    profiles = [run_profile(model).profile for model in portfolio.models]
-    grid = simplex_grid(3, 0.25)
-    found = selection_epsilons(profiles, grid, DELTA, by)
-    for row, value in zip(grid.tolist(), found.tolist(), strict=True):
-        rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
-        assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-4)
-        with grids_of_accuracy(1e-6):  # never below what a much finer grid gives
-            assert value >= rule.guarantee(delta=DELTA, by=by).epsilon * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("by", ["pld", "rdp"])
-def test_many_selections_with_a_model_without_privacy(by: Any) -> None:
-    portfolio = builders.portfolio(
-        builders.gaussian("g", noise_std=1.0),
-        builders.model("n", {"kind": "non-private"}),
-        builders.dp_sgd("s", sigma=1.0, sampling=0.1, steps=20),
-    )
-    profiles = [run_profile(model).profile for model in portfolio.models]
-    rows = np.array([[1, 0, 0], [0, 0, 1], [0.5, 0, 0.5], [0.9, 0.1, 0], [1 - 5e-6, 5e-6, 0], [0.5, 9.9e-6, 0.5 - 9.9e-6]])
-    found = selection_epsilons(profiles, rows, DELTA, by)
-    for row, value in zip(rows.tolist(), found.tolist(), strict=True):
-        rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
-        assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-3)
-    assert math.isinf(found[3])
 
 
 def test_simplex_grid() -> None:
