@@ -69,7 +69,7 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeyp
         assert row["linear combination, proved"] <= row["joint release"] * (1 + 1e-6)
     again = cifar10.cifar10_checkpoints(options)  # nothing left to train
     assert again.numbers == result.numbers
-    few = [*cifar10_settings.grid(4, 1.0)[:4], [0.25] * 4, [0.5, 0.5, 0.0, 0.0]]
+    few = [*([float(k == i) for k in range(4)] for i in range(4)), [0.25] * 4, [0.5, 0.5, 0.0, 0.0]]
     monkeypatch.setattr(cifar10_training, "grid", lambda models, step: few)
     tuned = cifar10.cifar10_pretrained(options)
     assert len(tuned.numbers["pretrained"]["averages"]) == 2
