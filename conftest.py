@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
+from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
 # One thread for each test process: vectors and networks are small, and the suite already uses every core.
@@ -35,7 +36,9 @@ MEASURED = (
 
 
 def measured(item: pytest.Item) -> bool:
-    return item.path.parent.parent.name != "lab" and item.path.stem.removeprefix("test_").startswith(MEASURED)
+    if item.path.parent.parent.name == "lab" or item.get_closest_marker("uncounted") is not None:
+        return False
+    return item.path.stem.removeprefix("test_").startswith(MEASURED)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
@@ -49,17 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextmanager
-def uncounted(config: pytest.Config) -> Iterator[None]:
-    """No lines are counted meanwhile. pytest-cov's own mark `no_cover` would still count those of fixtures."""
-    controller = getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
-    if controller is None:
-        yield
-        return
-    controller.pause()
+def uncounted() -> Iterator[None]:
+    """No lines are counted meanwhile. In a worker pytest-cov starts two counters, and its own `no_cover` stops only one."""
+    stopped: list[Coverage] = []
+    while (counter := Coverage.current()) is not None:
+        counter.stop()
+        stopped.append(counter)
     try:
         yield
     finally:
-        controller.resume()
+        for counter in reversed(stopped):
+            counter.start()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,7 +72,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         for room in ("profiles", "rules", "release"):
             for module in pkgutil.iter_modules(import_module(f"dpmerge.{room}").__path__, f"dpmerge.{room}."):
                 import_module(module.name)
-        with uncounted(session.config):
+        with uncounted():
             return (yield)
     return (yield)
 
@@ -79,5 +82,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Count lines in the measured tests alone."""
     if measured(item):
         return (yield)
-    with uncounted(item.config):
+    with uncounted():
         return (yield)
