@@ -71,6 +71,6 @@ def _why_not(found: Guarantee, epsilon: float) -> str:
     revealed = "; ".join(f"{name}: {why}" for name, why in found.details.get("revealed", {}).items())
     return (
         f"no noise at release gives ε = {epsilon:g} here (without noise it is {round_up(found.epsilon)}): some of these runs "
-        "are accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat clipping "
-        "whose records state a smoothness" + (f" ({revealed})" if revealed else "")
+        "are accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat "
+        "clipping, whose records state a smoothness" + (f" ({revealed})" if revealed else "")
     )
