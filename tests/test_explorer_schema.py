@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests import ledger_builders
 from tests.browser import Server, serving
+from tests.effort import EFFORT
 from tests.release_builders import WEIGHTS, runs
 from tools.page import api_types
 
@@ -34,7 +35,7 @@ CHECKS: list[Any] = [
     response_schema_conformance,
 ]
 BOUNDED = settings(
-    max_examples=10,
+    max_examples=5 * EFFORT,
     derandomize=True,
     database=None,
     deadline=None,

@@ -53,10 +53,12 @@ class Hidden:
     hidden: tuple[int, ...]
     absorption: str
 
-    def profile(self, revealed: Iterable[tuple[Law, int]], failure: float, adjacency: Adjacency) -> Profile:
-        """Beside other laws a grid is needed, and with it fewer atoms."""
+    def profile(
+        self, revealed: Iterable[tuple[Law, int]], failure: float, adjacency: Adjacency, closed: bool = True
+    ) -> Profile:
+        """Where the closed form of a single shift is not used (beside other laws, or for Rényi moments), with fewer atoms."""
         others = list(revealed)
-        law = on_a_grid(self.law, 160 if others else _ATOMS)
+        law = on_a_grid(self.law, _ATOMS if closed and not others else 160)
         return Profile.of([(shift_law(law, adjacency), 1), *others], failure + law.excess)
 
 

@@ -70,7 +70,7 @@ def _between(low: float, high: float, above: float, below: float, wanted: float)
 def _why_not(found: Guarantee, epsilon: float) -> str:
     revealed = "; ".join(f"{name}: {why}" for name, why in found.details.get("revealed", {}).items())
     return (
-        f"no noise at release gives ε = {epsilon:g} here (without noise it is {round_up(found.epsilon)}): some of these runs are "
-        "accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat clipping "
-        "whose records state a smoothness" + (f" ({revealed})" if revealed else "")
+        f"no noise at release gives ε = {epsilon:g} here (without noise it is {round_up(found.epsilon)}): some of these runs "
+        "are accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat "
+        "clipping, whose records state a smoothness" + (f" ({revealed})" if revealed else "")
     )
