@@ -29,6 +29,7 @@ from dpmerge.profiles.grids import (
     Direction as Direction,
     FloatArray as FloatArray,
     accuracy as accuracy,
+    closed_forms as closed_forms,
     grids_of_accuracy as grids_of_accuracy,
     without_closed_forms as without_closed_forms,
 )

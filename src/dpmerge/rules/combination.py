@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,11 @@ from dpmerge.profiles import (
     NonPrivateLaw,
     Profile,
     ShuffleAsPoisson,
+    accuracy,
+    closed_forms,
     dp_sgd_steps,
     gathered,
+    gaussian_epsilon,
     run_profile,
 )
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
@@ -55,6 +59,11 @@ class _Route:
     conditional: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     beats_joint: bool = False  # by a theorem, so that joint release need not be computed
+
+
+@lru_cache(maxsize=256)  # joint release is asked for with every weight that a search tries
+def _answered(profile: Profile, target: Target, by: By, conversion: Conversion, grids: float, closed: bool) -> Answer:
+    return ask(ProfileBound(profile), target, by, conversion)
 
 
 class Combination(Rule):
@@ -130,7 +139,7 @@ class Combination(Rule):
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         routes = list(self._routes(target, by))
-        answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
+        answers = [(self._asked(route, target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
         if route.theorem == "hidden-run":
             route.details["once_more"] = self._once_more(target, answers, by, conversion)
@@ -151,7 +160,7 @@ class Combination(Rule):
         whole = [answer for answer, route in answers if route.theorem in ("single-run", "joint-release")]
         if not whole:
             composed = Profile.composed(run.profile for run in self._profiles.values())
-            whole = [ask(ProfileBound(composed), target, by, conversion)]
+            whole = [_answered(composed, target, by, conversion, accuracy(), closed_forms())]
         return whole[0].epsilon if target.epsilon is None else whole[0].delta
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
@@ -166,11 +175,14 @@ class Combination(Rule):
             because = {"joint_because": why_joint(self.last_noise)} if tells else {}
             yield replace(joint, details={**joint.details, **because})
             return
-        theorems = [] if single or len(self._covered) < 2 else [*self._transported(target)]
-        better = [self._beside(route, {run.model.name for run in self._covered}) for route in theorems]
+        better: list[_Route] = []
         if self._only_release and self._hideable and self._assumed != 0:
             hidden = {run.model.name for run in self._hideable}
             better += [self._beside(route, hidden) for route in self._hidden(target, by)]
+        if not single and len(self._covered) > 1:
+            bar = min((self._asked(route, target, by).epsilon for route in better), default=math.inf)
+            covered = {run.model.name for run in self._covered}
+            better += [self._beside(route, covered) for route in self._transported(target, bar)]
         if not any(route.beats_joint for route in better):
             yield joint
         yield from better
@@ -213,7 +225,11 @@ class Combination(Rule):
         profile = found.profile(before, runs.failure, self._adjacency, closed=by != "rdp")
         yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 
-    def _transported(self, target: Target) -> Iterable[_Route]:
+    @staticmethod
+    def _asked(route: _Route, target: Target, by: By, conversion: Conversion = "tight") -> Answer:
+        return _answered(route.profile, target, by, conversion, accuracy(), closed_forms())
+
+    def _transported(self, target: Target, bar: float) -> Iterable[_Route]:
         failure = 1e-4 * target.delta if target.delta is not None else 1e-12
         runs = trajectories(self._covered, self._adjacency, self.shuffle, failure)
         if runs.steps == 1:
@@ -233,7 +249,7 @@ class Combination(Rule):
         elif runs.is_full_batch:
             yield from self._full_batch(runs)
         else:
-            yield from self._poisson(runs)
+            yield from self._poisson(runs, target, bar)
 
     def _full_batch(self, runs: Trajectories) -> Iterable[_Route]:
         """Everything is Gaussian: minimise μ² = Σ_{before, i∉B}(s/ν)² + Σ_window (R*/s_λ)² over (k, B)."""
@@ -272,14 +288,21 @@ class Combination(Rule):
         # Sums of up to millions of squares, and one square root: above their rounding.
         return result * (1 + 1e-12)
 
-    def _poisson(self, runs: Trajectories) -> Iterable[_Route]:
-        """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best few."""
+    def _poisson(self, runs: Trajectories, target: Target, bar: float) -> Iterable[_Route]:
+        """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best few.
+
+        A window of merged steps takes long. It is left out where a Gaussian of its divergence, which is mostly much more
+        private than the window itself, has nearly the ε of another theorem, `bar`.
+        """
         ranked, joint = ranked_candidates(runs)
         best, kinds = ranked[0][0], set()
         # The best of each kind: the coins' own law, and a window with its drift.
         for score, candidate, drift in ranked:
             if score <= min(1.3 * best, 1.2 * joint) and (drift is None) not in kinds:
                 kinds.add(drift is None)
+                hopeless = target.delta is not None and gaussian_epsilon(math.sqrt(max(score, 0.0)), target.delta) > 0.75 * bar
+                if drift is not None and hopeless:
+                    continue
                 yield self._poisson_route(runs, candidate, drift)
 
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:

@@ -246,9 +246,8 @@ def _together(
         return pooled([_fixed(coins, grid), *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
 
     scores = {power: score(at(power, 140)) for power in (1.0, 2.5, 4.0)}
-    for step in (0.75, 0.75):
-        best = min(scores, key=lambda power: scores[power])
-        scores |= {power: score(at(power, 140)) for power in (best - step, best + step) if power not in scores}
+    best = min(scores, key=lambda power: scores[power])
+    scores |= {power: score(at(power, 140)) for power in (best - 0.75, best + 0.75)}
     every = all(isinstance(one, Faces) for one in laid)
     return ("minorant" if every else "drain"), at(min(scores, key=lambda power: scores[power]), 300)
 
