@@ -87,6 +87,20 @@ class ShiftCurve(Curve):
         return x
 
 
+@dataclass(frozen=True)
+class RevealedCurve(Curve):
+    """Σ ρ_j H_ε(N(Δ_j, 1), N(0, 1)): one random shift that is given away, the same in both directions."""
+
+    shifts: FloatArray
+    probs: FloatArray
+    failure: float
+
+    def delta(self, epsilon: float) -> float:
+        moving = self.shifts > 0
+        found = float(self.probs[moving] @ gaussian_delta(self.shifts[moving], epsilon))
+        return min(1.0, found * (1 + 1e-12) + self.failure)
+
+
 class RenyiCurve(Curve):
     """δ from Rényi divergences at a fixed set of orders, for laws without a loss distribution."""
 

@@ -56,14 +56,14 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
     return min(root, upper)
 
 
-def gaussian_delta(mu: float, epsilon: FloatArray | float) -> FloatArray:
-    """H_ε(N(μ,1), N(0,1)) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2), to full relative precision.
+def gaussian_delta(mu: FloatArray | float, epsilon: FloatArray | float) -> FloatArray:
+    """H_ε(N(μ,1), N(0,1)) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2), to full relative precision. Several μ are positive.
 
     >>> round(float(gaussian_delta(1.0, 4.377)), 7)
     1e-05
     """
     eps = np.asarray(epsilon, dtype=np.float64)
-    if mu == 0:
+    if np.ndim(mu) == 0 and mu == 0:
         return np.maximum(0.0, -np.expm1(np.minimum(eps, 1.0)))  # 0 above 0; no overflow at a large ε
     near, far = eps / mu - mu / 2, eps / mu + mu / 2
     # Since e^ε φ(far) = φ(near), the difference is φ(near)·(R(near) − R(far)) with Mills' ratio R: no cancellation of tails.

@@ -16,11 +16,11 @@ import numpy as np
 
 from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.compose import ComposedLoss, compose
-from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve, ShiftCurve
+from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve, RevealedCurve, ShiftCurve
 from dpmerge.profiles.formulas import TILTS, Conversion, epsilon_from_renyi
 from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms
 from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
-from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
+from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw, RevealedShiftLaw
 from dpmerge.profiles.mixture import mixture_delta_by_renyi, mixture_epsilon, mixture_epsilon_by_renyi
 from dpmerge.profiles.pairs import MixtureLaw
 
@@ -102,7 +102,8 @@ class Profile:
     def is_one_shift(self) -> bool:
         """Whether this is one random shift of a Gaussian, which has a closed form."""
         alone = len(self.factors) == 1 and self.factors[0][1] == 1
-        return closed_forms() and self.is_private and alone and isinstance(self.factors[0][0], MixtureLaw)
+        one = alone and isinstance(self.factors[0][0], MixtureLaw | RevealedShiftLaw)
+        return closed_forms() and self.is_private and one
 
     @property
     def stated_orders(self) -> FloatArray | None:
@@ -206,6 +207,8 @@ class Profile:
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
         if self.is_one_shift:
             law = self.factors[0][0]
+            if isinstance(law, RevealedShiftLaw):
+                return RevealedCurve(np.array(law.shifts), np.array(law.probs), self.failure)
             assert isinstance(law, MixtureLaw)
             return ShiftCurve(*law.upper, direction, self.failure)
         if not self.has_loss_distribution:
