@@ -144,6 +144,7 @@ def test_compare_is_one_table() -> None:
     assert list(epsilon) == [
         "random selection",
         "linear combination (proved)",
+        "linear combination (last iterate only)",
         "linear combination (papers' formula)",
         "joint release",
         "optimal composition",
@@ -156,6 +157,7 @@ def test_compare_is_one_table() -> None:
         < epsilon["random selection"]
         < epsilon["joint release"]
     )
+    assert epsilon["linear combination (last iterate only)"] <= epsilon["linear combination (proved)"]
     lunch = found["no_free_lunch"]
     assert lunch["model"] in ("mnist-c1-s0.5", "mnist-c2-s0.5")
     assert 0.9 < lunch["threshold"] < 1

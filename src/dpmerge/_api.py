@@ -77,9 +77,18 @@ def selection(portfolio: Portfolio, weights: Mapping[str, float], *, accounting:
     return theorems.build("selection", portfolio.weights(weights), accounting)
 
 
-def combination(portfolio: Portfolio, weights: Mapping[str, float], *, accounting: Accounting = DEFAULT_ACCOUNTING) -> Rule:
-    """Linear combination: the average of the parameters with these weights."""
-    return theorems.build("combination", portfolio.weights(weights), accounting)
+def combination(
+    portfolio: Portfolio,
+    weights: Mapping[str, float],
+    *,
+    noise: float = 0.0,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
+) -> Rule:
+    """Linear combination: the average of the parameters with these weights; of one model, its last iterate.
+
+    `noise` is the standard deviation of fresh Gaussian noise that is added to every parameter at the release.
+    """
+    return theorems.build("combination", portfolio.weights(weights), accounting, noise=noise)
 
 
 def joint(

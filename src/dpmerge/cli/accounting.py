@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +31,10 @@ ProvenanceOption = Annotated[
     rules.Looked | None,
     option("How the weights were chosen. Joint release counts all models; if a-priori, only those with weight."),
 ]
-_ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP"}
+NoiseOption = Annotated[
+    float | None, option("Standard deviation of fresh Gaussian noise on every parameter, added to the average at release.")
+]
+_ACCOUNTANTS = {"pld": "PLD", "rdp": "RDP (tight)", "rdp_paper": "RDP (papers')", "gdp": "GDP", "last_iterate": "last only"}
 
 
 def account(
@@ -43,6 +46,8 @@ def account(
     rule: Annotated[rules.PlainRule | None, option("How models are merged.")] = None,
     weights: Annotated[str | None, option(_WEIGHTS)] = None,
     provenance: ProvenanceOption = None,
+    noise: NoiseOption = None,
+    solve: Annotated[Literal["noise"] | None, option("With ε and δ: the least noise at release that meets them.")] = None,
     alone: Annotated[bool, option("Instead of a merge: each model alone, by every accountant (δ = 1e-5 by default).")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -62,6 +67,8 @@ def account(
         "rule",
         "weights",
         "provenance",
+        "noise",
+        "solve",
         "alone",
         "json",
     )
@@ -72,14 +79,30 @@ def account(
         return _account_alone(portfolio, 1e-5 if question.delta is None else question.delta, accounting, json)
     if rule is None or weights is None:
         raise TargetError("a merge needs --rule and --weights; for each model alone, use --alone")
-    rules.Target(epsilon=question.epsilon, delta=question.delta)
-    how = accounting.accounting()
-    built = rules.build(rule, Weights.parse(Portfolio(portfolio), weights), how, provenance=provenance)
-    guarantee = how.guarantee(built, **vars(question))
+    how, given = accounting.accounting(), Weights.parse(Portfolio(portfolio), weights)
+    if solve is not None:
+        guarantee = _solved(given, rule, question, how, noise)
+    else:
+        rules.Target(epsilon=question.epsilon, delta=question.delta)
+        built = rules.build(rule, given, how, provenance=provenance, noise=noise or 0.0)
+        guarantee = how.guarantee(built, **vars(question))
     if json:
         print_json(guarantee.as_dict())
     else:
         print_guarantee(guarantee)
+
+
+def _solved(
+    weights: Weights, rule: str, question: EpsilonOrDelta, accounting: rules.Accounting, noise: float | None
+) -> rules.Guarantee:
+    """The guarantee with the least noise that meets (ε, δ); the noise is among its details."""
+    if question.epsilon is None or question.delta is None:
+        raise TargetError("--solve noise needs both --epsilon and --delta")
+    if rule != "combination" or noise is not None:
+        raise TargetError("--solve noise is for --rule combination, without --noise: it finds the noise of an average")
+    asked = {"epsilon": question.epsilon, "delta": question.delta}
+    rules.Target(epsilon=question.epsilon), rules.Target(delta=question.delta)
+    return rules.least_noise(weights, **asked, accounting=accounting)[1]
 
 
 def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) -> None:
@@ -116,6 +139,8 @@ def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[s
         run = run_profile(model, granted.shuffle)
     except AccountingError as error:
         return {**entry, "refused": str(error)}, ()
+    last = rules.build("combination", Portfolio((model,)).weights({model.name: 1.0}), granted.accounting())
+    entry["last_iterate"] = last.guarantee(delta=target.delta).epsilon
     bound = rules.ProfileBound(run.profile)
     for name in bound.accountants():
         entry[name] = rules.ask(bound, target, name).epsilon
@@ -132,15 +157,18 @@ def compare(
     question: EpsilonOrDelta,
     accounting: MergeAccounting,
     provenance: ProvenanceOption = None,
+    noise: NoiseOption = None,
     json: JsonOption = False,
 ) -> None:
     """The same weights under every rule and baseline.
 
-    Random selection, linear combination (proved, and by the papers' formula), joint release, and composition.
+    Random selection, linear combination (every step counted, last iterate only, and by the papers' formula), joint release, and
+    composition.
     """
     rules.Target(epsilon=question.epsilon, delta=question.delta)
     given = Weights.parse(Portfolio(portfolio), weights)
     how: dict[str, Any] = {"accounting": accounting.accounting(), "provenance": provenance, "progress": show_progress}
+    how["noise"] = noise or 0.0
     found = rules.compare(given.portfolio, given.as_dict(), **vars(question), **how)
     show_progress("")
     if json:

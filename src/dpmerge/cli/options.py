@@ -48,6 +48,7 @@ class Shuffle:
     def accounting(self) -> Accounting:
         """The library's `Accounting`, from this command's options."""
         given = {name: value for name, value in vars(self).items() if "shuffle" not in name}
+        given["only_release"] = not given.pop("other_releases", False)
         return Accounting(shuffle=self.shuffle, **given)
 
 
@@ -71,6 +72,9 @@ class RunAccounting(Converted):
 
 @options("Accounting")
 class Smoothness:
+    other_releases: Annotated[
+        bool, option("Something else of these runs was or will be published: account for every step, not the last only.")
+    ] = False
     assume_smoothness: Annotated[
         float | None, option("Assume gradients with this Lipschitz constant; 0: the papers' formula. Conditional.")
     ] = None

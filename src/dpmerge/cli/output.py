@@ -73,6 +73,8 @@ def print_guarantee(guarantee: Guarantee) -> None:
     how = guarantee.by.upper() + (f", {guarantee.conversion} conversion" if guarantee.conversion else "")
     typer.echo(f"  {guarantee.standing}: {theorem.title} ({theorem.source}), by {how}")
     typer.echo(f"  weights: {stated(guarantee.weights)}")
+    if guarantee.details.get("noise"):
+        typer.echo(f"  noise at release: {guarantee.details['noise']:.6g} (standard deviation, on every parameter)")
     if guarantee.rule == "joint":
         typer.echo(f"  counts the runs: {', '.join(guarantee.details['runs'])}")
     print_assumptions(guarantee.assumptions)
@@ -80,11 +82,9 @@ def print_guarantee(guarantee: Guarantee) -> None:
 
 
 def print_reasons(guarantee: Guarantee, prefix: str) -> None:
-    """Why joint release is accounted although another rule was requested."""
-    for name, why in guarantee.details.get("revealed", {}).items():
-        typer.echo(f"{prefix}model {name!r} is accounted by joint release: {why}")
-    if "joint_because" in guarantee.details:
-        typer.echo(f"{prefix}joint release counts: {guarantee.details['joint_because']}")
+    """Why runs are counted whole although another rule was requested, and what a further release would change."""
+    for text in guarantee.notes:
+        typer.echo(f"{prefix}{text}")
 
 
 def released_json(released: Released) -> dict[str, Any]:

@@ -106,7 +106,6 @@ class Releases:
         """What a release would write and spend; nothing is written."""
         choice, folder = self._new(asked)
         seen = preview(self._state.portfolio, choice, folder, ledger=self._ledger, dependent=asked.depends_on_releases)
-        because = seen.choice.guarantee.details.get("joint_because")
         notes = [NO_LEDGER] if self._ledger is None else []
         return {
             "name": asked.name,
@@ -119,7 +118,7 @@ class Releases:
             "budget": None if self._ledger is None else _pair(self._ledger.budget),
             "total": None if seen.total is None else _pair(seen.total),
             "fits": seen.fits,
-            "notes": [*notes, *([f"joint release counts: {because}"] if because else [])],
+            "notes": [*notes, *seen.choice.guarantee.notes],
         }
 
     def release(self, asked: ReleaseRequest, progress: Callable[[int, int], None] | None = None) -> Released:

@@ -224,7 +224,7 @@ def _models(portfolio: Portfolio, delta: float, accounting: Accounting) -> list[
         for by in MIXTURE_ACCOUNTANTS:
             try:
                 asked = replace(accounting, by=by, assume_smoothness=None)
-                rule = build("joint", portfolio.weights({name: 1.0}), asked, looked_at=())
+                rule = build("combination", portfolio.weights({name: 1.0}), asked)
                 epsilon[by] = asked.guarantee(rule, delta=delta).epsilon
             except AccountingError:
                 epsilon[by] = math.inf

@@ -75,7 +75,7 @@ class Question:
         found: dict[str, Guarantee | AccountingError] = {}
         for name in self.portfolio.names:
             try:
-                found[name] = self.accounting.guarantee(self.rule("joint", self.vertex(name), ()), delta=self.delta)
+                found[name] = self.accounting.guarantee(self.rule("combination", self.vertex(name)), delta=self.delta)
             except AccountingError as error:
                 found[name] = error
         return found

@@ -29,7 +29,7 @@ _QUANTA = 2.0**50  # energies are whole numbers of parts of all energy: differen
 _LARGEST = 400.0  # of M²: beyond, ε is of no interest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stairs:
     """Pieces of one run: `coins[n][k]` is the probability of k units at piece n, whose noise then has energy `lengths[n]`.
 
@@ -142,7 +142,7 @@ def _units_gained(units: FloatArray, rate: FloatArray, tail: float) -> tuple[Flo
 # --- the convex minorant --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Faces:
     """Straight pieces that the convex minorant of the walk of coins may have, by ascending slope.
 

@@ -89,15 +89,16 @@ class ShiftCurve(Curve):
 
 @dataclass(frozen=True)
 class RevealedCurve(Curve):
-    """Σ ρ_j H_ε(N(Δ_j, 1), N(0, 1)): one random shift that is given away, the same in both directions."""
+    """Σ ρ_j H_ε(N(Δ_j, 1), N(0, 1)): which shift occurred is given away; the same in both directions."""
 
     shifts: FloatArray
     probs: FloatArray
     failure: float
 
     def delta(self, epsilon: float) -> float:
-        moving = self.shifts > 0
-        found = float(self.probs[moving] @ gaussian_delta(self.shifts[moving], epsilon))
+        moved = self.shifts > 0
+        still = float(self.probs[~moved].sum()) * float(gaussian_delta(0.0, epsilon))
+        found = float(self.probs[moved] @ gaussian_delta(self.shifts[moved], epsilon)) + still
         return min(1.0, found * (1 + 1e-12) + self.failure)
 
 

@@ -57,7 +57,7 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
 
 
 def gaussian_delta(mu: FloatArray | float, epsilon: FloatArray | float) -> FloatArray:
-    """H_ε(N(μ,1), N(0,1)) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2), to full relative precision. Several μ are positive.
+    """H_ε(N(μ,1), N(0,1)) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2), to full relative precision.
 
     >>> round(float(gaussian_delta(1.0, 4.377)), 7)
     1e-05

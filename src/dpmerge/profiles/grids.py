@@ -54,9 +54,9 @@ def closed_forms() -> bool:
 
 
 @contextmanager
-def without_closed_forms() -> Iterator[None]:
+def without_closed_forms(without: bool = True) -> Iterator[None]:
     """Use grids in this block even where a closed form exists, as a second path. Its answers must not be cached."""
-    token = _CLOSED_FORMS.set(False)
+    token = _CLOSED_FORMS.set(not without)
     try:
         yield
     finally:

@@ -20,9 +20,9 @@ from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve
 from dpmerge.profiles.formulas import TILTS, Conversion, epsilon_from_renyi
 from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms
 from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
-from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw, RevealedShiftLaw
+from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.mixture import mixture_delta_by_renyi, mixture_epsilon, mixture_epsilon_by_renyi
-from dpmerge.profiles.pairs import MixtureLaw
+from dpmerge.profiles.pairs import MixtureLaw, ShiftMixture
 
 _SAMPLED_FACTORS = 32
 _FAR = 3000.0  # a larger ε is of no interest
@@ -102,8 +102,7 @@ class Profile:
     def is_one_shift(self) -> bool:
         """Whether this is one random shift of a Gaussian, which has a closed form."""
         alone = len(self.factors) == 1 and self.factors[0][1] == 1
-        one = alone and isinstance(self.factors[0][0], MixtureLaw | RevealedShiftLaw)
-        return closed_forms() and self.is_private and one
+        return closed_forms() and self.is_private and alone and isinstance(self.factors[0][0], ShiftMixture)
 
     @property
     def stated_orders(self) -> FloatArray | None:
@@ -207,10 +206,11 @@ class Profile:
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
         if self.is_one_shift:
             law = self.factors[0][0]
-            if isinstance(law, RevealedShiftLaw):
-                return RevealedCurve(np.array(law.shifts), np.array(law.probs), self.failure)
-            assert isinstance(law, MixtureLaw)
-            return ShiftCurve(*law.upper, direction, self.failure)
+            assert isinstance(law, ShiftMixture)
+            shifts, probs = np.array(law.shifts), np.array(law.probs)
+            if isinstance(law, MixtureLaw):
+                return ShiftCurve(shifts, probs, direction, self.failure)
+            return RevealedCurve(shifts, probs, self.failure)
         if not self.has_loss_distribution:
             return RenyiCurve(self.renyi, self.failure)
         return None

@@ -59,9 +59,11 @@ class Chosen(Option):
 def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen:
     """An option of a plan, to be released; joint release needs the weights of the merge that it covers.
 
-    A model alone is released under joint release with weights that were fixed beforehand, whose guarantee is its own.
+    A model alone is released as an average of one, if that is better because nothing else of its run is published; else under
+    joint release with weights that were fixed beforehand, whose guarantee is its own.
     """
     asked, alone = option.question, option.rule == "single"
+    hidden = option.guarantee is not None and option.guarantee.theorem == "hidden-run"
     if isinstance(option, Chosen):
         return option
     if weights is not None and option.rule != "joint":
@@ -70,14 +72,14 @@ def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen
         raise WeightsError(_ANY_MERGE)
     return choose(
         asked.portfolio,
-        "joint" if option.rule == "single" else option.rule,
+        option.rule if option.rule != "single" else "combination" if hidden else "joint",
         delta=asked.delta,
         epsilon=option.within,
         weights=option.weights if weights is None else asked.portfolio.weights(weights),
         utility=asked.utility,
         provenance="a-priori" if alone else asked.provenance,
         kappa=asked.kappa if option.rule == "tempered" else None,
-        accounting=asked.accounting.for_rule(option.rule),
+        accounting=asked.accounting.for_rule("combination" if alone and hidden else option.rule),
     )
 
 
@@ -114,6 +116,8 @@ def choose(
         weights = _best_weights(question, rule, epsilon)
     form = _form(question, rule, weights)
     guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, accounting)
+    if form.last_only and guarantee.theorem != "hidden-run":  # not needed: other releases may follow
+        form = form.model_copy(update={"last_only": None})
     return Chosen(
         rule=rule,
         weights=weights,
@@ -211,6 +215,7 @@ def _form(question: Question, rule: RuleName, weights: Weights) -> RuleForm:
         assume_smoothness=_hex("the smoothness", accounting.assume_smoothness),
         shuffle_rate=None if accounting.shuffle is None else _hex("the shuffle rate", accounting.shuffle.rate),
         validation=paid,
+        last_only=True if rule == "combination" and accounting.only_release else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -57,7 +57,7 @@ class ValidationForm(ValidationSet):
 class RuleForm(Extended):
     """A rule with its weights, exactly: floats as hexadecimal digits."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"arithmetic"})
+    added: ClassVar[frozenset[str]] = frozenset({"arithmetic", "last_only"})
     rule: RuleName
     weights: Annotated[dict[str, Annotated[HexFloat, AfterValidator(_positive)]], Field(min_length=1)]
     looked_at: list[str] = Field(default_factory=list)  # joint release covers these besides the models that have weight
@@ -66,6 +66,7 @@ class RuleForm(Extended):
     shuffle_rate: Annotated[HexFloat, AfterValidator(_rate)] | None = None
     validation: ValidationForm | None = None
     arithmetic: Arithmetic | None = None  # of a combination of stored numbers (theory.md §3.6)
+    last_only: Literal[True] | None = None  # the guarantee assumes that nothing else of its runs is published (theory.md §9)
 
     @property
     def draws(self) -> bool:
@@ -92,6 +93,7 @@ class RuleForm(Extended):
             "models looked at out of order": self.looked_at != sorted(set(self.looked_at)),
             "smoothness under a rule that does not use it": not averages and self.assume_smoothness is not None,
             "arithmetic under a rule that does not average": not averages and self.arithmetic is not None,
+            "the last iterate only, under a rule that does not average": not averages and self.last_only is not None,
             "a private validation set under a rule that does not draw by its scores": (
                 not tempered and self.validation is not None
             ),
@@ -108,10 +110,11 @@ class RuleForm(Extended):
         rule = build(
             self.rule,
             self.exact_weights(portfolio),
-            Accounting(assume_smoothness=assumed, shuffle=shuffle),
+            Accounting(assume_smoothness=assumed, shuffle=shuffle, only_release=self.last_only is not None),
             looked_at=tuple(self.looked_at),
             kappa=None if self.kappa is None else float.fromhex(self.kappa),
-            arithmetic="joint" if self.arithmetic is not None and proved else self.arithmetic,
+            # A single model is stored as it was trained: its guarantee does not rest on the rounding of an average.
+            arithmetic="joint" if self.arithmetic is not None and proved and len(self.weights) > 1 else self.arithmetic,
         )
         if self.validation is None:
             return rule

@@ -85,7 +85,7 @@ def release(
         made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress)
         released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
         place.certificates.append(released.certificate.sha256)
-    return replace(released, notes=(*_notes(ledger, dependent, place), *released.notes))
+    return replace(released, notes=(*_notes(ledger, dependent, place), *choice.guarantee.notes, *released.notes))
 
 
 def release_together(

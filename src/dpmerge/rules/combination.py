@@ -28,11 +28,11 @@ from dpmerge.profiles import (
 )
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
-from dpmerge.rules.guarantee import By, Guarantee, ProfileBound, Rule, Target, ask
+from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.statements import kept_checkpoints
-from dpmerge.rules.theorems import COINS, THEOREMS, WEIGHTS
+from dpmerge.rules.theorems import COINS, NOISE, THEOREMS, WEIGHTS
 from dpmerge.rules.transport import (
     Candidate,
     Trajectories,
@@ -100,7 +100,8 @@ class Combination(Rule):
         # The transport theorem is about steps without weight decay; hidden-run covers it.
         self._covered = tuple(run for run in covered if not run.decays)
         self.last_noise = last_noise(covered)
-        self._arithmetic = arithmetic if covers(self.last_noise, 0.0) else "joint"
+        # Noise at release is added to the exact average, and covers its rounding whatever the models' own noise is.
+        self._arithmetic = arithmetic if noise > 0 or covers(self.last_noise, 0.0) else "joint"
 
     def _describe(self, model: Model, weight: float) -> WeightedRun:
         mechanism = model.mechanism
@@ -111,12 +112,25 @@ class Combination(Rule):
         smoothness = math.inf if stated is None else stated
         return WeightedRun(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
 
+    @property
+    def record_effect(self) -> float:
+        """The largest change that one record can make to the average in one step."""
+        if not self._hideable:
+            return 1.0
+        runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-12)
+        return float(np.max(runs.weights[:, None] * runs.effect)) or 1.0
+
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         routes = list(self._routes(target))
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
+        if route.theorem == "hidden-run":
+            route.details["once_more"] = self._once_more(target, answers, by, conversion)
+            route.details["once_more_is"] = "epsilon" if target.epsilon is None else "delta"
         assumed, unproved = gathered(self._profiles.values())
-        details = {**route.details, "noise": self.noise}
+        details = dict(route.details)
+        if self.noise > 0 or route.theorem == "hidden-run":
+            details["noise"] = self.noise
         if self._revealed:
             details["revealed"] = dict(self._revealed)
         # Joint release of the models that have weight does not cover a choice of them by looking at all (theory.md §4).
@@ -124,14 +138,25 @@ class Combination(Rule):
         assumptions = (*fixed, *self._independence, *route.assumptions, *assumed)
         return self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
 
+    def _once_more(self, target: Target, answers: Sequence[tuple[Answer, _Route]], by: By, conversion: Conversion) -> float:
+        """What these runs cost (ε, or δ if that was asked) once anything else of them is released: each counts whole (§5)."""
+        whole = [answer for answer, route in answers if route.theorem in ("single-run", "joint-release")]
+        if not whole:
+            composed = Profile.composed(run.profile for run in self._profiles.values())
+            whole = [ask(ProfileBound(composed), target, by, conversion)]
+        return whole[0].epsilon if target.epsilon is None else whole[0].delta
+
     # --- the ways to account for it --------------------------------------------------------------------------------------
 
     def _routes(self, target: Target) -> Iterable[_Route]:
         whole = Profile.composed(run.profile for run in self._profiles.values())
         single = len(self._runs) == 1
         joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
-        if self._arithmetic == "joint" and not single and self._hideable:
-            yield replace(joint, details={**joint.details, "joint_because": why_joint(self.last_noise)})
+        if self._arithmetic == "joint" and self._hideable:
+            # Of one run alone nothing is averaged, but a last iterate coarser than its noise would show the one before it.
+            tells = not single or (self._only_release and covers(self.last_noise, 0.0))
+            because = {"joint_because": why_joint(self.last_noise)} if tells else {}
+            yield replace(joint, details={**joint.details, **because})
             return
         theorems = [] if single or len(self._covered) < 2 else [*self._transported(target)]
         better = [self._beside(route, {run.model.name for run in self._covered}) for route in theorems]
@@ -146,6 +171,8 @@ class Combination(Rule):
         """The route of some runs, beside the others, which are revealed whole."""
         revealed = [profile.profile for name, profile in self._profiles.items() if name not in covered]
         profile = Profile.composed([*revealed, route.profile]) if revealed else route.profile
+        if self.noise > 0:
+            return replace(route, profile=profile, assumptions=(*route.assumptions, NOISE))
         if len(self._runs) == 1:  # a single model is stored as it was trained: nothing is averaged
             return replace(route, profile=profile)
         return replace(

@@ -76,6 +76,20 @@ class Guarantee:
     def _theorem(self) -> Theorem:
         return THEOREMS[self.theorem]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why runs are counted whole although a better theorem exists, and what a further release would change."""
+        found = [f"model {name!r} is counted whole: {why}" for name, why in self.details.get("revealed", {}).items()]
+        if "joint_because" in self.details:
+            found.append(f"counted as joint release: {self.details['joint_because']}")
+        if "once_more" in self.details:
+            asked = "ε" if self.details["once_more_is"] == "epsilon" else "δ"
+            found.append(
+                "this holds while nothing else of these runs is released. After any other release each run counts whole: "
+                f"{asked} = {round_up(self.details['once_more']) if asked == 'ε' else significant(self.details['once_more'])}"
+            )
+        return tuple(found)
+
     def __repr__(self) -> str:
         return f"{self.claim} · assumes {'; '.join(self.assumptions) or 'nothing more'}"
 

@@ -31,6 +31,7 @@ from dpmerge.profiles import (
     spread,
     stairs,
     sum_of_coins,
+    without_closed_forms,
 )
 from dpmerge.records import Adjacency
 from dpmerge.rules.guarantee import Target
@@ -41,6 +42,7 @@ _TOO_FAR = 1e100  # growth beyond which a run is not hidden
 _PIECES = 60
 _WORK = 1.5e7  # operations for the faces of one run
 _ATOMS = 600
+_SMALL, _LARGEST = 0.5, 60.0  # of M²: a grid up to the one is fine enough; beyond the other, ε is of no interest
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,11 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
 def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]:
     def score(law: ShiftLaw) -> float:
         profile = Profile.of([(shift_law(on_a_grid(law, _ATOMS), adjacency), 1)], law.excess)
-        if target.delta is not None:
-            return profile.epsilon(target.delta)
-        assert target.epsilon is not None
-        return max(profile.delta(target.epsilon))
+        with without_closed_forms(False):  # a search is no path of its own: what it finds is accounted for as asked
+            if target.delta is not None:
+                return profile.epsilon(target.delta)
+            assert target.epsilon is not None
+            return max(profile.delta(target.epsilon))
 
     return score
 
@@ -203,34 +206,16 @@ def _bundled(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float
 def _drains(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float) -> Iterator[tuple[str, ShiftLaw]]:
     """Drains at a few rates above the mean rate of participation."""
     laid = _bundled(gain, energy, rate, tail)
-    mean = float(np.sum(gain * rate)) / float(energy.sum())
+    before, last = float(energy[:-1].sum()), float(energy[-1])
     for factor in (1.15, 1.5, 2.5, 5.0):
-        reach = laid.unit * max(laid.most, 1)
-        yield "drain", _on_its_grid(partial(_drain, laid, mean * factor), reach, float(energy[-1]), tail)
+        slope = factor * float(np.sum(gain * rate)) / (before + last)
+        grid = _grid(slope**2 * before, laid.unit * max(laid.most, 1), 300)
+        yield "drain", pooled([drained(laid, slope * laid.unit, grid, laid.unit)], grid, last)
 
 
-def _drain(laid: Stairs, slope: float, grid: Grid) -> list[Split]:
-    return [drained(laid, slope * laid.unit, grid, laid.unit)]
-
-
-def _on_its_grid(
-    splits: Callable[[Grid], list[Split]], reach: float, energy: float, tail: float, finest: int = 300
-) -> ShiftLaw:
-    """Pooled on a grid that reaches as far as the tail asks for; at first as far as everything that may be left."""
-    grid = Grid(200.0 / 120, reach / 120, (120, 120))
-    for cells in (120, finest):
-        law = [np.cumsum(side[::-1])[::-1] for side in _marginals(splits(grid), grid)]
-        tops = [max(int(np.count_nonzero(above > tail)), 1) for above in law]
-        grid = Grid(grid.own * tops[0] / cells, grid.left * tops[1] / cells, (cells, cells))
-    return pooled(splits(grid), grid, energy)
-
-
-def _marginals(parts: Sequence[Split], grid: Grid) -> tuple[FloatArray, FloatArray]:
-    own, left = np.ones(1), np.ones(1)
-    for part in parts:
-        own = np.convolve(own, part.masses.sum(axis=1))[: grid.cells[0] + 1]
-        left = np.convolve(left, part.masses.sum(axis=0))[: grid.cells[1] + 1]
-    return own, left
+def _grid(own: float, left: float, cells: int) -> Grid:
+    """Cells up to the most that can be paid and be left, with room for what is rounded up on the way."""
+    return Grid(max(1.15 * own, 1e-12) / cells, max(1.05 * left, 1e-300) / cells, (cells, cells))
 
 
 # --- several runs -----------------------------------------------------------------------------------------------------------
@@ -241,35 +226,70 @@ def _together(
 ) -> tuple[str, ShiftLaw]:
     """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
     laid = [_laid_out(row.key(), tail / len(rows)) for row in rows]
-    scales = [row.weight * _stairs(found).unit for row, found in zip(rows, laid, strict=True)]
-    reach = sum(max(_stairs(found).most, 1) * scale for found, scale in zip(laid, scales, strict=True))
-    reach += float(coins.values[-1])
-
-    def splits(slope: float, grid: Grid) -> list[Split]:
-        known: dict[tuple[int, float], Split] = {}
-        for row, found, scale in zip(rows, laid, scales, strict=True):
-            own = row.weight * slope * _stairs(found).unit
-            if (id(found), row.weight) not in known:
-                known[id(found), row.weight] = (
-                    followed(found, own, grid, scale) if isinstance(found, Faces) else drained(found, own, grid, scale)
-                )
-        return [_fixed(coins, grid), *(known[id(found), row.weight] for row, found in zip(rows, laid, strict=True))]
+    kinds = list(dict.fromkeys((row.weight, found) for row, found in zip(rows, laid, strict=True)))
+    reach = _reach(rows, laid, coins, tail)
+    before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in _pairs(rows, laid))
 
     def at(power: float, cells: int) -> ShiftLaw:
-        return _on_its_grid(partial(splits, reach / energy * 2.0**-power), reach, energy, tail, cells)
+        slope = reach / energy * 2.0**-power
+        # No run absorbs at more than the slope λy, so what they pay together is at most y² Σ λ² energy; mostly much less.
+        own = min(slope**2 * before, _LARGEST)
+        for _ in range(2 if own > _SMALL else 0):
+            grid = _grid(own, reach, 100)
+            known = {kind: _split(*kind, slope, grid).masses.sum(axis=1) for kind in kinds}
+            own = grid.own * _quantile([known[pair] for pair in _pairs(rows, laid)], tail)
+        grid = _grid(own, reach, cells)
+        splits = {kind: _split(*kind, slope, grid) for kind in kinds}
+        return pooled([_fixed(coins, grid), *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
 
-    scores = {power: score(at(power, 160)) for power in (1.0, 3.0, 5.0)}
-    for step in (1.0, 1.0, 0.5):
+    scores = {power: score(at(power, 140)) for power in (1.0, 2.5, 4.0)}
+    for step in (0.75, 0.75):
         best = min(scores, key=lambda power: scores[power])
-        scores |= {power: score(at(power, 160)) for power in (best - step, best + step) if power not in scores}
+        scores |= {power: score(at(power, 140)) for power in (best - step, best + step) if power not in scores}
     every = all(isinstance(one, Faces) for one in laid)
     return ("minorant" if every else "drain"), at(min(scores, key=lambda power: scores[power]), 300)
+
+
+def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
+    """The cell that a sum of independent cells exceeds with probability `tail`, or the last."""
+    total = np.ones(1)
+    for law in laws:
+        total = np.convolve(total, law)[: law.size]
+    above = np.cumsum(total[::-1])[::-1]
+    return max(int(np.count_nonzero(above > tail)), 1)
+
+
+def _pairs(rows: Sequence[_Run], laid: Sequence[Faces | Stairs]) -> list[tuple[float, Faces | Stairs]]:
+    return [(row.weight, found) for row, found in zip(rows, laid, strict=True)]
+
+
+def _split(weight: float, found: Faces | Stairs, slope: float, grid: Grid) -> Split:
+    unit = _stairs(found).unit
+    absorb = partial(followed, found) if isinstance(found, Faces) else partial(drained, found)
+    return absorb(weight * slope * unit, grid, weight * unit)
+
+
+def _reach(rows: Sequence[_Run], laid: Sequence[Faces | Stairs], coins: ShiftLaw, tail: float) -> float:
+    """How much all participations amount to in the release, except with probability `tail`."""
+    most = sum(weight * _stairs(found).unit * max(_stairs(found).most, 1) for weight, found in _pairs(rows, laid))
+    most = float(most + coins.values[-1])
+    cells = 2000
+    places = np.ceil(coins.values / most * cells).astype(np.int64)
+    total = np.asarray(np.bincount(places, weights=coins.probs, minlength=cells + 1), dtype=np.float64)
+    for weight, found in _pairs(rows, laid):
+        counts = np.ones(1)
+        for law in _stairs(found).coins:
+            counts = np.convolve(counts, law)
+        worth = weight * _stairs(found).unit / most * cells
+        places = np.minimum(np.ceil(np.arange(counts.size) * worth), cells).astype(np.int64)
+        total = np.convolve(total, np.bincount(places, weights=counts))[: cells + 1]
+    return most * _quantile([total], tail) / cells
 
 
 @lru_cache(maxsize=64)  # a run's faces do not depend on its weight; a plan asks for many weights
 def _laid_out(run: tuple[bytes, bytes, bytes], tail: float) -> Faces | Stairs:
     gain, energy, rate = (np.frombuffer(part) for part in run)
-    laid = _affordable(gain, energy, rate, tail, (40, 28, 20))
+    laid = _affordable(gain, energy, rate, tail, (32, 24, 18))
     return faces(laid, tail) if laid is not None else _bundled(gain, energy, rate, tail)
 
 

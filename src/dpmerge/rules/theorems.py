@@ -23,6 +23,8 @@ LAST = (
     "nothing of these runs but this release has been or will be published, or used to decide anything: no other checkpoint, no "
     "curve of private scores"
 )
+REAL = "the training computed with real numbers: the rounding of its floating-point steps is far below their noise"
+NOISE = "the noise of the release is fresh, of a cryptographic generator, and added to the exact average before any rounding"
 COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)
 _MERGING = "Differentially Private Model Merging, arXiv 2604.20985"
@@ -104,7 +106,9 @@ THEOREMS: dict[str, Theorem] = {
     "coupled-coins": Theorem(
         "linear combination by transport, coupled runs by the law of their coins", "theory.md §3.3", _DATA_INDEPENDENT
     ),
-    "hidden-run": Theorem("last iterate only: later noise hides earlier steps", "theory.md §9", (*_DATA_INDEPENDENT, LAST)),
+    "hidden-run": Theorem(
+        "last iterate only: later noise hides earlier steps", "theory.md §9", (*_DATA_INDEPENDENT, LAST, REAL)
+    ),
     "mean-estimation-combination": Theorem("linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT),
     "tuning-profile": Theorem("best of a random number of runs, by the curve of one run", "theory.md §7", _BEST_OF_K),
     "tuning-rdp": Theorem(

@@ -1,0 +1,70 @@
+"""The least noise at release that meets a target (docs/theory.md §9)."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from dpmerge.errors import TargetError
+from dpmerge.records import Weights
+from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, build
+from dpmerge.rules.combination import Combination
+from dpmerge.rules.guarantee import Guarantee
+from dpmerge.rules.statements import round_up
+
+_CLOSE = 2e-3  # by how much, relatively, the noise may exceed the least
+_WIDEST = 80  # doublings of the noise that are tried
+
+
+def least_noise(
+    weights: Weights, *, epsilon: float, delta: float, accounting: Accounting = DEFAULT_ACCOUNTING
+) -> tuple[float, Guarantee]:
+    """The least standard deviation with which this average is (ε, δ)-DP, rounded up, and the guarantee it then has.
+
+    More noise never costs more. The search ends above the root, with a noise whose own guarantee was computed.
+    """
+
+    @cache
+    def at(noise: float) -> Guarantee:
+        return accounting.guarantee(build("combination", weights, accounting, noise=noise), delta=delta)
+
+    if at(0.0).epsilon <= epsilon:
+        return 0.0, at(0.0)
+    low, high = 0.0, _first_guess(weights)
+    for _ in range(_WIDEST):
+        found = at(high)
+        if found.epsilon <= epsilon:
+            break
+        if found.theorem != "hidden-run" or at(4 * high).epsilon > 0.98 * found.epsilon > epsilon:
+            raise TargetError(_why_not(found, epsilon))
+        low, high = high, 2 * high
+    while high - low > _CLOSE * high:
+        middle = _between(low, high, at(low).epsilon, at(high).epsilon, epsilon)
+        low, high = (low, middle) if at(middle).epsilon <= epsilon else (middle, high)
+    return high, at(high)
+
+
+def _first_guess(weights: Weights) -> float:
+    """A few times what one record does to the average in one step."""
+    rule = build("combination", weights)
+    assert isinstance(rule, Combination)
+    return 4 * rule.record_effect
+
+
+def _between(low: float, high: float, above: float, below: float, wanted: float) -> float:
+    """Where a power law through both ends has the wanted ε, kept away from them."""
+    if low == 0 or not math.isfinite(above):
+        return high / 2
+    slope = math.log(below / above) / math.log(high / low)
+    guess = high * math.exp(math.log(wanted / below) / slope) * (1 + _CLOSE / 3)
+    edge = _CLOSE / 2 * high
+    return min(max(guess, low + edge), high - edge)
+
+
+def _why_not(found: Guarantee, epsilon: float) -> str:
+    revealed = "; ".join(f"{name}: {why}" for name, why in found.details.get("revealed", {}).items())
+    return (
+        f"no noise at release gives ε = {epsilon:g}: it buys nothing below {round_up(found.epsilon)}, because these runs are "
+        "accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat clipping "
+        "whose records state a smoothness" + (f" ({revealed})" if revealed else "")
+    )
