@@ -1,4 +1,4 @@
-"""The last iterate of a private logistic regression, alone or with noise at release (docs/theory.md §9): thousands at a time."""
+"""The last iterate of a private logistic regression, alone or with noise at release (docs/theory.md §9)."""
 
 from __future__ import annotations
 
