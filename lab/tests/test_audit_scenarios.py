@@ -192,7 +192,7 @@ def test_many_canaries_are_told_apart() -> None:
     assert not np.array_equal(coins(np.random.default_rng(1))[0], coins(np.random.default_rng(2))[0])
 
 
-# --- the last iterate ----------------------------------------------------------------------------------------------------------
+# --- the last iterate ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HIDDEN)

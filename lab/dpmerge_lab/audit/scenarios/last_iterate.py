@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
@@ -45,7 +46,8 @@ class LastIterate(Game):
 
     def trained(self) -> Weights:
         """The record of the run."""
-        known = {"clip": _CLIP, "expected_batch": self.rate * _RECORDS, "smoothness": _FEATURE**2 / 4, "convex": "glm"}
+        known: dict[str, Any] = {"clip": _CLIP, "smoothness": _FEATURE**2 / 4, "convex": "glm"}
+        known["expected_batch"] = self.rate * _RECORDS
         phases = [{"steps": self.steps, "learning_rate": self.learning_rate}]
         return weighted((dp_sgd("logistic", self.noise_multiplier, self.steps, rate=self.rate, phases=phases, **known), 1.0))
 
