@@ -1,12 +1,20 @@
 """Settings for the whole suite, the tool's tests and the laboratory's."""
 
 import os
+import pkgutil
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
+from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
-# One BLAS thread for each test process: vectors are short, and the suite already uses every core.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# One thread for each test process: vectors and networks are small, and the suite already uses every core.
+for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
+# So a test that leaves the number of processes open gets one more, not one for each core: starting them costs most.
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 # Numbers are computed, not remembered; the tests of the cache turn it on.
 os.environ["DPMERGE_CACHE"] = "off"
 # How long an example takes says how busy the machine is.
@@ -19,15 +27,60 @@ COSTLY = {
     *("cluster", "attack", "checkpoint", "job", "three", "client", "folders"),
 }
 
-# Tests whose lines are not counted (pyproject.toml: tool.coverage.run). Counting costs time, and what these happen to run of
-# profiles, rules and release says nothing about whether it is tested.
-UNMEASURED = ("audit", "browser", "explor", "figures", "jobs", "record", "report", "tensors", "train", "violations", "watchdog")
+# How the names of the tests begin whose lines are counted (pyproject.toml: tool.coverage.run): tests of profiles, rules and
+# release that together run nearly every line of these rooms. Counting makes a test up to twice as slow; in others it is off.
+MEASURED = (
+    *("absorption", "adaptive", "arithmetic", "gaussian", "hidden", "ledger", "release", "rules", "shifts", "tuning_cost"),
+    "verify",
+)
+
+
+def measured(item: pytest.Item) -> bool:
+    if item.path.parent.parent.name == "lab" or item.get_closest_marker("uncounted") is not None:
+        return False
+    return item.path.stem.removeprefix("test_").startswith(MEASURED)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.parent.name == "lab" or item.path.stem.removeprefix("test_").startswith(UNMEASURED):
-            item.add_marker(pytest.mark.no_cover)
-        if COSTLY.intersection(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "chromium" in fixtures:  # two groups for the page, so that no worker is left alone with it
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{'server' in fixtures}"))
+        elif COSTLY & fixtures:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """No lines are counted meanwhile. In a worker pytest-cov starts two counters, and its own `no_cover` stops only one."""
+    stopped: list[Coverage] = []
+    while (counter := Coverage.current()) is not None:
+        counter.stop()
+        stopped.append(counter)
+    try:
+        yield
+    finally:
+        for counter in reversed(stopped):
+            counter.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Count the lines that an import runs in the three rooms, and none of what else the tests import."""
+    if hasattr(session.config, "workerinput"):
+        for room in ("profiles", "rules", "release"):
+            for module in pkgutil.iter_modules(import_module(f"dpmerge.{room}").__path__, f"dpmerge.{room}."):
+                import_module(module.name)
+        with uncounted():
+            return (yield)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Count lines in the measured tests alone."""
+    if measured(item):
+        return (yield)
+    with uncounted():
+        return (yield)

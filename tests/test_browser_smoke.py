@@ -12,8 +12,6 @@ from tests.browser import PHONE, SHOTS, Server, a_browser, serious, serving, vis
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:

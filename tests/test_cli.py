@@ -255,15 +255,15 @@ def test_shuffle_flag(portfolio: Path) -> None:
     assert "shuffled batches" in profile["models"][1]["refused"]
 
 
-def _best_of(count: int, *arguments: str) -> float:
-    """Processor seconds of the whole process, the best of several: wall time would measure how busy the suite is."""
-    times = []
-    for _ in range(count):
+def _starts_within(limit: float, *arguments: str) -> bool:
+    """Whether one of three starts takes less than so many processor seconds: wall time would measure how busy the suite is."""
+    for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert in_a_process(*arguments).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(times)
+        if after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < limit:
+            return True
+    return False
 
 
 def test_start_up_is_fast() -> None:
@@ -271,10 +271,10 @@ def test_start_up_is_fast() -> None:
 
     `make bench` measures wall time.
     """
-    assert _best_of(3, "--help") < 0.7
-    assert _best_of(3, *BASE, "--delta", "1e-5") < 2.5
+    assert _starts_within(0.7, "--help")
+    assert _starts_within(2.5, *BASE, "--delta", "1e-5")
     combination = [*BASE[:2], "--rule", "combination", *BASE[4:], "--delta", "1e-5"]
-    assert _best_of(3, *combination) < 2.5
+    assert _starts_within(2.5, *combination)
 
 
 VERBS = "account compare plan frontier merge verify ledger train record run explore report audit tools"

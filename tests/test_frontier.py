@@ -25,7 +25,7 @@ from dpmerge.figures import describe
 from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
 from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, Combination, Joint, Selection, selection_epsilons
+from dpmerge.rules import Accounting, Combination, Joint, Selection, build
 from dpmerge.tensors import MergedScore, find_evaluator
 from dpmerge_lab.tasks import digits
 from tests import builders
@@ -33,6 +33,8 @@ from tests.effort import EFFORT
 from tests.test_jobs import started_cluster
 
 DELTA = 1e-5
+# A last iterate alone may cost less than the papers' formula says of every step, and takes longer to account for.
+EVERY_STEP = Accounting(only_release=False)
 
 
 def here(function: Any, items: Any, *, keys: Any) -> list[Any]:
@@ -110,38 +112,6 @@ def test_accuracy_is_a_setting_of_a_block_and_never_costs_validity() -> None:
         assert fine >= Combination(weights, 0.0).guarantee(delta=DELTA, by="pld").epsilon * (1 - 1e-9)
 
 
-# --- many selections at once ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["pld", "rdp"])
-def test_many_selections_are_the_rule_for_each(by: Any) -> None:
-    portfolio = sampled()
-    profiles = [run_profile(model).profile for model in portfolio.models]
-    grid = simplex_grid(3, 0.25)
-    found = selection_epsilons(profiles, grid, DELTA, by)
-    for row, value in zip(grid.tolist(), found.tolist(), strict=True):
-        rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
-        assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-4)
-        with grids_of_accuracy(1e-6):  # never below what a much finer grid gives
-            assert value >= rule.guarantee(delta=DELTA, by=by).epsilon * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("by", ["pld", "rdp"])
-def test_many_selections_with_a_model_without_privacy(by: Any) -> None:
-    portfolio = builders.portfolio(
-        builders.gaussian("g", noise_std=1.0),
-        builders.model("n", {"kind": "non-private"}),
-        builders.dp_sgd("s", sigma=1.0, sampling=0.1, steps=20),
-    )
-    profiles = [run_profile(model).profile for model in portfolio.models]
-    rows = np.array([[1, 0, 0], [0, 0, 1], [0.5, 0, 0.5], [0.9, 0.1, 0], [1 - 5e-6, 5e-6, 0], [0.5, 9.9e-6, 0.5 - 9.9e-6]])
-    found = selection_epsilons(profiles, rows, DELTA, by)
-    for row, value in zip(rows.tolist(), found.tolist(), strict=True):
-        rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
-        assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-3)
-    assert math.isinf(found[3])
-
-
 def test_simplex_grid() -> None:
     grid = simplex_grid(3, 0.01)
     assert grid.shape == (5151, 3)
@@ -165,6 +135,7 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
         utility=Utilities.stated(portfolio, UTILITY),
         edge_points=3,
         run=here,
+        accounting=EVERY_STEP,
     ).as_dict()
     profiles = [run_profile(model).profile for model in portfolio.models]
     curves = {(curve["rule"], curve["by"], curve["standing"]): curve for curve in document["curves"]}
@@ -186,7 +157,7 @@ def test_frontier_is_exact_for_selection_and_true_for_combinations() -> None:
             assert len(points) == 3 + 2 * 3
             best_so_far = -math.inf
             for point in points:
-                combined = Combination(portfolio.weights(point["weights"]), assumed)
+                combined = Combination(portfolio.weights(point["weights"]), assumed, only_release=False)
                 exact = combined.guarantee(delta=DELTA, by=by).epsilon  # type: ignore[arg-type]
                 assert point["epsilon"] == pytest.approx(exact, rel=1e-3)
                 worth = sum(UTILITY[name] * weight for name, weight in point["weights"].items())
@@ -261,13 +232,14 @@ def test_targets() -> None:
 
 def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
     portfolio = sampled()
-    for epsilon in (0.7, 3.0):
-        found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=UTILITY)
+    for epsilon, only_release in ((0.7, False), (3.0, True)):
+        how = Accounting(only_release=only_release)
+        found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=UTILITY, accounting=how)
         with grids_of_accuracy(1e-6):
             for option in found.options:
                 if not option.feasible or option.rule not in ("selection", "combination"):
                     continue
-                rule = {"selection": Selection, "combination": Combination}[option.rule](option.weights)
+                rule = build(option.rule, option.weights, how)
                 assert rule.guarantee(epsilon=epsilon).delta <= DELTA * (1 + 1e-9)
 
 
@@ -276,11 +248,11 @@ def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
 
 def test_heatmap_is_the_rules() -> None:
     portfolio = sampled()
-    for assumed in (None, 0.0):
+    for assumed, step, count in ((None, 0.25, 15), (0.0, 0.5, 6)):
         document = heatmap(
-            portfolio, delta=DELTA, accounting=Accounting(assume_smoothness=assumed), step=0.25, run=here
+            portfolio, delta=DELTA, accounting=replace(EVERY_STEP, assume_smoothness=assumed), step=step, run=here
         ).as_dict()
-        assert len(document["points"]) == 15
+        assert len(document["points"]) == count
         assert [(panel["rule"], panel["by"]) for panel in document["panels"]] == [
             ("selection", "rdp"),
             ("selection", "pld"),
@@ -294,7 +266,7 @@ def test_heatmap_is_the_rules() -> None:
             assert panel["standing"] == ("conditional" if combined and assumed == 0 else "proved")
             for point, epsilon in zip(document["points"], panel["epsilons"], strict=True):
                 weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
-                rule = Combination(weights, assumed) if combined else Selection(weights)
+                rule = Combination(weights, assumed, only_release=False) if combined else Selection(weights)
                 assert epsilon == pytest.approx(rule.guarantee(delta=DELTA, by=panel["by"]).epsilon, rel=1e-3)
 
 
@@ -422,8 +394,8 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
         "        calls.write('x')\n"
         "    return float((Path(folder) / 'model.safetensors').read_bytes()[-1])\n"
     )
-    command = [sys.executable, "-m", "dpmerge", "frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:9"]
-    command += ["--evaluate", "mine:score", "--points", "3", "--out", "out", "--json"]
+    command = [sys.executable, "-m", "dpmerge", "frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:3"]
+    command += ["--evaluate", "mine:score", "--points", "2", "--out", "out", "--json"]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     document = json.loads(first.stdout)
     assert document == json.loads((tmp_path / "out" / "frontier.json").read_text())
@@ -431,7 +403,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
     for suffix in ("png", "html"):
         assert (tmp_path / "out" / f"frontier.{suffix}").stat().st_size > 1000
     calls = len((tmp_path / "calls").read_text())
-    assert calls == 3 + 2 * 3
+    assert calls == 3 + 2 * 2
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert again.stdout == first.stdout
     assert len((tmp_path / "calls").read_text()) == calls  # nothing is measured twice
@@ -439,7 +411,7 @@ def test_frontier_command_writes_everything_and_continues(trained: Path, tmp_pat
 
 def test_a_cluster_draws_the_same_frontier(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    command = ["frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:9", "--evaluate", "digits", "--points", "3"]
+    command = ["frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:3", "--evaluate", "digits", "--points", "2"]
     with started_cluster(tmp_path, workers=2) as address:
         there = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "there"), "--cluster", address, "--json"])
     assert there.exit_code == 0, there.output
@@ -510,9 +482,8 @@ def test_the_example_portfolio_has_a_frontier_in_the_right_order() -> None:
     """Random selection by PLD is never below that by RDP, and the papers' formula never below what is proved."""
     portfolio = Portfolio(dpmerge.example_portfolio())
     utility = Utilities.stated(portfolio, {"mnist-c1-s0.5": 0.906, "mnist-c1-s2": 0.85, "mnist-c2-s0.5": 0.903})
-    every_step = Accounting(only_release=False)  # a last iterate alone may cost less than the formula says of every step
     asked: dict[str, Any] = {"epsilons": [0.3, 2.0, 6.0], "utility": utility, "edge_points": 2, "run": here}
-    document = frontier(portfolio, delta=DELTA, accounting=every_step, **asked).as_dict()
+    document = frontier(portfolio, delta=DELTA, accounting=EVERY_STEP, **asked).as_dict()
     curves = {(curve["rule"], curve["by"], curve["standing"]): curve["points"] for curve in document["curves"]}
     for pld, rdp in zip(curves["selection", "pld", "proved"], curves["selection", "rdp", "proved"], strict=True):
         assert pld["utility"] >= (rdp["utility"] or 0.0) - 1e-9

@@ -138,6 +138,11 @@ def test_everything_that_is_missing_is_named_at_once(checkpoint: Path, tmp_path:
         ({"learning_rate": "0.2"}, r"learning rate 0\.1, not 0\.2; if it changed"),
         ({"examples": 3}, "expected batch must be positive"),
         ({"examples": None, "expected_batch": float("nan")}, "expected batch must be positive"),
+        ({"weight_decay": "-0.1"}, "weight_decay '-0.1': needs a positive"),
+        ({"weight_decay": "much"}, "weight_decay 'much' is not a number"),
+        ({"weight_decay": "0.1*5"}, "weight_decay 0.1\\*5 is about 5 steps"),
+        ({"weight_decay": "0.1"}, r"not plain SGD \(weight_decay=0\)"),
+        ({"weight_decay": "0.1", "optimizer": "adamw"}, "weight_decay is plain SGD's; with optimizer adamw"),
         ({"dataset": ""}, "field dataset"),
         ({"run": ""}, r"field mechanism\.run"),
         ({"smoothness": float("nan")}, "smoothness"),
@@ -155,6 +160,10 @@ def test_statements_that_cannot_be(stated: Any, match: str, checkpoint: Path, tm
     [
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), r"momentum=0\.9"),
         (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), r"weight_decay=0\.1"),
+        (
+            lambda p: torch.optim.SGD([{"params": [one], "weight_decay": 0.1 * i} for i, one in enumerate(p)], lr=0.1),
+            "different weight decays",
+        ),
         (lambda p: torch.optim.Adam(p, lr=0.1), "amsgrad"),
         (lambda p: torch.optim.SGD([{"params": [one], "lr": 0.1 * i} for i, one in enumerate(p, 1)]), "different learning"),
     ],
@@ -164,6 +173,26 @@ def test_an_optimizer_that_is_not_plain_sgd_is_not_called_so(build: Any, match: 
     with pytest.raises(RecordError, match=f"not plain SGD .*{match}"):
         from_opacus(tmp_path / "c.pt", tmp_path / "a", Stated(**STATED))
     from_opacus(tmp_path / "c.pt", tmp_path / "a", Stated(**{**STATED, "optimizer": "what it was"}))
+
+
+@pytest.mark.parametrize("said", ["0.1", "0.1*12"])
+def test_weight_decay_of_sgd_is_stated(said: str, tmp_path: Path) -> None:
+    trained(tmp_path / "c.pt", optimizer=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1))
+    record = from_opacus(tmp_path / "c.pt", tmp_path / "a", Stated(**STATED, weight_decay=said))
+    assert isinstance(record.mechanism, DpSgd)
+    assert [phase.weight_decay for phase in record.mechanism.settings()] == [0.1]
+
+
+def test_weight_decay_that_changed_is_stated_by_step(checkpoint: Path, tmp_path: Path) -> None:
+    record = from_opacus(checkpoint, tmp_path / "a", Stated(**STATED, weight_decay="0.5*4,0*8"))
+    assert isinstance(record.mechanism, DpSgd)
+    assert [(phase.steps, phase.weight_decay) for phase in record.mechanism.settings()] == [(4, 0.5), (8, 0.0)]
+    stated = {**STATED, "run": record.mechanism.run, "weight_decay": "0.5*4,0*8"}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in stated.items() if value is not True]
+    command = ["record", "from-opacus", str(checkpoint), "--out", str(tmp_path / "b"), "--others-unchanged", *options]
+    invoked = CliRunner().invoke(app, command)
+    assert invoked.exit_code == 0, invoked.output
+    assert Record.load(tmp_path / "b" / "record.json") == record
 
 
 def test_a_scheduled_clip_is_not_one_number(tmp_path: Path) -> None:

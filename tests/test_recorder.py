@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import subprocess
@@ -119,14 +120,16 @@ def by_hand(run: Private, inputs: Any, labels: Any, phase: FullPhase) -> list[An
         gradient = torch.autograd.grad(nn.functional.cross_entropy(output, y[None]), plain)
         norm = math.sqrt(sum(float((part**2).sum()) for part in gradient))
         total = [whole + part * min(1.0, phase.clip / norm) for whole, part in zip(total, gradient, strict=True)]
-    scale = phase.learning_rate / phase.expected_batch
-    return [parameter.detach() - scale * part for parameter, part in zip(parameters, total, strict=True)]
+    scale, kept = phase.learning_rate / phase.expected_batch, 1 - phase.learning_rate * phase.weight_decay
+    return [kept * parameter.detach() - scale * part for parameter, part in zip(parameters, total, strict=True)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_recorded_step_is_the_step_that_was_made(mode: str, reduction: str) -> None:
-    run = private(mode, sigma=0.0, clip=0.3, loss_reduction=reduction)
+@pytest.mark.parametrize("decay", [0.0, 2.0])
+def test_the_recorded_step_is_the_step_that_was_made(mode: str, reduction: str, decay: float) -> None:
+    decayed = functools.partial(SGD, lr=0.1, weight_decay=decay)
+    run = private(mode, sigma=0.0, clip=0.3, loss_reduction=reduction, optimizer=decayed)
     recorder = record(*run.parts, dataset="d")
     for inputs, labels in run.loader:
         before = Private(run.engine, run.module, run.optimizer, run.loader, run.criterion)
@@ -138,6 +141,8 @@ def test_the_recorded_step_is_the_step_that_was_made(mode: str, reduction: str) 
     # The sum is written as an average too: theorems about averages take expected_batch for the size of a batch.
     assert phase.expected_batch == 5.0
     assert phase.learning_rate == pytest.approx(0.1 if reduction == "mean" else 0.5)
+    assert phase.learning_rate * phase.weight_decay == pytest.approx(0.1 * decay)
+    assert mechanism(recorder).optimizer == "sgd"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -288,10 +293,17 @@ class Mine(SGD):
         (lambda p: torch.optim.SGD(p, lr=0.1), "sgd"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "sgd(momentum=0.9)"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), "sgd(momentum=0.9, nesterov=True)"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01), "sgd(weight_decay=0.01)"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01), "sgd"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01, momentum=0.9), "sgd(momentum=0.9)"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01, maximize=True), "sgd(maximize=True)"),
+        (
+            lambda p: torch.optim.SGD([{"params": [one], "weight_decay": 0.1 * i} for i, one in enumerate(p)], lr=0.1),
+            "sgd(weight_decay=varying)",
+        ),
         (lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5), "sgd(dampening=0.5)"),
         (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "sgd(maximize=True)"),
         (lambda p: torch.optim.Adam(p, lr=0.1), "adam"),
+        (lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.01), "adam(weight_decay=0.01)"),
         (lambda p: torch.optim.AdamW(p, lr=0.1), "adamw(weight_decay=0.01)"),
         (lambda p: Mine(p, lr=0.1), "tests.test_recorder.Mine"),
         (
@@ -306,6 +318,79 @@ def test_only_plain_sgd_is_sgd(build: Any, said: str) -> None:
     run.train()
     assert mechanism(recorder).optimizer == said
     assert settings(recorder)[0].learning_rate == pytest.approx(0.4 if "different" in said else 0.1)
+
+
+def test_weight_decay_is_a_setting_of_the_phases() -> None:
+    """Of plain SGD alone, and per step: other optimizers apply theirs in ways of their own."""
+    run = private(optimizer=lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.5))
+    recorder = record(*run.parts, dataset="d")
+    run.train()
+    assert mechanism(recorder).phases == [Phase(steps=12, learning_rate=0.1, weight_decay=0.5)]
+    for group in run.optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    run.train()
+    assert mechanism(recorder).phases[1] == Phase(steps=12, learning_rate=0.1)
+    assert mechanism(recorder).optimizer == "sgd"
+    for build in (torch.optim.AdamW, torch.optim.Adam, Mine):
+        other = private(optimizer=functools.partial(build, lr=0.1, weight_decay=0.5))
+        followed = record(*other.parts, dataset="d")
+        other.train()
+        assert settings(followed)[0].weight_decay == 0.0 and "weight_decay=0.5" in mechanism(followed).optimizer
+
+
+def test_frozen_parameters_have_no_say_in_the_weight_decay() -> None:
+    def build() -> Any:
+        made = network()
+        made[0].weight.requires_grad_(False)
+        return made
+
+    def optimizer(parameters: Any) -> Any:
+        groups = [{"params": [one], "weight_decay": 0.5 if one.requires_grad else 0.1} for one in parameters]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    run = private(build=build, optimizer=optimizer)
+    recorder = record(*run.parts, dataset="d")
+    run.train()
+    assert mechanism(recorder).optimizer == "sgd" and settings(recorder)[0].weight_decay == 0.5
+
+
+@pytest.mark.parametrize("decay", [-0.1, math.inf, math.nan])
+def test_a_weight_decay_that_cannot_be_is_refused(decay: float) -> None:
+    run = private()
+    recorder = record(*run.parts, dataset="d")
+    run.optimizer.param_groups[0]["weight_decay"] = decay
+    with pytest.raises(TrainingError, match=r"weight decay .*: a record holds none"):
+        run.train()
+    assert recorder.steps == 0
+
+
+def test_the_record_says_how_many_checkpoints_were_kept(tmp_path: Path) -> None:
+    def kept(folder: str) -> int | None:
+        found = Record.load(tmp_path / folder / "record.json").mechanism
+        assert isinstance(found, DpSgd)
+        return found.checkpoints_kept
+
+    run = private()
+    recorder = record(*run.parts, dataset="d")
+    run.train()
+    recorder.save(tmp_path / "first")
+    recorder.save(tmp_path / "copy")
+    assert kept("first") is None and kept("copy") is None  # of earlier steps there is none
+    assert "checkpoints_kept" not in (tmp_path / "first" / "record.json").read_text()
+    with pytest.raises(CheckpointError, match="exists already"):
+        recorder.save(tmp_path / "first")
+    run.train()
+    recorder.save(tmp_path / "second")
+    assert kept("second") == 1
+    run.train()
+    assert mechanism(recorder).checkpoints_kept == 2
+    run, recorder = resumed(tmp_path / "second")
+    recorder.save(tmp_path / "second-again")
+    run.train()
+    recorder.save(tmp_path / "third")
+    assert kept("second-again") == 1 and kept("third") == 2
+    models = [Model(name, Record.load(tmp_path / name / "record.json")) for name in ("first", "copy", "second")]
+    assert len(Portfolio(models)) == 3  # they are checkpoints of one run, whatever was kept before each
 
 
 def test_momentum_that_varies_and_hooks_of_the_step() -> None:

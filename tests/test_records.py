@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from dpmerge import example_portfolio
 from dpmerge.errors import DependentRuns, PortfolioError, RecordError, WeightsError
 from dpmerge.records import DpSgd, Model, Portfolio, Record, Weights, require_independent
+from dpmerge.release.certificate import record_digest
 from tests import builders
 
 RECORD: dict[str, Any] = {
@@ -64,6 +65,30 @@ def test_the_documented_example_is_valid() -> None:
     assert record.mechanism.steps == 705
 
 
+def test_records_without_newer_fields_are_written_as_before() -> None:
+    record = Record.parse(json.dumps(RECORD))
+    assert isinstance(record.mechanism, DpSgd)
+    assert record.mechanism.settings()[0].weight_decay == 0.0 and record.mechanism.checkpoints_kept is None
+    written = json.dumps(record.as_dict())
+    assert "weight_decay" not in written and "checkpoints_kept" not in written
+
+
+def test_the_schema_knows_the_newer_fields_and_asks_for_none() -> None:
+    known = Record.model_json_schema()["$defs"]
+    assert "weight_decay" in known["Phase"]["properties"] and "weight_decay" not in known["Phase"]["required"]
+    assert "checkpoints_kept" in known["DpSgd"]["properties"] and "checkpoints_kept" not in known["DpSgd"]["required"]
+
+
+def test_hashes_of_records_are_as_they_were_before_newer_fields() -> None:
+    """Certificates and ledgers name records by these."""
+    shipped = {model.name: record_digest(model.record)[:16] for model in Portfolio(example_portfolio())}
+    assert shipped == {
+        "mnist-c1-s0.5": "c189bbd165333fc1",
+        "mnist-c1-s2": "6addcc2faa19fa81",
+        "mnist-c2-s0.5": "62b22acab13e0b8d",
+    }
+
+
 @pytest.mark.parametrize("mechanism", OTHER_KINDS, ids=lambda m: str(m["kind"]))
 def test_other_kinds_are_valid(mechanism: dict[str, Any]) -> None:
     assert Record.parse(json.dumps({**RECORD, "mechanism": mechanism})).mechanism.kind == mechanism["kind"]
@@ -113,6 +138,9 @@ def test_every_missing_field_is_named(path: str) -> None:
         ("mechanism.phases", [{"steps": 1.5, "learning_rate": 0.1}], "mechanism.phases.0.steps"),
         ("mechanism.phases", [{"steps": 1, "learning_rate": -0.1}], "mechanism.phases.0.learning_rate"),
         ("mechanism.phases", [{"steps": 1, "learning_rate": 0.1, "sigma": 2}], "mechanism.phases.0.sigma"),
+        ("mechanism.phases", [{"steps": 1, "learning_rate": 0.1, "weight_decay": -1}], "mechanism.phases.0.weight_decay"),
+        ("mechanism.checkpoints_kept", 0, "mechanism.checkpoints_kept"),
+        ("mechanism.checkpoints_kept", 1.5, "mechanism.checkpoints_kept"),
         ("mechanism.smoothness", -1, "mechanism.smoothness"),
         ("mechanism.convex", "yes", "mechanism.convex"),
         ("mechanism", {"kind": "gaussian", "sensitivity": 1, "noise_std": 0}, "mechanism.noise_std"),

@@ -96,7 +96,7 @@ def test_epochs_batches_schedules_and_two_classes(tmp_path: Path) -> None:
         "norm_bound": 3,
         "defaults": {"model": "logistic", "learning_rate": 1e-1, "batch": 256, "epochs": 2, "clip": 1, "noise_multiplier": 1},
         "runs": {
-            "batch": {"warmup": 1, "decay": True, "checkpoints": [1]},
+            "batch": {"warmup": 1, "decay": True, "checkpoints": [1], "weight_decay": 1e-2},
             "full": {"full_batch": True, "steps": 3},
             "same": None,
         },
@@ -108,6 +108,9 @@ def test_epochs_batches_schedules_and_two_classes(tmp_path: Path) -> None:
     assert found["batch"].sampling.rate == 256 / 1437 and found["batch"].expected_batch == pytest.approx(256)
     rates = [phase.learning_rate for phase in found["batch"].phases for _ in range(phase.steps)]
     assert rates == Recipe(steps=12, learning_rate=0.1, clip=1.0, noise_multiplier=1.0, warmup=6, decay=True).learning_rates()
+    assert {phase.weight_decay for phase in found["batch"].settings()} == {0.01}
+    assert {phase.weight_decay for phase in found["same"].settings()} == {0.0}
+    assert (found["batch@6"].checkpoints_kept, found["batch"].checkpoints_kept) == (None, 1)
     assert (found["full"].steps, found["full"].sampling.scheme, found["full"].expected_batch) == (3, "full-batch", 1437.0)
     assert {record.convex for record in found.values()} == {"glm"}
     assert {record.smoothness for record in found.values()} == {9 / 4}
@@ -178,6 +181,7 @@ def test_files_that_cannot_be_meant_are_refused_by_field(tmp_path: Path) -> None
         (changed(runs={"a": {}}), "run 'a': field noise_multiplier: missing"),
         (changed(runs={"a": {"noise_multiplier": "1"}}), "run 'a': field noise_multiplier: .*valid number"),
         (changed(runs={"a": {"noise_multiplier": -1}}), "run 'a': field noise_multiplier"),
+        (changed(runs={"a": {"noise_multiplier": 1, "weight_decay": -1}}), "run 'a': field weight_decay"),
         (changed(runs={"a": {"noise_multiplier": 1, "rate": 2}}), "run 'a': field rate"),
         (changed(runs={"a": {"noise_multiplier": 1, "steps": 2, "epochs": 1}}), "give one of steps, epochs"),
         (changed(runs={"a": {"noise_multiplier": 1, "batch": 2, "full_batch": True}}), "give one of batch, rate, full_batch"),

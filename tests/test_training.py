@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dpmerge import combination
 from dpmerge.datasets import bounded_features
 from dpmerge.errors import DataError, TrainingError
 from dpmerge.profiles import run_profile
-from dpmerge.records import DpSgd, Portfolio
+from dpmerge.records import DpSgd, Model, Portfolio
 from dpmerge.rules import Combination
 from dpmerge.training import (
     Loss,
@@ -55,16 +56,17 @@ def by_hand(features: Floats, labels: npt.NDArray[np.int64], recipe: Recipe, los
                 error[y] -= 1
             gradient = np.outer(error, x)
             total += gradient * min(1.0, recipe.clip / float(np.linalg.norm(gradient)))
-        weights -= rate * total / len(labels)
+        weights = (1 - rate * recipe.weight_decay) * weights - rate * total / len(labels)
     return weights
 
 
 @pytest.mark.parametrize("loss", ["softmax", "logistic"])
 @pytest.mark.parametrize("clip", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("decay", [False, True])
-def test_sums_of_clipped_gradients_are_those_of_every_example(loss: Any, clip: float, decay: bool) -> None:
+@pytest.mark.parametrize("shrinking", [0.0, 0.6])
+def test_sums_of_clipped_gradients_are_those_of_every_example(loss: Any, clip: float, decay: bool, shrinking: float) -> None:
     features, labels, classes = data(loss=loss)
-    recipe = Recipe(steps=5, learning_rate=0.7, clip=clip, noise_multiplier=0.0, warmup=2, decay=decay)
+    recipe = Recipe(steps=5, learning_rate=0.7, clip=clip, noise_multiplier=0.0, warmup=2, decay=decay, weight_decay=shrinking)
     (model,) = train(features, labels, classes, recipe, norm_bound=BOUND, dataset="d", loss=loss)
     expected = by_hand(features, labels, recipe, loss)
     assert np.allclose(model.tensors["weight"], expected[:, :-1], atol=3e-5)
@@ -171,6 +173,46 @@ def test_records_say_what_was_run(tmp_path: Path, loss: Any, clip: float, smooth
     assert Combination(portfolio.weights({"a-7": 0.5, "b-7": 0.5})).guarantee(delta=1e-4).epsilon > 0
 
 
+def test_records_say_weight_decay_and_what_was_kept_before() -> None:
+    features, labels, _ = data()
+    plain = Recipe(steps=6, learning_rate=0.5, clip=2.01, noise_multiplier=1.1, rate=0.25)
+    for decay in (0.0, 0.3):
+        recipe = replace(plain, weight_decay=decay)
+        made = train(features, labels, 10, recipe, norm_bound=BOUND, dataset="d", checkpoints=[2, 4])
+        found = [one.record.mechanism for one in made]
+        assert all(isinstance(one, DpSgd) and one.optimizer == "sgd" for one in found)
+        assert [one.checkpoints_kept for one in found if isinstance(one, DpSgd)] == [None, 1, 2]
+        assert [one.settings()[0].weight_decay for one in found if isinstance(one, DpSgd)] == [decay] * 3
+        assert ("weight_decay" in str(made[0].record.as_dict())) == (decay > 0)  # as before where there is none
+    assert len(Portfolio([Model(str(one.step), one.record) for one in made])) == 3
+
+
+def test_the_guarantee_of_one_model_says_that_checkpoints_were_kept() -> None:
+    features, labels, _ = data(1437)
+    recipe = Recipe(steps=100, learning_rate=0.5, clip=2.01, noise_multiplier=0.6, rate=0.02)
+    made = train(features, labels, 10, recipe, norm_bound=BOUND, dataset="d", checkpoints=[20, 50])
+    found = combination(Portfolio([Model("a", made[-1].record)]), {"a": 1.0}).guarantee(delta=1e-5)
+    assert found.theorem == "hidden-run"
+    kept = "the training of model 'a' kept 2 checkpoints: none of them was or will be published or chosen from"
+    assert kept in found.assumptions
+    first = combination(Portfolio([Model("a", made[0].record)]), {"a": 1.0}).guarantee(delta=1e-5)
+    assert not any("checkpoints:" in text for text in first.assumptions)
+
+
+def test_weight_decay_lets_a_run_forget() -> None:
+    """The same steps cost less where old participations shrink (docs/theory.md §9.1); composition knows nothing of it."""
+    features, labels, _ = data()
+    plain = Recipe(steps=40, learning_rate=0.5, clip=2.01, noise_multiplier=3.0)
+    told, composed = [], []
+    for decay in (0.0, 0.2):
+        (made,) = train(features, labels, 10, replace(plain, weight_decay=decay), norm_bound=BOUND, dataset="d")
+        model = Model("a", made.record)
+        told.append(combination(Portfolio([model]), {"a": 1.0}).guarantee(delta=1e-5).epsilon)
+        composed.append(run_profile(model).profile.epsilon(1e-5))
+    assert composed[0] == composed[1]
+    assert told[1] < 0.8 * told[0]
+
+
 def test_full_batches_have_no_sampler() -> None:
     features, labels, _ = data()
     recipe = Recipe(steps=2, learning_rate=0.1, clip=1.0, noise_multiplier=1.0)
@@ -190,7 +232,7 @@ def test_smoothness_and_convexity_are_facts(loss: Any) -> None:
     outputs = 1 if loss == "logistic" else classes
     norms = np.linalg.norm(features, axis=1).astype(np.float32)
     for clip in (0.2, 1.0, 2.001):
-        smoothness, convex = linear._facts(loss, clip, BOUND)
+        smoothness, convex = linear.facts_of_linear(loss, clip, BOUND)
         for _ in range(100):
             one = rng.standard_normal((outputs, features.shape[1])).astype(np.float32) * rng.choice([1, 10])
             other = one + rng.standard_normal(one.shape).astype(np.float32) * rng.choice([0.1, 1, 10])
@@ -214,6 +256,8 @@ def test_smoothness_and_convexity_are_facts(loss: Any) -> None:
         {"rate": 0.0},
         {"rate": 1.5},
         {"warmup": 9},
+        {"weight_decay": -0.1},
+        {"weight_decay": math.inf},
     ],
 )
 def test_impossible_recipes_are_refused(changes: dict[str, Any]) -> None:

@@ -451,6 +451,7 @@ def test_refusals_are_one_line(
     assert len(lines) == 1 and told in lines[0]
 
 
+@pytest.mark.uncounted  # of the laboratory
 def test_the_experiment_contradicts_the_papers_caption(tmp_path: Path) -> None:
     result = tuning_cost_figure(Options(quick=True, jobs=1))
     for row in result.numbers["the paper's numbers"]:

@@ -140,6 +140,7 @@ def released(tmp_path: Path, request: pytest.FixtureRequest) -> Released:
 # --- every field ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.uncounted  # hundreds of rechecks, which run the same lines
 @pytest.mark.parametrize("released", RULES, indirect=True)
 def test_every_edit_is_noticed_from_the_folder_alone(released: Released) -> None:
     content = certificate(released.folder)
@@ -169,6 +170,7 @@ UNSEEN: dict[RuleName, set[str]] = {
 }
 
 
+@pytest.mark.uncounted  # hundreds of rechecks, which run the same lines
 @pytest.mark.parametrize("released", RULES, indirect=True)
 def test_a_forger_who_fits_everything_else_is_caught_with_the_portfolio(released: Released, tmp_path: Path) -> None:
     """Hashes of records, model card, own hash, and for all but edits of the guarantee itself the guarantee that follows."""
@@ -235,6 +237,7 @@ def test_only_the_bytes_that_were_written_stand_for_a_certificate(released: Rele
         ], what
 
 
+@pytest.mark.uncounted  # as above
 @pytest.mark.parametrize("released", ["joint", "tempered"], indirect=True)
 def test_nothing_in_a_certificate_can_crash_a_recheck(released: Released, tmp_path: Path) -> None:
     portfolio = Portfolio(tmp_path / "runs")

@@ -52,9 +52,11 @@ def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
         assert held["software"]["device"].startswith("NVIDIA")
 
 
-def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path) -> None:
+def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments import cifar10_training
+
     options = Options(quick=True, jobs=1, folder=tmp_path)
     result = cifar10.cifar10_checkpoints(options)
     run = json.loads((tmp_path / "eps10-lr0.04-c1.json").read_text())
@@ -67,7 +69,10 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path) -> None
         assert row["linear combination, proved"] <= row["joint release"] * (1 + 1e-6)
     again = cifar10.cifar10_checkpoints(options)  # nothing left to train
     assert again.numbers == result.numbers
+    few = [*([float(k == i) for k in range(4)] for i in range(4)), [0.25] * 4, [0.5, 0.5, 0.0, 0.0]]
+    monkeypatch.setattr(cifar10_training, "grid", lambda models, step: few)
     tuned = cifar10.cifar10_pretrained(options)
+    assert len(tuned.numbers["pretrained"]["averages"]) == 2
     assert len(tuned.numbers["pretrained"]["alone"]) == 4
     assert tuned.pictures["pretrained"]["warning"].startswith("weights in this picture are chosen by test accuracy")
 

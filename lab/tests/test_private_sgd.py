@@ -81,22 +81,31 @@ def test_batches_are_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.var(sizes) == pytest.approx(42, rel=0.2)  # variance of a variance: 0.2 is six of its deviations
 
 
-def test_full_batches_with_a_schedule_are_gradient_descent() -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.8])
+def test_full_batches_with_a_schedule_are_gradient_descent(decay: float) -> None:
     examples, labels = images(6)
     network, copy = (networks.from_seed(lambda: networks.mlp(192, 4), 1) for _ in range(2))
-    recipe = Recipe(steps=4, learning_rate=0.5, clip=0.7, noise_multiplier=0.0, warmup=2, decay=True)
+    recipe = Recipe(steps=4, learning_rate=0.5, clip=0.7, noise_multiplier=0.0, warmup=2, decay=True, weight_decay=decay)
     (trained,) = private_sgd.train(network, examples, labels, recipe, "d", "r", micro_batch=4)
     for rate in (0.25, 0.5, 0.5, 0.25):
         total = by_hand(copy, examples, labels, 0.7)
         with torch.no_grad():
             for parameter, gradient in zip(copy.parameters(), total, strict=True):
-                parameter.sub_(rate * gradient / 6)
+                parameter.mul_(1 - rate * decay).sub_(rate * gradient / 6)
     for new, old in zip(network.parameters(), copy.parameters(), strict=True):
         assert torch.allclose(new, old, atol=2e-5)
     mechanism = trained.record.mechanism
     assert isinstance(mechanism, DpSgd) and trained.record.source == "recorded"
     assert (mechanism.sampling.scheme, mechanism.expected_batch, mechanism.sampler_fingerprint) == ("full-batch", 6.0, None)
     assert [(phase.steps, phase.learning_rate) for phase in mechanism.phases] == [(1, 0.25), (2, 0.5), (1, 0.25)]
+    assert {phase.weight_decay for phase in mechanism.settings()} == {decay}
+
+
+def test_records_count_the_checkpoints_kept_before() -> None:
+    examples, labels = images(6)
+    recipe = Recipe(steps=4, learning_rate=0.5, clip=0.7, noise_multiplier=1.0)
+    kept = private_sgd.train(networks.from_seed(lambda: networks.mlp(192, 4), 1), examples, labels, recipe, "d", "r", [1, 3])
+    assert [(one.steps, getattr(one.record.mechanism, "checkpoints_kept", 0)) for one in kept] == [(1, None), (3, 1), (4, 2)]
 
 
 def test_clipped_gradients_stay_within_the_clip() -> None:

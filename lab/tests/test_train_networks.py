@@ -54,7 +54,7 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 def test_a_portfolio_of_networks(tmp_path: Path) -> None:
     runs = {
-        "small": {"checkpoints": [6], "seed": 5, "warmup": 2, "decay": True},
+        "small": {"checkpoints": [6], "seed": 5, "warmup": 2, "decay": True, "weight_decay": 0.1},
         "conv": {"model": "cnn", "full_batch": True, "steps": 2, "hidden": 128},
         "line": {"model": "softmax"},
     }
@@ -68,6 +68,8 @@ def test_a_portfolio_of_networks(tmp_path: Path) -> None:
     found = mechanisms(tmp_path / "out")
     assert set(found) == {"small", "small@6", "conv"}
     assert found["small"].run == found["small@6"].run
+    assert (found["small@6"].checkpoints_kept, found["small"].checkpoints_kept) == (None, 1)
+    assert {phase.weight_decay for phase in found["small"].settings()} == {0.1}
     assert [phase.learning_rate for phase in found["small"].phases][:2] == [0.25, 0.5]
     assert (found["conv"].sampling.scheme, found["conv"].sampler_fingerprint) == ("full-batch", None)
     assert found["conv"].smoothness is None and found["conv"].convex is None

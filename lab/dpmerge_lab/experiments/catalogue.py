@@ -35,6 +35,7 @@ EXPERIMENTS = {
     "mean-estimation": Experiment("two private means, drawn and averaged", "mean_estimation:mean_estimation"),
     "mnist": Experiment("three softmax regressions: heatmaps and frontiers", "mnist:mnist", ("mnist",)),
     "mnist-full-batch": Experiment("full batches, and Poisson ones with coupled runs", "mnist:mnist_full_batch", ("mnist",)),
+    "last-iterate": Experiment("linear portfolios, if nothing but the release is published", "last_iterate:last_iterate"),
     "cifar10": Experiment("ResNet-18 from scratch", "cifar10:cifar10", ("cifar10",), torch=True),
     "cifar10-pretrained": Experiment("ResNet-18, fine-tuned privately", "cifar10:cifar10_pretrained", ("cifar10",), torch=True),
     "checkpoints": Experiment("random selection over checkpoints of one run", "checkpoints:checkpoints", ("mnist",)),

@@ -79,8 +79,9 @@ def train(
     first state.
     """
     kept, randomness = recipe.kept(keep), Randomness(examples.device)
+    said = {**randomness.said, "dataset": dataset, "run": run}
     return [
-        Trained(step, snapshot(network, run), recipe.record(step, len(labels), dataset=dataset, run=run, **randomness.said))
+        Trained(step, snapshot(network, run), recipe.record(step, len(labels), checkpoints_kept=kept.index(step), **said))
         for step in steps(network, examples, labels, recipe, randomness, run, micro_batch=micro_batch)
         if step in kept
     ]
@@ -119,6 +120,8 @@ def steps(
             if recipe.noise_multiplier > 0:
                 torch._foreach_add_(total, randomness.noise.like(parameters), alpha=recipe.noise_multiplier * recipe.clip)
             with torch.no_grad():
+                if recipe.weight_decay > 0:
+                    torch._foreach_mul_(parameters, 1 - rates[step - 1] * recipe.weight_decay)
                 torch._foreach_add_(parameters, total, alpha=-rates[step - 1] / expected)
             if aggregated is not None:
                 load(parameters, aggregated.next_start(flat(parameters)))

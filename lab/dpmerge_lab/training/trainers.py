@@ -160,10 +160,11 @@ class Network(Trainer):
                 tell(step)
                 if saves:
                     keep(step)
-            models = []
+            models: list[tuple[Checkpoint, float]] = []
             for step, parameters in state.kept.items():
                 load_tensors(parameters)
-                record = recipe.record(step, len(labels), dataset=job.dataset, run=state.run, **_said(state))
+                said = {**_said(state), "dataset": job.dataset, "run": state.run}
+                record = recipe.record(step, len(labels), checkpoints_kept=len(models), **said)
                 models.append((Checkpoint(step, parameters, record), private_sgd.accuracy(network, test, test_labels)))
             return models
 

@@ -87,7 +87,8 @@ class Statement:
     clip: Annotated[str | None, option("max_grad_norm; if it changed: value*steps,value*steps,…")] = None
     clipping: Annotated[Clipping | None, option("How gradients were clipped.")] = None
     learning_rate: Annotated[str | None, option("Learning rate; if it changed: value*steps,value*steps,…")] = None
-    optimizer: Annotated[str | None, option("Optimizer; sgd: without momentum, weight decay or projection.")] = None
+    optimizer: Annotated[str | None, option("Optimizer; sgd: without momentum or projection.")] = None
+    weight_decay: Annotated[str | None, option("SGD's weight decay; if it changed: value*steps,value*steps,…")] = None
     expected_batch: Annotated[float | None, option("The divisor of the updates: Opacus' expected_batch_size.")] = None
     examples: Annotated[int | None, option("Instead of --expected-batch: the number of examples.")] = None
     run: Annotated[str | None, option("Id of the run, shared by its checkpoints; without it, a fresh one.")] = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -211,17 +212,26 @@ def _faces_from(
         state[rows[n - start + 1] :] = np.where(above, moved[ended:], 0.0)
 
 
-def minorant(found: Faces, tail: float) -> ShiftLaw:
-    """The law of M if every outcome's absorption follows its convex minorant; about `tail` may be given up."""
-    return _refined(lambda cells, top: _minorant_squares(found, cells, top), tail, found.stairs.excess)
+def minorant(found: Faces, tail: float, coarse: Faces | None = None) -> ShiftLaw:
+    """The law of M if every outcome's absorption follows its convex minorant; about `tail` may be given up.
+
+    How far the law reaches is asked of `coarse` faces of the same run, if there are any: theirs is never shorter.
+    """
+    top = _top(partial(_minorant_squares, coarse or found), tail)
+    return _refined(partial(_minorant_squares, found), top, found.stairs.excess)
 
 
-def _refined(squares: Callable[[int, float], FloatArray], tail: float, excess: float) -> ShiftLaw:
-    """A law of M² on a grid that reaches as far as the tail asks for."""
+def _top(squares: Callable[[int, float], FloatArray], tail: float) -> float:
+    """The M² that a law exceeds with probability `tail`, by coarse grids."""
     top = _LARGEST
-    for cells in (300, 300):
-        above = np.cumsum(squares(cells, top)[::-1])[::-1]
-        top *= min(1.0, max(int(np.count_nonzero(above > tail)), 1) / cells)
+    for _ in range(2):
+        above = np.cumsum(squares(300, top)[::-1])[::-1]
+        top *= min(1.0, max(int(np.count_nonzero(above > tail)), 1) / 300)
+    return top
+
+
+def _refined(squares: Callable[[int, float], FloatArray], top: float, excess: float) -> ShiftLaw:
+    """A law of M² on a fine grid; what lies beyond it is given up."""
     masses = squares(_CELLS, top)
     lost = max(1 - float(masses.sum()), 0.0) + _SUM_ERROR
     return _law(np.arange(_CELLS + 1.0) * (top / _CELLS), masses, lost + excess)
@@ -290,7 +300,7 @@ def spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, 
             table = fresh
         return np.asarray(table.sum(axis=0))
 
-    return _refined(squares, tail, excess)
+    return _refined(squares, _top(squares, tail), excess)
 
 
 def _most(coins: Sequence[FloatArray], tail: float) -> int:

@@ -150,8 +150,8 @@ def check_checkpoints(models: tuple[Model, ...]) -> None:
 def _begins(earlier: Mechanism, later: Mechanism) -> bool:
     if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
         same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
-        # Tensors may first change later in the run, and a run may continue on another machine.
-        same |= {"left_out", "others_unchanged", "noise_generator"}
+        # Tensors may first change later in the run, a run may continue on another machine, and checkpoints become more.
+        same |= {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept"}
         for stated in ("noise_fingerprint", "sampler_fingerprint"):
             if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
                 return False

@@ -120,8 +120,16 @@ class Combination(Rule):
         runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-12)
         return float(np.max(runs.weights[:, None] * runs.effect)) or 1.0
 
+    def hidden_epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
+        """ε by theorem hidden-run alone, for searches; infinite where it does not apply."""
+        covered = {run.model.name for run in self._hideable}
+        routes = [self._beside(route, covered) for route in self._hidden(Target(delta=delta), by)] if self._only_release else []
+        return min(
+            (ask(ProfileBound(one.profile), Target(delta=delta), by, conversion).epsilon for one in routes), default=math.inf
+        )
+
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        routes = list(self._routes(target))
+        routes = list(self._routes(target, by))
         answers = [(ask(ProfileBound(route.profile), target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
         if route.theorem == "hidden-run":
@@ -148,7 +156,7 @@ class Combination(Rule):
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
 
-    def _routes(self, target: Target) -> Iterable[_Route]:
+    def _routes(self, target: Target, by: By = "best") -> Iterable[_Route]:
         whole = Profile.composed(run.profile for run in self._profiles.values())
         single = len(self._runs) == 1
         joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
@@ -162,7 +170,7 @@ class Combination(Rule):
         better = [self._beside(route, {run.model.name for run in self._covered}) for route in theorems]
         if self._only_release and self._hideable and self._assumed != 0:
             hidden = {run.model.name for run in self._hideable}
-            better += [self._beside(route, hidden) for route in self._hidden(target)]
+            better += [self._beside(route, hidden) for route in self._hidden(target, by)]
         if not any(route.beats_joint for route in better):
             yield joint
         yield from better
@@ -182,7 +190,7 @@ class Combination(Rule):
             conditional=route.conditional or self._arithmetic == "stored",
         )
 
-    def _hidden(self, target: Target) -> Iterable[_Route]:
+    def _hidden(self, target: Target, by: By) -> Iterable[_Route]:
         """Theorem hidden-run: the last iterates, and noise at release, hide what came before."""
         delta = target.delta or 1e-8
         runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-4 * delta, tamed=delta / 10)
@@ -202,7 +210,7 @@ class Combination(Rule):
         if runs.failure:
             details["batch_bound_failure"] = runs.failure
         secret = () if runs.is_full_batch or self._adjacency == "replace-one" else (COINS,)
-        profile = found.profile(before, runs.failure, self._adjacency)
+        profile = found.profile(before, runs.failure, self._adjacency, closed=by != "rdp")
         yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 
     def _transported(self, target: Target) -> Iterable[_Route]:

@@ -53,10 +53,12 @@ class Hidden:
     hidden: tuple[int, ...]
     absorption: str
 
-    def profile(self, revealed: Iterable[tuple[Law, int]], failure: float, adjacency: Adjacency) -> Profile:
-        """Beside other laws a grid is needed, and with it fewer atoms."""
+    def profile(
+        self, revealed: Iterable[tuple[Law, int]], failure: float, adjacency: Adjacency, closed: bool = True
+    ) -> Profile:
+        """Where the closed form of a single shift is not used (beside other laws, or for Rényi moments), with fewer atoms."""
         others = list(revealed)
-        law = on_a_grid(self.law, 160 if others else _ATOMS)
+        law = on_a_grid(self.law, _ATOMS if closed and not others else 160)
         return Profile.of([(shift_law(law, adjacency), 1), *others], failure + law.excess)
 
 
@@ -167,7 +169,8 @@ def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]
         plain = row.plain(last)[1]
         laid = _affordable(row.gain, plain, row.rate, tail)
         if laid is not None:
-            yield "minorant", minorant(faces(laid, tail), 10 * tail)
+            coarse = faces(stairs(row.gain, plain, row.rate, 16, tail), tail)
+            yield "minorant", minorant(faces(laid, tail), 10 * tail, coarse)
             if np.all(row.growth == 1):
                 return
         yield from _drains(row.gain, plain, row.rate, tail)

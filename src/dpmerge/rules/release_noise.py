@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 from dpmerge.errors import TargetError
+from dpmerge.profiles import grids_of_accuracy
 from dpmerge.records import Weights
 from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, build
 from dpmerge.rules.combination import Combination
@@ -13,7 +14,6 @@ from dpmerge.rules.guarantee import Guarantee
 from dpmerge.rules.statements import round_up
 
 _CLOSE = 2e-3  # by how much, relatively, the noise may exceed the least
-_WIDEST = 80  # doublings of the noise that are tried
 
 
 def least_noise(
@@ -24,24 +24,30 @@ def least_noise(
     More noise never costs more. The search ends above the root, with a noise whose own guarantee was computed.
     """
 
-    @cache
-    def at(noise: float) -> Guarantee:
+    def whole(noise: float) -> Guarantee:
         return accounting.guarantee(build("combination", weights, accounting, noise=noise), delta=delta)
 
-    if at(0.0).epsilon <= epsilon:
-        return 0.0, at(0.0)
+    bare = whole(0.0)
+    if bare.epsilon <= epsilon:
+        return 0.0, bare
+
+    @cache
+    def at(noise: float) -> float:
+        rule = build("combination", weights, accounting, noise=noise)
+        assert isinstance(rule, Combination)
+        with grids_of_accuracy(accounting.accuracy):
+            return rule.hidden_epsilon(delta, accounting.by, accounting.conversion)
+
     low, high = 0.0, _first_guess(weights)
-    for _ in range(_WIDEST):
-        found = at(high)
-        if found.epsilon <= epsilon:
-            break
-        if found.theorem != "hidden-run" or at(4 * high).epsilon > 0.98 * found.epsilon > epsilon:
-            raise TargetError(_why_not(found, epsilon))
+    while at(high) > epsilon:
+        if at(high) >= 0.99 * at(low) if low else math.isinf(at(high)):
+            raise TargetError(_why_not(bare, epsilon))
         low, high = high, 2 * high
     while high - low > _CLOSE * high:
-        middle = _between(low, high, at(low).epsilon, at(high).epsilon, epsilon)
-        low, high = (low, middle) if at(middle).epsilon <= epsilon else (middle, high)
-    return high, at(high)
+        middle = _between(low, high, at(low) if low else math.inf, at(high), epsilon)
+        low, high = (low, middle) if at(middle) <= epsilon else (middle, high)
+    found = whole(high)
+    return high, found
 
 
 def _first_guess(weights: Weights) -> float:
@@ -64,7 +70,7 @@ def _between(low: float, high: float, above: float, below: float, wanted: float)
 def _why_not(found: Guarantee, epsilon: float) -> str:
     revealed = "; ".join(f"{name}: {why}" for name, why in found.details.get("revealed", {}).items())
     return (
-        f"no noise at release gives ε = {epsilon:g}: it buys nothing below {round_up(found.epsilon)}, because these runs are "
-        "accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat clipping "
-        "whose records state a smoothness" + (f" ({revealed})" if revealed else "")
+        f"no noise at release gives ε = {epsilon:g} here (without noise it is {round_up(found.epsilon)}): some of these runs "
+        "are accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat "
+        "clipping, whose records state a smoothness" + (f" ({revealed})" if revealed else "")
     )

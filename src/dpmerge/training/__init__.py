@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import TrainingError
 from dpmerge.training.data import Data as Data
-from dpmerge.training.linear import Loss as Loss, accuracy as accuracy, scores as scores, train as train
+from dpmerge.training.linear import (
+    Loss as Loss,
+    accuracy as accuracy,
+    facts_of_linear as facts_of_linear,
+    scores as scores,
+    train as train,
+)
 from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
 from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
 from dpmerge.training.randomness import (

@@ -51,7 +51,7 @@ def train(
     if not norms.max() <= norm_bound:  # what the record says of smoothness and clipping rests on it
         raise TrainingError(f"an input has norm {norms.max():.6g}, above norm_bound {norm_bound:g}; use bounded_features")
     noise, sampler = fresh_generator(), fresh_generator()
-    smoothness, convex = _facts(loss, recipe.clip, norm_bound)
+    smoothness, convex = facts_of_linear(loss, recipe.clip, norm_bound)
     said: dict[str, Any] = {
         "dataset": dataset,
         "run": run or f"linear-{secrets.token_hex(8)}",
@@ -63,18 +63,21 @@ def train(
     }
     expected = recipe.expected_batch(len(features))
     weights = np.zeros((1 if loss == "logistic" else classes, features.shape[1]))
-    next_start, found = recipe.begin(weights), []
+    next_start = recipe.begin(weights)
+    found: list[Checkpoint] = []
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught below
         for step, learning_rate in enumerate(recipe.learning_rates(), start=1):
             batch = recipe.batch(sampler, len(features), step)
             total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe.clip)
             total += recipe.noise_multiplier * recipe.clip * noise.standard_normal(weights.shape)
-            weights = next_start(weights - learning_rate / expected * total)
+            kept_share = 1 - learning_rate * recipe.weight_decay
+            weights = next_start(kept_share * weights - learning_rate / expected * total)
             if step in kept:
                 tensors = {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
                 if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
                     raise TrainingError(f"run {said['run']}: the parameters are no longer finite; use a smaller learning rate")
-                found.append(Checkpoint(step, tensors, recipe.record(step, len(features), **said)))
+                record = recipe.record(step, len(features), checkpoints_kept=len(found), **said)
+                found.append(Checkpoint(step, tensors, record))
             if on_step is not None:
                 on_step(step)
     return found
@@ -129,7 +132,7 @@ def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.N
     return known
 
 
-def _facts(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | None]:
+def facts_of_linear(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | None]:
     """Smoothness, and why clipped gradients are those of convex functions (docs/theory.md §3.3), for inputs with ‖x‖ ≤ r.
 
     Softmax: the Hessian is (diag p − ppᵀ) ⊗ xxᵀ, at most r²/2, and ‖p − y‖·‖x‖ ≤ √2·r: beyond that clipping never binds.

@@ -25,7 +25,7 @@ Spans = list[tuple[float, int]]
 StatedSampling = Literal["poisson", "shuffle", "full-batch"]
 _HISTORY = "privacy_accountant_state_dict"
 _SGD_STATE = {"lr", "initial_lr", "params", "foreach", "differentiable", "fused", "param_names"}
-_NOT_PLAIN = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
+_NOT_PLAIN = ("momentum", "dampening", "nesterov", "maximize")
 
 
 def opacus_history(record: Record) -> History:
@@ -60,7 +60,8 @@ def noise_with_counts(sigma: float, unclipped_num_std: float, ratio: float = 1.0
 class Stated:
     """What a checkpoint of Opacus does not say; None is not stated.
 
-    `learning_rate` and `clip` are one number for every step, or `value*steps,value*steps,…`. `expected_batch` is the divisor
+    `learning_rate`, `clip` and `weight_decay` are one number for every step, or `value*steps,value*steps,…`. Weight decay is
+    plain SGD's, decoupled from clip and noise (docs/records.md); not stated, it is 0. `expected_batch` is the divisor
     of the updates; or give `examples`, the size of the dataset, from which Opacus computes it. Of tensors that the optimizer
     did not train, `leave_out` names those that the data changed (no loss was computed with them); `others_unchanged` says
     that the rest is as before the training. No file shows that: frozen parameters are listed among those of the optimizer.
@@ -72,6 +73,7 @@ class Stated:
     clipping: Clipping | None = None
     learning_rate: str | None = None
     optimizer: str | None = None
+    weight_decay: str | None = None
     expected_batch: float | None = None
     examples: int | None = None
     run: str | None = None
@@ -115,6 +117,11 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
     history = _history(held[_HISTORY], where)
     steps = sum(count for *_, count in history)
     clips, rates = _spans(stated.clip, steps, "clip"), _spans(stated.learning_rate, steps, "learning_rate")
+    decays = _spans(stated.weight_decay or "0", steps, "weight_decay")
+    if stated.weight_decay is not None and stated.optimizer != "sgd":
+        raise RecordError(
+            f"weight_decay is plain SGD's; with optimizer {stated.optimizer} no theorem uses it: leave it out, or say it there"
+        )
     if "grad_clip_scheduler_state_dict" in held and "*" not in str(stated.clip):
         raise RecordError(f"{where} has a scheduler of the clip; state the clip of every step, as 1.0*{steps}")
     _check_optimizer(held.get("optimizer_state_dict"), stated, steps, where)
@@ -130,7 +137,7 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         "others_unchanged": True,
     }
     assert stated.dataset is not None
-    record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, stated), "stated-by-user")
+    record = dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, decays, stated), "stated-by-user")
     save_torch_model(out, _shown(pytorch.state_of(held, where)[0], stated.leave_out, where), record)
     return record
 
@@ -171,7 +178,7 @@ def _spans(text: str | None, steps: int, field: str) -> Spans:
             spans.append((float(value), int(count) if times else steps))
         except ValueError:
             raise RecordError(f"{field} {part!r} is not a number, or value*steps, separated by commas") from None
-        if not (0 < spans[-1][0] < math.inf or (spans[-1][0] == 0 and field == "learning_rate")) or spans[-1][1] < 1:
+        if not (0 < spans[-1][0] < math.inf or (spans[-1][0] == 0 and field != "clip")) or spans[-1][1] < 1:
             raise RecordError(f"{field} {part!r}: needs a positive, finite value and at least one step")
     total = sum(count for _, count in spans)
     if total != steps:
@@ -179,9 +186,9 @@ def _spans(text: str | None, steps: int, field: str) -> Spans:
     return spans
 
 
-def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> list[FullPhase]:
+def _phases(history: History, clips: Spans, rates: Spans, decays: Spans, stated: Stated) -> list[FullPhase]:
     """Cut the run wherever anything changes."""
-    ends = [list(accumulate(count for *_, count in spans)) for spans in (history, clips, rates)]
+    ends = [list(accumulate(count for *_, count in spans)) for spans in (history, clips, rates, decays)]
     phases, start = [], 0
     for end in sorted({point for one in ends for point in one}):
         at = [next(i for i, point in enumerate(one) if point >= end) for one in ends]
@@ -194,6 +201,7 @@ def _phases(history: History, clips: Spans, rates: Spans, stated: Stated) -> lis
                 clip=clips[at[1]][0],
                 sampling=_sampling(stated, rate),
                 expected_batch=_expected_batch(stated, rate),
+                weight_decay=decays[at[3]][0],
             )
         )
         start = end
@@ -235,11 +243,11 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
         return
     groups = [group for group in state["param_groups"] if isinstance(group, dict)]
     last = {float(group["lr"]) for group in groups if "lr" in group}
-    odd = [*_not_of_sgd(groups), *["groups with different learning rates"] * (len(last) > 1)]
+    odd = [*_not_of_sgd(groups, stated), *["groups with different learning rates"] * (len(last) > 1)]
     if odd and stated.optimizer == "sgd":
         raise RecordError(
-            f"{where}: its optimizer is not plain SGD ({', '.join(odd[:3])}); optimizer sgd means no momentum, weight decay or "
-            "projection: state what it was"
+            f"{where}: its optimizer is not plain SGD ({', '.join(odd[:3])}); optimizer sgd means no momentum or projection, "
+            "and the weight decay that is stated: state what it was"
         )
     if last and "*" not in str(stated.learning_rate) and float(str(stated.learning_rate)) not in last:
         raise RecordError(
@@ -248,6 +256,16 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
         )
 
 
-def _not_of_sgd(groups: list[dict[str, Any]]) -> list[str]:
+def _not_of_sgd(groups: list[dict[str, Any]], stated: Stated) -> list[str]:
     odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
-    return odd + sorted({str(key) for group in groups for key in group} - _SGD_STATE - set(_NOT_PLAIN))
+    odd += sorted({str(key) for group in groups for key in group} - _SGD_STATE - {*_NOT_PLAIN, "weight_decay"})
+    return odd + _other_decays(groups, stated)
+
+
+def _other_decays(groups: list[dict[str, Any]], stated: Stated) -> list[str]:
+    """Weight decays in the file that contradict the one stated; of one that changed, the file shows what would come next."""
+    found = sorted({float(group.get("weight_decay") or 0) for group in groups})
+    if len(found) > 1:
+        return ["groups with different weight decays"]
+    changed = "*" in str(stated.weight_decay)
+    return [] if changed or not found or found[0] == float(stated.weight_decay or 0) else [f"weight_decay={found[0]:g}"]

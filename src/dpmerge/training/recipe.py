@@ -25,6 +25,7 @@ class Recipe:
     """Poisson batches with `rate`, or full ones without; noise of σ·clip on the sum of clipped gradients.
 
     The learning rate climbs linearly to its peak over `warmup` steps; with `decay` it then falls linearly towards 0.
+    `weight_decay` ω shrinks the parameters outside clip and noise: θ ← (1 − ηω)θ − η(…).
     A recipe that draws other batches, or does more than SGD, overrides `expected_batch`, `batch`, `rate_at`, `optimizer` and
     `begin`: its record then says so.
     """
@@ -36,6 +37,7 @@ class Recipe:
     rate: float | None = None
     warmup: int = 0
     decay: bool = False
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         faults = [
@@ -44,6 +46,7 @@ class Recipe:
             (not 0 < self.clip < math.inf, "clip must be positive and finite"),
             (not 0 <= self.noise_multiplier < math.inf, "noise_multiplier must be finite and not negative"),
             (self.rate is not None and not 0 < self.rate <= 1, "rate must lie in (0, 1]"),
+            (not 0 <= self.weight_decay < math.inf, "weight_decay must be finite and not negative"),
             (not 0 <= self.warmup <= self.steps, "warmup must lie between 0 and steps"),
         ]
         for wrong, text in faults:
@@ -101,8 +104,12 @@ class Recipe:
         noise_generator: NoiseGenerator | None = None,
         smoothness: float | None = None,
         convex: str | None = None,
+        checkpoints_kept: int = 0,
     ) -> Record:
-        """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints."""
+        """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints.
+
+        `checkpoints_kept` is how many models of earlier steps were kept.
+        """
         settings = [(rate, self.rate_at(step)) for step, rate in enumerate(self.learning_rates()[:steps], start=1)]
         phases = [
             FullPhase(
@@ -112,6 +119,7 @@ class Recipe:
                 clip=self.clip,
                 sampling=Sampling(scheme="full-batch") if sampled is None else Sampling(scheme="poisson", rate=sampled),
                 expected_batch=self.expected_batch(examples),
+                weight_decay=self.weight_decay,
             )
             for (rate, sampled), same in groupby(settings)
         ]
@@ -124,15 +132,20 @@ class Recipe:
             "smoothness": smoothness,
             "convex": convex,
             "noise_generator": noise_generator,
+            "checkpoints_kept": checkpoints_kept or None,
         }
         return dp_sgd_record(dataset, mechanism, phases, "recorded")
 
 
 def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[FullPhase], source: Source) -> Record:
-    """The record of a run; `phases` state every setting, and the record repeats only those that differ from the first's."""
+    """The record of a run; `phases` state every setting, and the record repeats only those that differ from the first's.
+
+    A weight decay of 0 is not written: the record is as it was before there was one.
+    """
     rows = [phase.model_dump(mode="json") for phase in phases]
     common = {name: rows[0][name] for name in _INHERITED}
-    different = [{name: row[name] for name in row if common.get(name) != row[name]} for row in rows]
+    implied = {**common, "weight_decay": 0.0}
+    different = [{name: row[name] for name in row if implied.get(name) != row[name]} for row in rows]
     content = {
         "schema": 1,
         "dataset": dataset,

@@ -115,6 +115,7 @@ class Recorder:
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
         self._noise, self._sampling = Starts("noise"), Starts("sampling")
         self._taken = _counted(engine)
+        self._saved: set[int] = set()  # the steps after which this recorder wrote a folder
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
         self._follow(optimizer)
 
@@ -148,11 +149,13 @@ class Recorder:
     def save(self, folder: str | Path, *, leave_out: Collection[str] = ()) -> Path:
         """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole.
 
-        Without the tensors that `leave_out` names, also in earlier calls; see `record`.
+        Without the tensors that `leave_out` names, also in earlier calls; see `record`. The record says how many earlier
+        checkpoints were written so.
         """
         path, record = Path(folder), self.record(leave_out=leave_out)
         assert isinstance(record.mechanism, DpSgd)
         save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
+        self._saved.add(self.steps)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -196,13 +199,13 @@ class Recorder:
 
     def _phase(self) -> FullPhase:
         now, sampling = self._steps.now(), self._batches.sampling()
-        divisor, rate = now.divisor, now.learning_rate
+        divisor, rate, decay = now.divisor, now.learning_rate, now.weight_decay
         # The theorems about averages take expected_batch for the mean batch size, rounded down unless it is the whole dataset
         # (theory.md §3.3). Where Opacus divides by less (loss_reduction="sum"), the same update is written with that size,
-        # and a learning rate to match.
+        # and learning rate and weight decay to match.
         size = self._batches.mean_size(sampling)
         if divisor < (size if sampling.scheme == "full-batch" else size - 1):
-            divisor, rate = size, rate * size / divisor
+            divisor, rate, decay = size, rate * size / divisor, decay * divisor / size
         return FullPhase(
             steps=1,
             learning_rate=rate,
@@ -210,6 +213,7 @@ class Recorder:
             clip=now.clip,
             sampling=sampling,
             expected_batch=divisor,
+            weight_decay=decay,
         )
 
     def _made(self, phase: FullPhase) -> None:
@@ -239,8 +243,21 @@ class Recorder:
                 )
             if before.optimizer != optimizer:
                 optimizer = f"{before.optimizer}, then {optimizer}"
-        mechanism = {**vars(self._said), "optimizer": optimizer, "clipping": clipping, "left_out": left_out or None}
+        mechanism = {
+            **vars(self._said),
+            "optimizer": optimizer,
+            "clipping": clipping,
+            "left_out": left_out or None,
+            "checkpoints_kept": self._kept_before() or None,
+        }
         return dp_sgd_record(mechanism.pop("dataset"), mechanism, phases, "recorded")
+
+    def _kept_before(self) -> int:
+        """How many checkpoints of earlier steps there are; the one from which a run was resumed is among them."""
+        before = self._before
+        steps = self._saved if before is None else self._saved | {before.steps}
+        earlier = 0 if before is None else before.checkpoints_kept or 0
+        return earlier + sum(step < self.steps for step in steps)
 
 
 def _counted(engine: Any) -> int:

@@ -20,12 +20,14 @@ from opacus.grad_sample import (
     GradSampleModuleFastGradientClipping,
 )
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+from torch.optim import SGD
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Clipping
 from dpmerge.training.opacus_accounting import noise_with_counts
 
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
+_DECAY = "weight_decay"  # SGD adds it to the gradient after clip and noise: θ ← (1 − ηω)θ − η(…), the record's own
 _WHOLE = (GradSampleModule, GradSampleHooks, GradSampleModuleExpandedWeights)
 _GHOST = (GradSampleModuleFastGradientClipping, GradSampleHooksFastGradientClipping)
 _MODULES = {
@@ -39,12 +41,16 @@ _ROUNDING = 1e-6  # Opacus computes the norm of a list of clips in single precis
 
 @dataclass(frozen=True)
 class Step:
-    """The settings of one step: θ ← θ − learning_rate/divisor · (sum of clipped gradients + noise of σ·clip)."""
+    """The settings of one step.
+
+    θ ← (1 − learning_rate·weight_decay)·θ − learning_rate/divisor · (sum of clipped gradients + noise of σ·clip)
+    """
 
     noise_multiplier: float
     clip: float
     learning_rate: float
     divisor: float
+    weight_decay: float
 
 
 class StepReader:
@@ -108,7 +114,8 @@ class StepReader:
         optimizer = self._optimizer
         groups = [group for group in optimizer.param_groups if any(p.requires_grad for p in group["params"])]
         rates = {float(group["lr"]) for group in groups}
-        self._note_options(groups, rates)
+        decay = self._decay(groups)
+        self._note_options(groups, rates, decay)
         # Parts of one batch clipped differently: a record moves the sum by the largest clip.
         clip = max(self._clips, default=self._clip())
         sigma, calibrated = float(optimizer.noise_multiplier), float(optimizer.max_grad_norm)
@@ -127,7 +134,16 @@ class StepReader:
             )
             sigma = real
         mean = optimizer.loss_reduction == "mean"
-        return Step(sigma, clip, max(rates), float(optimizer.expected_batch_size) if mean else 1.0)
+        divisor = float(optimizer.expected_batch_size) if mean else 1.0
+        return Step(sigma, clip, max(rates), divisor, 0.0 if decay is None else decay)
+
+    def _decay(self, groups: list[Mapping[str, Any]]) -> float | None:
+        """SGD's weight decay, if all that is trained has the same; other optimizers apply theirs in ways of their own."""
+        values = {float(group.get(_DECAY, 0)) for group in groups}
+        if not all(0 <= value < math.inf for value in values):
+            raise TrainingError(f"weight decay {min(values):g}: a record holds none that is negative or not finite")
+        plain = type(self._optimizer.original_optimizer) is SGD and len(values) == 1
+        return values.pop() if plain else None
 
     def _with_counts(self, sigma: float, ratio: float) -> float:
         """The noise multiplier with the private counts that adapt the clip."""
@@ -163,9 +179,11 @@ class StepReader:
             return math.hypot(*map(float, self._optimizer.max_grad_norms))
         return float(self._optimizer.max_grad_norm)
 
-    def _note_options(self, groups: list[Mapping[str, Any]], rates: set[float]) -> None:
+    def _note_options(self, groups: list[Mapping[str, Any]], rates: set[float], decay: float | None) -> None:
         for group in groups:
             for key, plain in _PLAIN.items():
+                if key == _DECAY and decay is not None:
+                    continue
                 if group.get(key, plain) != plain or key in self._options:
                     self._options.setdefault(key, set()).add(f"{group.get(key, plain)}")
         if len(rates) > 1:

@@ -49,6 +49,7 @@ class RunForm(Strict):
     decay: bool = False
     clip: Positive
     noise_multiplier: NonNegative
+    weight_decay: NonNegative = 0.0
     checkpoints: tuple[Count, ...] = ()
 
     @model_validator(mode="after")
@@ -88,6 +89,7 @@ class RunForm(Strict):
             "decay": self.decay,
             "clip": self.clip,
             "noise_multiplier": self.noise_multiplier,
+            "weight_decay": self.weight_decay,
         }
 
     def kept(self, labels: npt.NDArray[np.int64]) -> list[int]:
