@@ -34,7 +34,7 @@ from dpmerge.profiles import (
 )
 from dpmerge.profiles.curves import RevealedCurve, ShiftCurve
 from dpmerge.profiles.grids import without_closed_forms
-from dpmerge.records import Adjacency
+from dpmerge.records import Adjacency, Model
 from dpmerge.rules import Combination, hidden_run as rule
 from dpmerge.rules.guarantee import Target
 from dpmerge.rules.merged_steps import shift_law
@@ -213,6 +213,39 @@ def test_long_linear_trainings(
         assert truth <= proved * SLACK, epsilon
         largest = max(largest, truth / proved)
     assert largest > 1e-3
+
+
+def mixed_run(rng: np.random.Generator, name: str, adjacency: Adjacency) -> tuple[Model, FloatArray, FloatArray, FloatArray]:
+    """Phases that differ in all they can: the model, what a record and the noise do to the last iterate, and rates."""
+    phases, columns = [], []
+    for _ in range(int(rng.integers(1, 4))):
+        steps, rate = int(rng.integers(1, 20)), float(rng.choice([0.02, 0.1, 0.5, 1.0]))
+        eta, sigma, decay = (float(rng.choice(c)) for c in ([1.0, 0.5, 0.01], [0.0, 0.3, 1.0, 2.0], [0.0, 0.0, 0.05, 0.5]))
+        sampling = {"scheme": "full-batch"} if rate == 1 else {"scheme": "poisson", "rate": rate}
+        settled = {"noise_multiplier": sigma, "weight_decay": decay, "sampling": sampling}
+        phases.append({"steps": steps, "learning_rate": eta, **settled})
+        columns.append(np.tile([[eta], [sigma], [decay], [rate]], steps))
+    known: dict[str, Any] = {"smoothness": 1e-9, "convex": "glm"} if rng.random() < 0.75 else {}
+    model = dp_sgd(name, sigma=1.0, batch=1.0, sampling=0.1, phases=phases, adjacency=adjacency, **known)
+    eta_, sigma_, decay_, rate_ = np.concatenate(columns, axis=1)
+    worth = eta_ * np.append(np.cumprod((1 - eta_ * decay_)[:0:-1])[::-1], 1.0)
+    return model, worth, worth * sigma_, rate_
+
+
+def test_mixed_portfolios() -> None:
+    """Runs of several phases and lengths, hidden or revealed, with noise or without: the linear training is one they allow."""
+    rng = np.random.default_rng(5)
+    for index in range(4 * EFFORT):
+        adjacency = ADJACENCIES[index % 3]
+        weights = rng.dirichlet(np.full(int(rng.integers(1, 4)), 2.0))
+        runs = [mixed_run(rng, f"run{i}", adjacency) for i in range(weights.size)]
+        noise, epsilon = float(rng.choice([0.1, 0.5, 2.0])), float(rng.choice([0.0, 0.5, 2.0]))
+        effect, deviation = (np.concatenate([w * run[k] for w, run in zip(weights, runs, strict=True)]) for k in (1, 2))
+        rates = np.concatenate([run[3] for run in runs])
+        shifts, probs = linear_release(np.ones(effect.size), effect, deviation, rates, noise)
+        given = Combination(weighted(*((run[0], float(w)) for w, run in zip(weights, runs, strict=True))), noise=noise)
+        truth = line_delta(shifts, probs, epsilon, mirrored=adjacency == "replace-one")
+        assert truth <= given.guarantee(epsilon=epsilon).delta * SLACK + 1e-13, (weights, runs)
 
 
 @pytest.mark.parametrize("eta", [1.9, 2.5])
