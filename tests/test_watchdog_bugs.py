@@ -58,9 +58,9 @@ def take_checkpoints_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_the_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hidden copies of a run stay as far apart as the record drove them: the common records do not react."""
 
-    def still(*arguments: Any) -> Trajectories:
-        known = transport.trajectories(*arguments)
-        return replace(known, pull=np.zeros_like(known.pull))
+    def still(*arguments: Any, **options: Any) -> Trajectories:
+        known = transport.trajectories(*arguments, **options)
+        return replace(known, pull=np.zeros_like(known.pull), growth=np.minimum(known.growth, 1.0))
 
     monkeypatch.setattr(combination, "trajectories", still)
 

@@ -23,6 +23,7 @@ from dpmerge_lab.audit.scenarios import digits as audited_digits, poisson
 from dpmerge_lab.audit.scenarios.accounts import DATASET, even
 from dpmerge_lab.audit.scenarios.checkpoints import Checkpoints
 from dpmerge_lab.audit.scenarios.digits import DigitsCanaries, DigitsSoftmax
+from dpmerge_lab.audit.scenarios.last_iterate import LastIterate
 from dpmerge_lab.audit.scenarios.logistic import TransportLogistic
 from dpmerge_lab.audit.scenarios.loose_weights import LooseWeights
 from dpmerge_lab.audit.scenarios.repeated_draws import RepeatedDraws
@@ -32,10 +33,11 @@ from dpmerge_lab.tasks import digits
 from tests.ledger_builders import planned
 
 MINE = ("same-noise", "same-batches", "checkpoints", "loose-weights", "selection", "repeated-draws", "transport-logistic")
+HIDDEN = ("last-iterate", "last-iterate-noised")
 REAL = ("digits-softmax", "digits-canaries")
 
 
-@pytest.mark.parametrize("name", [*MINE, *REAL, "shuffled"])
+@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *REAL, "shuffled"])
 def test_a_scenario_says_what_it_is(name: str) -> None:
     game = find_game(name)
     assert (game.name, game.simulated) == (name, name not in REAL)
@@ -188,3 +190,30 @@ def test_many_canaries_are_told_apart() -> None:
     assert scores[included].min() > scores[~included].max()
     coins = partial(DigitsCanaries(recipe=recipe).play_once, canaries=20)
     assert not np.array_equal(coins(np.random.default_rng(1))[0], coins(np.random.default_rng(2))[0])
+
+
+# --- the last iterate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_the_last_iterate_holds_the_participations_and_the_noise(name: str) -> None:
+    """The record's gradient is clipped at every step and nothing of it is forgotten: that is what makes the attack strong."""
+    game = find_game(name)
+    assert isinstance(game, LastIterate)
+    trials = 4_000
+    noise = math.sqrt(game.steps * game.noise_multiplier**2 + game.release_noise**2)
+    for with_record in (False, True):
+        scores = game.play(np.random.default_rng(1), trials, with_record) / game.unit
+        mean = game.steps * game.rate * with_record
+        deviation = math.sqrt(noise**2 + mean * (1 - game.rate))
+        assert scores.mean() == pytest.approx(mean, abs=5 * deviation / math.sqrt(trials))
+        assert scores.std() == pytest.approx(deviation, rel=0.06)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_the_last_iterate_is_claimed_by_hidden_run(name: str) -> None:
+    game = find_game(name)
+    assert isinstance(game, LastIterate)
+    found = Combination(game.trained(), noise=game.release_noise * game.unit).guarantee(delta=game.delta)
+    assert (found.theorem, found.standing) == ("hidden-run", "proved")
+    assert found.epsilon < 0.75 * Joint(game.trained()).guarantee(delta=game.delta).epsilon

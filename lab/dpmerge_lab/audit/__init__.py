@@ -22,4 +22,6 @@ SCENARIOS = {
     "digits-canaries": "dpmerge_lab.audit.scenarios.digits:digits_canaries",
     "shuffled": "dpmerge_lab.audit.scenarios.shuffled:shuffled",
     "own-count": "dpmerge_lab.audit.scenarios.own_count:own_count",
+    "last-iterate": "dpmerge_lab.audit.scenarios.last_iterate:last_iterate",
+    "last-iterate-noised": "dpmerge_lab.audit.scenarios.last_iterate:last_iterate_noised",
 }

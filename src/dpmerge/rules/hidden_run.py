@@ -169,7 +169,7 @@ def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]
         plain = row.plain(last)[1]
         laid = _affordable(row.gain, plain, row.rate, tail)
         if laid is not None:
-            coarse = faces(stairs(row.gain, plain, row.rate, 16, tail), tail)
+            coarse = faces(stairs(row.gain, plain, row.rate, 24, tail), tail)
             yield "minorant", minorant(faces(laid, tail), 10 * tail, coarse)
             if np.all(row.growth == 1):
                 return
