@@ -27,7 +27,6 @@ from dpmerge.profiles import (
     closed_forms,
     dp_sgd_steps,
     gathered,
-    gaussian_epsilon,
     run_profile,
 )
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
@@ -180,7 +179,10 @@ class Combination(Rule):
             hidden = {run.model.name for run in self._hideable}
             better += [self._beside(route, hidden) for route in self._hidden(target, by)]
         if not single and len(self._covered) > 1:
-            bar = min((self._asked(route, target, by).epsilon for route in better), default=math.inf)
+            # How far below joint release another theorem is already; a window of merged steps must come near that to pay.
+            bar, most = 1.0, self._asked(joint, target, by).epsilon if better and target.delta else 0.0
+            if 0 < most < math.inf:
+                bar = min(self._asked(route, target, by).epsilon for route in better) / most
             covered = {run.model.name for run in self._covered}
             better += [self._beside(route, covered) for route in self._transported(target, bar)]
         if not any(route.beats_joint for route in better):
@@ -249,7 +251,7 @@ class Combination(Rule):
         elif runs.is_full_batch:
             yield from self._full_batch(runs)
         else:
-            yield from self._poisson(runs, target, bar)
+            yield from self._poisson(runs, bar)
 
     def _full_batch(self, runs: Trajectories) -> Iterable[_Route]:
         """Everything is Gaussian: minimise μ² = Σ_{before, i∉B}(s/ν)² + Σ_window (R*/s_λ)² over (k, B)."""
@@ -288,11 +290,11 @@ class Combination(Rule):
         # Sums of up to millions of squares, and one square root: above their rounding.
         return result * (1 + 1e-12)
 
-    def _poisson(self, runs: Trajectories, target: Target, bar: float) -> Iterable[_Route]:
+    def _poisson(self, runs: Trajectories, bar: float) -> Iterable[_Route]:
         """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best few.
 
-        A window of merged steps takes long. It is left out where a Gaussian of its divergence, which is mostly much more
-        private than the window itself, has nearly the ε of another theorem, `bar`.
+        A window of merged steps takes long. It is left out where the ε that its divergence lets expect, beside that of joint
+        release, is above `bar`, which another theorem gives.
         """
         ranked, joint = ranked_candidates(runs)
         best, kinds = ranked[0][0], set()
@@ -300,8 +302,7 @@ class Combination(Rule):
         for score, candidate, drift in ranked:
             if score <= min(1.3 * best, 1.2 * joint) and (drift is None) not in kinds:
                 kinds.add(drift is None)
-                hopeless = target.delta is not None and gaussian_epsilon(math.sqrt(max(score, 0.0)), target.delta) > 0.75 * bar
-                if drift is not None and hopeless:
+                if drift is not None and math.sqrt(max(score, 0.0) / max(joint, 1e-300)) > 1.2 * bar:
                     continue
                 yield self._poisson_route(runs, candidate, drift)
 

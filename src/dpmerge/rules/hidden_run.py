@@ -233,15 +233,22 @@ def _together(
     reach = _reach(rows, laid, coins, tail)
     before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in _pairs(rows, laid))
 
-    def at(power: float, cells: int) -> ShiftLaw:
-        slope = reach / energy * 2.0**-power
-        # No run absorbs at more than the slope λy, so what they pay together is at most y² Σ λ² energy; mostly much less.
-        own = min(slope**2 * before, _LARGEST)
-        for _ in range(2 if own > _SMALL else 0):
+    paid: dict[float, float] = {}  # how much of M² the runs pay themselves, except with probability `tail`
+
+    def own_reach(power: float, slope: float) -> float:
+        """No run absorbs at more than the slope λy, so all pay at most y² Σ λ² energy; nor more than at a steeper slope."""
+        steeper = [own for other, own in paid.items() if other <= power]
+        own = min(slope**2 * before, _LARGEST, *steeper)
+        for _ in range(0 if own <= _SMALL or power in paid else 1 if steeper else 2):
             grid = _grid(own, reach, 100)
             known = {kind: _split(*kind, slope, grid).masses.sum(axis=1) for kind in kinds}
             own = grid.own * _quantile([known[pair] for pair in _pairs(rows, laid)], tail)
-        grid = _grid(own, reach, cells)
+        paid[power] = own
+        return own
+
+    def at(power: float, cells: int) -> ShiftLaw:
+        slope = reach / energy * 2.0**-power
+        grid = _grid(own_reach(power, slope), reach, cells)
         splits = {kind: _split(*kind, slope, grid) for kind in kinds}
         return pooled([_fixed(coins, grid), *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
 
