@@ -231,10 +231,12 @@ def test_targets() -> None:
 
 
 def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
-    portfolio = sampled()
-    for epsilon, only_release in ((0.7, False), (3.0, True)):
+    """Of three models that count every step, and of two whose last iterates alone are released."""
+    whole = sampled()
+    for portfolio, epsilon, only_release in ((whole, 0.7, False), (Portfolio(whole.models[:2]), 3.0, True)):
         how = Accounting(only_release=only_release)
-        found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=UTILITY, accounting=how)
+        utility = {name: UTILITY[name] for name in portfolio.names}
+        found = plan(portfolio, epsilon=epsilon, delta=DELTA, utility=utility, accounting=how)
         with grids_of_accuracy(1e-6):
             for option in found.options:
                 if not option.feasible or option.rule not in ("selection", "combination"):

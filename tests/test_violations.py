@@ -52,7 +52,7 @@ def test_no_random_full_batch_training_costs_more_than_proved() -> None:
 def test_no_random_sampled_training_costs_more_than_proved() -> None:
     report = check_transport(10 * EFFORT, SEED, sampled=True)
     theorems = {name.split(",")[0].removeprefix("proved ") for name in report.seen}
-    assert theorems == {"joint-release", "transport-poisson", "transport-replace-one", "coupled-coins"}
+    assert theorems == {"joint-release", "transport-poisson", "transport-replace-one", "coupled-coins", "hidden-run"}
     assert report.largest > 0.99
 
 

@@ -9,9 +9,12 @@ from tests.violations.trainings import NUMBERS, Numbers, Training, corners, deco
 
 
 def examine(training: Training) -> Report:
-    """One training, released at its end."""
+    """One training, released at its end: what is proved of every step, and of its last iterates alone."""
     laws = training.laws()
-    return compare([training.rule()], lambda epsilon: max(laws.delta(epsilon)), training)
+    report = Report()
+    for only_release in (False, True):
+        report.add(compare([training.rule(only_release)], lambda epsilon: max(laws.delta(epsilon)), training))
+    return report
 
 
 def check_transport(examples: int, seed: int, sampled: bool = False) -> Report:

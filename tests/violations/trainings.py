@@ -113,9 +113,10 @@ class Training:
         odds = ratio * other / one
         return cls.of(setting, runs, (odds / (1 + odds), 1 / (1 + odds)))
 
-    def rule(self) -> Combination:
-        """What the library is asked."""
-        return Combination(weighted(*((model, run.weight) for model, run in zip(self.models, self.hidden, strict=True))))
+    def rule(self, only_release: bool = False) -> Combination:
+        """What the library is asked: of every step, or of the last iterates alone."""
+        weights = weighted(*((model, run.weight) for model, run in zip(self.models, self.hidden, strict=True)))
+        return Combination(weights, only_release=only_release)
 
     def laws(self, finer: float = 1.0) -> ReleaseLaws:
         """What is released."""

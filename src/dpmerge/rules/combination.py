@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dpmerge.cache import cache_folder
 from dpmerge.errors import TargetError
 from dpmerge.profiles import (
     Conversion,
@@ -60,8 +61,15 @@ class _Route:
     beats_joint: bool = False  # by a theorem, so that joint release need not be computed
 
 
-@lru_cache(maxsize=256)  # joint release is asked for with every weight that a search tries
-def _answered(profile: Profile, target: Target, by: By, conversion: Conversion, grids: float, closed: bool) -> Answer:
+def _ask(profile: Profile, target: Target, by: By, conversion: Conversion) -> Answer:
+    """Joint release is asked for with every weight that a search tries; where nothing is kept on disk, nor is it here."""
+    if cache_folder() is None:
+        return ask(ProfileBound(profile), target, by, conversion)
+    return _known(profile, target, by, conversion, accuracy(), closed_forms())
+
+
+@lru_cache(maxsize=256)
+def _known(profile: Profile, target: Target, by: By, conversion: Conversion, grids: float, closed: bool) -> Answer:
     return ask(ProfileBound(profile), target, by, conversion)
 
 
@@ -121,6 +129,11 @@ class Combination(Rule):
         return WeightedRun(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
 
     @property
+    def _may_hide(self) -> bool:
+        """Whether theorem hidden-run is asked: not where the papers' formula is."""
+        return self._only_release and bool(self._hideable) and self._assumed != 0
+
+    @property
     def record_effect(self) -> float:
         """The largest change that one record can make to the average in one step."""
         if not self._hideable:
@@ -131,7 +144,7 @@ class Combination(Rule):
     def hidden_epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
         """ε by theorem hidden-run alone, for searches; infinite where it does not apply."""
         covered = {run.model.name for run in self._hideable}
-        routes = [self._beside(route, covered) for route in self._hidden(Target(delta=delta), by)] if self._only_release else []
+        routes = [self._beside(route, covered) for route in self._hidden(Target(delta=delta), by)] if self._may_hide else []
         return min(
             (ask(ProfileBound(one.profile), Target(delta=delta), by, conversion).epsilon for one in routes), default=math.inf
         )
@@ -159,7 +172,7 @@ class Combination(Rule):
         whole = [answer for answer, route in answers if route.theorem in ("single-run", "joint-release")]
         if not whole:
             composed = Profile.composed(run.profile for run in self._profiles.values())
-            whole = [_answered(composed, target, by, conversion, accuracy(), closed_forms())]
+            whole = [_ask(composed, target, by, conversion)]
         return whole[0].epsilon if target.epsilon is None else whole[0].delta
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
@@ -175,7 +188,7 @@ class Combination(Rule):
             yield replace(joint, details={**joint.details, **because})
             return
         better: list[_Route] = []
-        if self._only_release and self._hideable and self._assumed != 0:
+        if self._may_hide:
             hidden = {run.model.name for run in self._hideable}
             better += [self._beside(route, hidden) for route in self._hidden(target, by)]
         if not single and len(self._covered) > 1:
@@ -229,7 +242,7 @@ class Combination(Rule):
 
     @staticmethod
     def _asked(route: _Route, target: Target, by: By, conversion: Conversion = "tight") -> Answer:
-        return _answered(route.profile, target, by, conversion, accuracy(), closed_forms())
+        return _ask(route.profile, target, by, conversion)
 
     def _transported(self, target: Target, bar: float) -> Iterable[_Route]:
         failure = 1e-4 * target.delta if target.delta is not None else 1e-12
