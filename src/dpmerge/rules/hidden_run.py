@@ -141,7 +141,8 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
         return Hidden(law, tuple(hidden), "minorant")
     score = _scorer(target, runs.adjacency)
     if len(rows) == 1 and not others and rows[0].weight > 1e-100:
-        found = min(_alone(rows[0], energy / rows[0].weight ** 2, tail), key=lambda pair: score(pair[1]))
+        tried = list(_alone(rows[0], energy / rows[0].weight ** 2, tail))
+        found = tried[0] if len(tried) == 1 else min(tried, key=lambda pair: score(pair[1]))
     else:
         found = _together(rows, coins, energy, tail, score)
     return Hidden(found[1], tuple(hidden), found[0])

@@ -13,7 +13,7 @@ from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import Guarantee
 from dpmerge.rules.statements import round_up
 
-_CLOSE = 2e-3  # by how much, relatively, the noise may exceed the least
+_CLOSE = 4e-3  # by how much, relatively, the noise may exceed the least
 
 
 def least_noise(
