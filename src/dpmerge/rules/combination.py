@@ -192,15 +192,19 @@ class Combination(Rule):
             hidden = {run.model.name for run in self._hideable}
             better += [self._beside(route, hidden) for route in self._hidden(target, by)]
         if not single and len(self._covered) > 1:
-            # How far below joint release another theorem is already; a window of merged steps must come near that to pay.
-            bar, most = 1.0, self._asked(joint, target, by).epsilon if better and target.delta else 0.0
-            if 0 < most < math.inf:
-                bar = min(self._asked(route, target, by).epsilon for route in better) / most
             covered = {run.model.name for run in self._covered}
+            bar = self._bar(joint, better, target, by)
             better += [self._beside(route, covered) for route in self._transported(target, bar)]
         if not any(route.beats_joint for route in better):
             yield joint
         yield from better
+
+    def _bar(self, joint: _Route, better: Sequence[_Route], target: Target, by: By) -> float:
+        """How far below joint release another theorem is already: a window of merged steps must come near that to pay."""
+        most = self._asked(joint, target, by).epsilon if better and target.delta else 0.0
+        if not 0 < most < math.inf:
+            return 1.0
+        return min(self._asked(route, target, by).epsilon for route in better) / most
 
     def _beside(self, route: _Route, covered: Set[str]) -> _Route:
         """The route of some runs, beside the others, which are revealed whole."""
