@@ -166,21 +166,20 @@ def compare(
     require_wanted(delta, accounting.any_delta)
     given, shuffle = portfolio.weights(weights), accounting.shuffle
     plain, formula = (replace(accounting, assume_smoothness=assumed) for assumed in (None, 0.0))
-    shown = replace(accounting, only_release=False)
+    every_step = replace(accounting, only_release=False)
     looked = counted_besides(given, provenance)
     rule = partial(build, weights=given, provenance=provenance)
+    last = ("linear combination (last iterate only)", partial(rule, "combination", accounting=accounting, noise=noise))
     rules: list[tuple[str, Callable[[], Rule]]] = [
         ("random selection", partial(rule, "selection", accounting=plain)),
-        ("linear combination (proved)", partial(rule, "combination", accounting=shown)),
-        ("linear combination (last iterate only)", partial(rule, "combination", accounting=accounting, noise=noise)),
+        ("linear combination (proved)", partial(rule, "combination", accounting=every_step)),
+        *([last] if accounting.only_release else []),
         ("linear combination (papers' formula)", partial(rule, "combination", accounting=formula)),
         ("joint release", partial(rule, "joint", accounting=plain)),
         ("optimal composition", lambda: PairComposition(given, "optimal", shuffle, looked)),
         ("advanced composition", lambda: PairComposition(given, "advanced", shuffle, looked)),
         ("basic composition", lambda: PairComposition(given, "basic", shuffle, looked)),
     ]
-    if not accounting.only_release:
-        del rules[2]
     rows = []
     for label, made in rules:
         progress(label)

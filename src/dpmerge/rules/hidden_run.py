@@ -47,10 +47,9 @@ _SMALL, _LARGEST = 0.5, 60.0  # of M²: a grid up to the one is fine enough; bey
 
 @dataclass(frozen=True)
 class Hidden:
-    """The law of M, which rows are hidden, which absorption it belongs to, and the runs' steps that are revealed beside it."""
+    """The law of M, and the absorption that it belongs to."""
 
     law: ShiftLaw
-    hidden: tuple[int, ...]
     absorption: str
 
     def profile(
@@ -134,18 +133,18 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
         [ShiftLaw.coin(runs.weights[i] * float(runs.effect[i, -1]), float(runs.rate[i, -1])) for i in others], tail
     )
     if energy == 0:
-        return Hidden(ShiftLaw(np.array([math.inf]), np.ones(1)), tuple(hidden), "none")
+        return Hidden(ShiftLaw(np.array([math.inf]), np.ones(1)), "none")
     if all(np.all((row.rate >= 1) | (row.gain == 0)) for row in rows) and coins.values.size == 1:
         square = _full_batch(rows, float(coins.values[0]), energy)
         law = ShiftLaw(np.array([math.sqrt(square) * (1 + 1e-9)]), np.ones(1), coins.excess)
-        return Hidden(law, tuple(hidden), "minorant")
+        return Hidden(law, "minorant")
     score = _scorer(target, runs.adjacency)
     if len(rows) == 1 and not others and rows[0].weight > 1e-100:
         tried = list(_alone(rows[0], energy / rows[0].weight ** 2, tail))
         found = tried[0] if len(tried) == 1 else min(tried, key=lambda pair: score(pair[1]))
     else:
         found = _together(rows, coins, energy, tail, score)
-    return Hidden(found[1], tuple(hidden), found[0])
+    return Hidden(found[1], found[0])
 
 
 def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]:
