@@ -80,6 +80,34 @@ def test_questions_about_noise_without_a_meaning_are_refused(
     assert words in str(result.exception)
 
 
+def test_weights_chosen_by_looking_are_refused_before_their_noise_is_solved_for(portfolio: Portfolio, tmp_path: Path) -> None:
+    asked = ["account", tmp_path / "runs", "--rule", "combination", "--weights", "a=1", "--delta", DELTA, "--epsilon", 1]
+    result = dpmerge(*asked, "--solve", "noise", "--provenance", "after-looking")
+    assert "chosen after looking at the models are not covered by" in str(result.exception)
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.0])
+def test_a_target_near_nothing_has_its_noise(epsilon: float) -> None:
+    """Before, a grid that was too coarse for so much noise ended in a refusal, with a reason that was not true."""
+    weights = builders.portfolio(convex("a")).weights({"a": 1.0})
+    noise, found = least_noise(weights, epsilon=epsilon, delta=DELTA)
+    assert found.epsilon <= epsilon
+    assert noise < 1e9
+
+
+def test_beside_much_noise_of_the_training_a_little_more_is_no_reason_to_give_up() -> None:
+    long = convex("a", 1.0, steps=20_000, sampling=0.002)
+    noise, found = least_noise(builders.portfolio(long).weights({"a": 1.0}), epsilon=0.5, delta=DELTA)
+    assert found.epsilon <= 0.5 and noise > 0
+
+
+def test_a_decay_that_overturns_the_parameters_is_accounted_for() -> None:
+    phases = [{"steps": 5, "learning_rate": 1.0, "weight_decay": 1.5}]
+    flat = convex("a", phases=phases, smoothness=0.0)
+    found = library.combination(builders.portfolio(flat), {"a": 1.0}, noise=1.0).guarantee(delta=DELTA)
+    assert found.epsilon < 100
+
+
 def test_noise_belongs_to_averages(portfolio: Portfolio, tmp_path: Path) -> None:
     for rule in ("joint", "selection"):
         asked = ["account", tmp_path / "runs", "--rule", rule, "--weights", "a=1", "--delta", DELTA, "--noise", 1]
@@ -108,7 +136,10 @@ def test_each_model_alone_has_both_numbers(portfolio: Portfolio, tmp_path: Path)
         own = library.combination(portfolio, {entry["model"]: 1.0}).guarantee(delta=DELTA)
         assert entry["last_iterate"] == pytest.approx(own.epsilon)
         assert entry["last_iterate"] <= entry["pld"] * (1 + 1e-9)
-    assert "last only" in dpmerge("account", tmp_path / "runs", "--alone", "--delta", DELTA).stdout
+        assert entry["last_iterate_assumptions"] == list(own.assumptions)
+    printed = dpmerge("account", tmp_path / "runs", "--alone", "--delta", DELTA).stdout
+    assert "last only" in printed
+    assert any("for last only" in line and "nothing of these runs but this release" in line for line in printed.splitlines())
 
 
 def test_a_planned_model_is_released_certified_and_counted_until_the_second(portfolio: Portfolio, tmp_path: Path) -> None:

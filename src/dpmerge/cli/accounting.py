@@ -81,6 +81,7 @@ def account(
         raise TargetError("a merge needs --rule and --weights; for each model alone, use --alone")
     how, given = accounting.accounting(), Weights.parse(Portfolio(portfolio), weights)
     if solve is not None:
+        rules.require_covered(rule, provenance or "a-priori")
         guarantee = _solved(given, rule, question, how, noise)
     else:
         rules.Target(epsilon=question.epsilon, delta=question.delta)
@@ -100,9 +101,9 @@ def _solved(
         raise TargetError("--solve noise needs both --epsilon and --delta")
     if rule != "combination" or noise is not None:
         raise TargetError("--solve noise is for --rule combination, without --noise: it finds the noise of an average")
-    asked = {"epsilon": question.epsilon, "delta": question.delta}
-    rules.Target(epsilon=question.epsilon), rules.Target(delta=question.delta)
-    return rules.least_noise(weights, **asked, accounting=accounting)[1]
+    rules.Target(epsilon=question.epsilon)
+    rules.Target(delta=question.delta)
+    return rules.least_noise(weights, epsilon=question.epsilon, delta=question.delta, accounting=accounting)[1]
 
 
 def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) -> None:
@@ -124,6 +125,11 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
     print_warnings(warnings)
     for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # once, for all models
         typer.echo(f"assuming: {text}")
+    last = rules.assumed_by((entry["model"], entry["last_iterate_assumptions"]) for entry, _ in found.values())
+    printed = (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models))
+    for text, names in last.items():
+        if text not in printed:
+            typer.echo(f"assuming, for last only [{', '.join(names)}]: {text}")
     for entry, noted in found.values():
         for text in noted:
             typer.echo(f"{entry['standing']}: {text}")
@@ -134,13 +140,20 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
 def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
     """One model's ε by every accountant, and the assumptions of its record."""
     entry: dict[str, Any] = {"model": model.name, "kind": model.mechanism.kind, "run": model.run}
-    entry |= {**dict.fromkeys(_ACCOUNTANTS), "assumptions": [], "standing": "proved", "refused": None}
+    entry |= {
+        **dict.fromkeys(_ACCOUNTANTS),
+        "assumptions": [],
+        "last_iterate_assumptions": [],
+        "standing": "proved",
+        "refused": None,
+    }
     try:
         run = run_profile(model, granted.shuffle)
     except AccountingError as error:
         return {**entry, "refused": str(error)}, ()
     last = rules.build("combination", Portfolio((model,)).weights({model.name: 1.0}), granted.accounting())
-    entry["last_iterate"] = last.guarantee(delta=target.delta).epsilon
+    found = last.guarantee(delta=target.delta)
+    entry |= {"last_iterate": found.epsilon, "last_iterate_assumptions": list(found.assumptions)}
     bound = rules.ProfileBound(run.profile)
     for name in bound.accountants():
         entry[name] = rules.ask(bound, target, name).epsilon

@@ -222,11 +222,14 @@ def minorant(found: Faces, tail: float, coarse: Faces | None = None) -> ShiftLaw
 
 
 def _top(squares: Callable[[int, float], FloatArray], tail: float) -> float:
-    """The M² that a law exceeds with probability `tail`, by coarse grids."""
+    """The M² that a law exceeds with probability `tail`, by coarse grids: two, or more while all lies in the first cell."""
     top = _LARGEST
-    for _ in range(2):
+    for look in range(8):
         above = np.cumsum(squares(300, top)[::-1])[::-1]
-        top *= min(1.0, max(int(np.count_nonzero(above > tail)), 1) / 300)
+        needed = max(int(np.count_nonzero(above > tail)), 1)
+        top *= min(1.0, needed / 300)
+        if look > 0 and needed > 2:  # cell 0, where nothing is paid, and one for all that is rounded up
+            break
     return top
 
 

@@ -14,6 +14,7 @@ from dpmerge.rules.guarantee import Guarantee
 from dpmerge.rules.statements import round_up
 
 _CLOSE = 4e-3  # by how much, relatively, the noise may exceed the least
+_FAR = 1e9  # times a first guess: noise that hides all that noise can hide
 
 
 def least_noise(
@@ -39,15 +40,17 @@ def least_noise(
             return rule.hidden_epsilon(delta, accounting.by, accounting.conversion)
 
     low, high = 0.0, _first_guess(weights)
+    far = _FAR * high
     while at(high) > epsilon:
-        if at(high) >= 0.99 * at(low) if low else math.isinf(at(high)):
+        # Beside much noise of the training itself a little more changes nothing: only much more tells whether any helps.
+        changes_nothing = at(high) >= 0.99 * at(low) if low else math.isinf(at(high))
+        if changes_nothing and at(far) > epsilon:
             raise TargetError(_why_not(bare, epsilon))
         low, high = high, 2 * high
     while high - low > _CLOSE * high:
         middle = _between(low, high, at(low) if low else math.inf, at(high), epsilon)
         low, high = (low, middle) if at(middle) <= epsilon else (middle, high)
-    found = whole(high)
-    return high, found
+    return high, whole(high)
 
 
 def _first_guess(weights: Weights) -> float:
@@ -61,6 +64,8 @@ def _between(low: float, high: float, above: float, below: float, wanted: float)
     """Where a power law through both ends has the wanted ε, kept away from them."""
     if low == 0 or not math.isfinite(above):
         return high / 2
+    if not 0 < wanted < above or below <= 0:
+        return math.sqrt(low * high)
     slope = math.log(below / above) / math.log(high / low)
     guess = high * math.exp(math.log(wanted / below) / slope) * (1 + _CLOSE / 3)
     edge = _CLOSE / 2 * high

@@ -147,8 +147,8 @@ def _batch_bound(run: WeightedRun, phase: FullPhase, records: int, q: float, tam
 
     It is set beforehand: from the public bound on the number of records, never from batches seen.
     """
-    if run.convex and tamed > 0:
-        eta = phase.learning_rate
+    eta = phase.learning_rate
+    if run.convex and tamed > 0 and eta * run.smoothness > 0:
         least = (2 - 2 * eta * phase.weight_decay) * phase.expected_batch / (eta * run.smoothness)
         largest = math.floor(least * (1 - 1e-12))
         if largest > 0 and (above := binomial_survival(records, q, largest)) <= tamed:
