@@ -45,3 +45,4 @@ from dpmerge.planning.simplex import (
     simplex_grid as simplex_grid,
 )
 from dpmerge.planning.utility import Utilities as Utilities, ValidationSet as ValidationSet
+from dpmerge.planning.worth import PREDICTED as PREDICTED, Worth as Worth, training_variance as training_variance
