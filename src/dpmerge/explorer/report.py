@@ -39,7 +39,7 @@ class ReportScope:
 
     delta: float
     epsilons: tuple[float, ...] = ()
-    points: int = 25
+    points: int | None = None
     step: float = 0.05
 
     def __post_init__(self) -> None:
