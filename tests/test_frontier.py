@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,9 +22,10 @@ import dpmerge
 from dpmerge import plan
 from dpmerge.cli import app
 from dpmerge.cli.options import parse_targets
+from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import EvaluationError, TargetError, UtilityError
 from dpmerge.figures import describe
-from dpmerge.planning import DRAWS, Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
+from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
 from dpmerge.profiles import DIRECTIONS, accuracy, gaussian_delta, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, Combination, Joint, Selection, build
@@ -359,14 +361,15 @@ def own_accuracy(portfolio: Path, weights: dict[str, float]) -> float:
     return float(np.mean((test.images @ weight.T.astype(float) + bias).argmax(axis=1) == test.labels))
 
 
-def test_noise_is_drawn_several_times_and_the_spread_shown(trained: Path) -> None:
+def test_noise_is_drawn_several_times_and_the_spread_shown(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":  # convex: noise pays
         path = trained / name / "record.json"
         record = json.loads(path.read_text())
         record["mechanism"] |= {"smoothness": 0.5, "convex": "glm", "sampling": {"scheme": "full-batch"}}
         path.write_text(json.dumps(record))
+    monkeypatch.setattr("dpmerge.planning.noised.DRAWS", 3)
     portfolio = Portfolio(trained)
-    scorer = MergedScore.of({name: trained / name for name in portfolio.names}, "digits")
+    scorer = NoisyScore.of({name: trained / name for name in portfolio.names}, "digits")
     asked: list[Any] = []
 
     def run(function: Any, items: Any, *, keys: Any) -> list[Any]:
@@ -377,7 +380,7 @@ def test_noise_is_drawn_several_times_and_the_spread_shown(trained: Path) -> Non
     line = found.curves[0]
     draws = [item for item in asked if len(item) == 3 and isinstance(item[0], tuple)]
     noised = [point for point in line.points if point.noise > 0]
-    assert noised and len([item for item in draws if item[1] > 0]) == DRAWS * len(noised)
+    assert noised and len([item for item in draws if item[1] > 0]) == 3 * len(noised)
     for point in line.points:
         assert point.utility_kind == "measured"
         assert point.low is not None and point.high is not None and point.utility is not None
@@ -386,6 +389,7 @@ def test_noise_is_drawn_several_times_and_the_spread_shown(trained: Path) -> Non
     drawn = describe(found).panels[0].lines[0]
     assert drawn.low is not None and drawn.high is not None
     assert "several draws" in describe(found).caption
+    assert isinstance(scorer, NoisyScore) and pickle.loads(pickle.dumps(scorer)) == scorer
     assert scorer.noised((1.0, 0.0, 0.0), 1e3) < 0.5 < scorer((1.0, 0.0, 0.0))
 
 

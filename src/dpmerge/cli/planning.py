@@ -24,6 +24,7 @@ from dpmerge.cli.options import (
     parse_targets,
 )
 from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
+from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import write_json
@@ -198,7 +199,7 @@ def frontier(
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
     if evaluate is None:
         return None
-    return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+    return NoisyScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
 def _write(found: Frontier | Heatmap, folder: Path, name: str) -> list[Path]:
