@@ -275,7 +275,10 @@ def test_a_ladder_counts_as_its_least_noisy_release(portfolio: Portfolio, tmp_pa
     shown = dpmerge("ledger", "remaining", where).stdout
     assert "any ε up to 0.99" in shown and "from this ladder is free now" in shown
     assert f"the total stays {first.guarantee.epsilon:.3f}"[:20] in shown
+    planned = ["plan", tmp_path / "runs", "--rule", "single", "--epsilon", 3, "--delta", DELTA, "--ledger", where]
+    assert "from this ladder is free now" in dpmerge(*planned).stdout
     state = json.loads(dpmerge("ledger", "show", where, "--json").stdout)
+    assert json.loads(dpmerge(*planned, "--json").stdout)["free"] == state["free"]
     assert state["free"]["noise"] == first.certificate.rule.deviation
     history = " ".join(dpmerge("ledger", "history", where).stdout.split())
     assert "to ann" in history and "noise" in history
