@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dpmerge.release.entries import standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.ladder import Ladders
 from dpmerge.rules import Rounding
+from dpmerge.tensors import merge_models
 from tests import builders
 from tests.ladder_kills import killed
 from tests.ledger_workers import race
@@ -256,6 +258,25 @@ def test_of_ladders_made_at_once_one_is_used_by_all(portfolio: Portfolio, tmp_pa
     for number in range(4):
         verdict = library.verify(tmp_path / f"out-{number}", portfolio=portfolio)
         assert verdict.code == 0, verdict
+
+
+def test_a_model_that_changes_while_it_is_released_is_not_released(
+    portfolio: Portfolio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the noise of one ladder would be added to two averages, whose difference it no longer hides."""
+    making, file = sys.modules["dpmerge.release.making"], tmp_path / "runs/a/model.safetensors"
+    kept = load_file(file)
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        save_file({name: value + 1 for name, value in kept.items()}, file)
+        return merge_models(*arguments, **options)
+
+    ledger = ledger_of(tmp_path)
+    monkeypatch.setattr(making, "merge_models", meanwhile)
+    with pytest.raises(CertificateError, match=r"was written to while it was released.*nothing was spent"):
+        merge(portfolio, tmp_path / "out", noise=0.25, ledger=tmp_path / "ledger.db")
+    assert not (tmp_path / "out").exists()
+    assert total(ledger) == 0.0
 
 
 # --- the ledger ---------------------------------------------------------------------------------------------------------------
