@@ -88,7 +88,7 @@ def noises_to_try(question: Question) -> list[tuple[Weights, float]]:
     """The best model and averages with noises from half to 500 times what one record does in a step; coarse ones first."""
     made = candidates(question.portfolio, question.worth, question.accounting)
     found = []
-    for index in sorted(range(_NOISES), key=lambda index: (-math.gcd(index, 16), index)):
+    for index in sorted(range(_NOISES + 1), key=lambda index: (-math.gcd(index, 16), index)):
         for weights in made:
             rule = build("combination", weights, question.accounting)
             assert isinstance(rule, Combination)
