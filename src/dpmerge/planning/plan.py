@@ -165,8 +165,8 @@ class Plan:
             "provenance": self.provenance,
             "utilities": self.utilities,
             "utilities_source": self.source,
-            "why_no_noise": self.why_no_noise,
             "options": [option.as_dict() for option in self.options],
+            "why_no_noise": self.why_no_noise,
         }
 
     def to_frame(self) -> DataFrame:
