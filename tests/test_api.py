@@ -65,7 +65,7 @@ def test_json_of_a_plan_has_the_fields_it_had() -> None:
     plain = json.loads(json.dumps(plan.as_dict()))
     assert list(plain) == ["target", "provenance", "utilities", "utilities_source", "options", "why_no_noise"]
     fields = (
-        "rule by weights epsilon delta standing theorem expected_utility feasible why utility_kind assumptions details warnings "
-        "noise predicted_deviation"
+        "rule by weights epsilon delta standing theorem expected_utility feasible why utility_kind assumptions details "
+        "warnings noise predicted_deviation"
     )
     assert all(" ".join(option) == fields for option in plain["options"])
