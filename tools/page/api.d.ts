@@ -51,7 +51,7 @@ interface FrontierRequest {
   any_delta?: boolean;
   delta?: number;
   epsilons: Array<number>;
-  points?: number;
+  points?: number | null;
 }
 
 interface GridAnswer {
