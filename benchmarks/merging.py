@@ -1,4 +1,4 @@
-"""The weighted sum against the disk: three models of 1 GB, warm cache, beside `cat`, `cp` and mergekit."""
+"""The weighted sum against the disk: three models of 1 GB, warm cache, beside `cat`, `cp` and mergekit; and its exact noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Claim
-from dpmerge.tensors import DTYPES, Header, header_bytes
+from dpmerge.tensors import DTYPES, Header, header_bytes, next_rung
 
 WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 REPEAT = 5
@@ -32,6 +32,19 @@ start = time.perf_counter()
 merge_models({n: root / n for n in "abc"}, {"a": 0.2, "b": 0.3, "c": 0.5}, root / "out", digests=digests)
 taken = time.perf_counter() - start
 # Not getrusage: that also counts what the parent had before it became this process.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(taken, int(status["VmHWM"].split()[0]) / 1024)
+"""
+# One thread. It prints the seconds of the merge and its peak memory in MB.
+NOISE = """
+import sys, time
+from pathlib import Path
+from dpmerge.tensors import Noise, NoisePath, merge_models
+root, deviation = Path(sys.argv[1]), float.fromhex(sys.argv[2])
+noise = Noise(NoisePath(bytes(32), 0.02), deviation) if deviation else None
+start = time.perf_counter()
+merge_models({"a": root / "a"}, {"a": 1.0}, root / "out", digests=False, threads=1, noise=noise)
+taken = time.perf_counter() - start
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(taken, int(status["VmHWM"].split()[0]) / 1024)
 """
@@ -161,4 +174,39 @@ def bfloat16() -> Iterator[Claim]:
     yield from measure("BF16", 5.0, 2.0)
 
 
-ALL = (single_precision, bfloat16)
+def noise_at_release() -> Iterator[Claim]:
+    """One fp32 model of 10⁷ parameters and one of 10⁸, on one core: the first release of a path, and one far from it."""
+    rng = np.random.default_rng(0)
+    normals = np.empty(1 << 16)
+    rungs = {"the first": 0.02, "75 rungs above": next_rung(0.02, 0.02 * 2 ** (74.5 / 32))}
+    for size, limit in ((10**7, 2.0), (10**8, 20.0)):
+        with tempfile.TemporaryDirectory(prefix="dpmerge-benchmark-") as folder:
+            root = Path(folder)
+            (root / "a").mkdir()
+            header, _ = header_bytes([Header("weight", DTYPES["F32"], (size,))], {"format": "pt"})
+            with (root / "a" / "model.safetensors").open("wb") as file:
+                file.write(header)
+                for _ in range(10):
+                    file.write((0.05 * rng.standard_normal(size // 10, dtype=np.float32)).data)
+            (plain, _), start = _noised(root, 0.0), time.perf_counter()
+            for _ in range(size // normals.size):
+                rng.standard_normal(out=normals)
+            numpy = time.perf_counter() - start
+            for name, deviation in rungs.items():
+                taken, memory = min(_noised(root, deviation) for _ in range(3))
+                yield Claim(
+                    f"noise on {size:.0e} fp32 parameters, one core, {name} release of a path",
+                    f"{taken:.2f} s, {memory:.0f} MB (without noise {plain:.2f} s, numpy's own normals alone {numpy:.2f} s)",
+                    f"< {limit:g} s, < 150 MB",
+                    taken < limit and memory < 150,
+                )
+
+
+def _noised(root: Path, deviation: float) -> tuple[float, float]:
+    command = [sys.executable, "-c", NOISE, str(root), deviation.hex()]
+    taken, memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    shutil.rmtree(root / "out")
+    return float(taken), float(memory)
+
+
+ALL = (single_precision, bfloat16, noise_at_release)
