@@ -52,12 +52,13 @@ def chacha20(key: bytes, counter: int, length: int) -> bytes:
     return out[:length]
 
 
-def exact_normal(key: bytes, node: int, tensor: str, element: int) -> mpmath.mpf:
+def exact_normal(key: bytes, root: float, node: int, tensor: str, element: int) -> mpmath.mpf:
     """Φ⁻¹ of a uniform number of 64 + 256 bits, to about 200."""
 
     def stream(use: bytes, place: int, counter: int, length: int) -> bytes:
         message = node.to_bytes(8, "little", signed=True) + place.to_bytes(8, "little") + tensor.encode()
-        subkey = hashlib.blake2b(message, digest_size=32, key=key, person=b"dpmerge " + use).digest()
+        seed = hashlib.blake2b(root.hex().encode(), digest_size=32, key=key, person=b"dpmerge path").digest()
+        subkey = hashlib.blake2b(message, digest_size=32, key=seed, person=b"dpmerge " + use).digest()
         return chacha20(subkey, counter, length)
 
     block, place = divmod(element, 1 << 16)
@@ -76,7 +77,7 @@ def exact_path(key: bytes, root: float, index: int, tensor: str, element: int) -
         return mpmath.mpf(rung(root, k)) ** 2
 
     def normal(k: int) -> mpmath.mpf:
-        return exact_normal(key, k, tensor, element)
+        return exact_normal(key, root, k, tensor, element)
 
     def at(k: int) -> mpmath.mpf:
         if k == 0:
@@ -172,7 +173,7 @@ def test_bits_are_asked_for_until_the_rounding_is_decided(monkeypatch: pytest.Mo
         return original(self, node, element, further, mp)
 
     monkeypatch.setattr(Normals, "refined", counted)
-    noise = noising.TensorNoise(at(0), Normals(KEY, "t"))
+    noise = noising.TensorNoise(at(0), Normals(at(0).path.seed, "t"))
     spacing = Fraction(noise.noise.spacing)
     with mpmath.workprec(300):
         found = exact_path(KEY, 0.02, 0, "t", 3) / mpmath.mpf(float(spacing))
@@ -261,20 +262,21 @@ def test_steps_of_an_octave_are_powers_of_two_rounded_down() -> None:
 # --- as random numbers -------------------------------------------------------------------------------------------------------
 
 
-def noises(folder: Path, index: int, count: int = 40_000, key: bytes = KEY, tensor: str = "t") -> Array:
+def noises(folder: Path, index: int, count: int = 40_000, key: bytes = KEY, tensor: str = "t", root: float = 1.0) -> Array:
     """Z itself, in units of its deviation: the release of zeros."""
     zeros = single(folder / f"{tensor}{index}{key.hex()}", {tensor: np.zeros(count)})
-    return combine_tensors({"m": zeros}, {"m": 1.0}, noise=at(index, 1.0, key))[tensor] / rung(1.0, index)
+    return combine_tensors({"m": zeros}, {"m": 1.0}, noise=at(index, root, key))[tensor] / rung(root, index)
 
 
-def test_noise_is_normal_and_independent_over_elements_tensors_nodes_and_keys(tmp_path: Path) -> None:
+def test_noise_is_normal_and_independent_over_elements_tensors_nodes_keys_and_roots(tmp_path: Path) -> None:
     samples = {index: noises(tmp_path, index) for index in (0, 32, 41, -64)}
     for sample in samples.values():
         assert stats.kstest(sample, "norm").pvalue > 1e-4
         assert stats.chi2.sf((sample**2).sum(), sample.size) > 1e-4 and stats.chi2.cdf((sample**2).sum(), sample.size) > 1e-4
     bound = 4.5 / math.sqrt(40_000)  # a false alarm is one in 10⁵
     first = samples[0]
-    for other in (noises(tmp_path, 0, tensor="u"), noises(tmp_path, 0, key=bytes(32)), np.roll(first, 1), np.roll(first, 8)):
+    others = [noises(tmp_path, 0, tensor="u"), noises(tmp_path, 0, key=bytes(32)), noises(tmp_path, 0, root=2.0)]
+    for other in (*others, np.roll(first, 1), np.roll(first, 8)):
         assert abs(np.corrcoef(first, other)[0, 1]) < bound
         assert abs(np.corrcoef(first**2, other**2)[0, 1]) < bound
     for j, k in ((0, 32), (0, 41), (-64, 0), (32, 41), (-64, 41)):

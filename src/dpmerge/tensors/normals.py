@@ -29,9 +29,9 @@ _GUARD = 20  # bits that mpmath may lose
 
 @dataclass(frozen=True)
 class Normals:
-    """The normals of one key and one tensor."""
+    """The normals of one path and one tensor."""
 
-    key: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
     tensor: str
 
     def words(self, node: int, block: int, first: int = 0) -> Any:
@@ -55,7 +55,7 @@ class Normals:
 
     def _subkey(self, use: bytes, node: int, place: int) -> bytes:
         message = node.to_bytes(8, "little", signed=True) + place.to_bytes(8, "little") + self.tensor.encode()
-        return hashlib.blake2b(message, digest_size=32, key=self.key, person=b"dpmerge " + use).digest()
+        return hashlib.blake2b(message, digest_size=32, key=self.seed, person=b"dpmerge " + use).digest()
 
 
 class Workspace:
