@@ -337,6 +337,7 @@ def test_full_batch_phase_of_a_sampled_run_uses_the_number_of_records() -> None:
     assert Combination(weights).guarantee(delta=1e-5).epsilon > gaussian_epsilon(2.6212, 1e-5)
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 def test_many_models() -> None:
     rng = np.random.default_rng(5)
     runs = [
@@ -531,7 +532,8 @@ def test_compare_shows_refusals_as_rows() -> None:
     assert all(row.refusal is not None for row in rows[1:])
 
 
-@settings(max_examples=6 * EFFORT, deadline=None)
+@pytest.mark.uncounted  # runs the lines of other tests, at length
+@settings(max_examples=3 * EFFORT, deadline=None)
 @given(
     sigma=st.tuples(st.floats(0.5, 4), st.floats(0.5, 4)),
     lam=st.floats(0.001, 0.999),
