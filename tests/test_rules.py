@@ -337,7 +337,6 @@ def test_full_batch_phase_of_a_sampled_run_uses_the_number_of_records() -> None:
     assert Combination(weights).guarantee(delta=1e-5).epsilon > gaussian_epsilon(2.6212, 1e-5)
 
 
-@pytest.mark.uncounted  # runs the lines of other tests, at length
 def test_many_models() -> None:
     rng = np.random.default_rng(5)
     runs = [

@@ -231,6 +231,7 @@ def test_the_bracket_is_a_bracket(law: Trials, mu: float, delta: float) -> None:
     assert cost.lower_own_score <= cost.lower <= cost.epsilon == min(cost.bounds.values())
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_for_at_least_one_trial_the_price_is_known(epsilon: float) -> None:
     """docs/theory.md §7: the worst score found comes within 2 % of the curve bound."""
@@ -261,6 +262,7 @@ def test_one_trial_costs_what_a_run_costs(law: str) -> None:
     assert cost.bounds[RENYI] == pytest.approx(Base.calibrated(1.0, DELTA).run.profile.epsilon_by_renyi(DELTA), abs=1e-9)
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize(
     ("claim", "own", "geometric"),
     list(zip(FIGURE_1, (4.64, 8.14, 41.5, 156), (2.61, 2.97, 16.07, 18.33), strict=True)),
@@ -327,6 +329,7 @@ def test_the_worst_score_is_an_event_of_a_real_mechanism() -> None:
     assert own_score_epsilon(mu, law, delta) < event <= worst_score_epsilon(mu, law, delta)
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize("mean", [2, 10, 72])
 def test_against_dp_accounting(mean: int) -> None:
     """Equal for the negative binomial; for Poisson its δ̂ from Rényi divergences is looser."""
