@@ -1,7 +1,11 @@
 """Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
 
 from dpmerge.tensors.checkpoint import Checkpoint as Checkpoint, Header as Header, Tensor as Tensor
-from dpmerge.tensors.digests import content_digest as content_digest, folder_digest as folder_digest
+from dpmerge.tensors.digests import (
+    content_digest as content_digest,
+    content_digests as content_digests,
+    folder_digest as folder_digest,
+)
 from dpmerge.tensors.dtypes import DTYPES as DTYPES, Scratch as Scratch
 from dpmerge.tensors.folder import (
     abandoned as abandoned,
@@ -15,6 +19,7 @@ from dpmerge.tensors.linear import linear_scores as linear_scores
 from dpmerge.tensors.merge import copy_model as copy_model, merge_models as merge_models, open_plan as open_plan
 from dpmerge.tensors.methods import METHODS as METHODS
 from dpmerge.tensors.opening import ADAPTER_CONFIG as ADAPTER_CONFIG, INDEX as INDEX, open_model as open_model
+from dpmerge.tensors.path import Noise as Noise, NoisePath as NoisePath, next_rung as next_rung
 from dpmerge.tensors.plan import (
     LoraForm as LoraForm,
     MergePlan as MergePlan,
