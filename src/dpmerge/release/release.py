@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -84,11 +85,13 @@ def release(
     folders = folders_of(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
-    choice = settled(choice, folders)
-    drawn = (draw(choice),) if choice.form.draws else ()
     used = [folders[name] for name in choice.form.weights]
     before = _file_states(used)
-    contents = _contents(portfolio, [choice], ledger)
+    with ThreadPoolExecutor(1) as beside:  # hashing lets the accounting run
+        hashed = beside.submit(_contents, portfolio, [choice], ledger)
+        choice = settled(choice, folders)
+    contents = hashed.result()
+    drawn = (draw(choice),) if choice.form.draws else ()
     # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
     ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
     choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
