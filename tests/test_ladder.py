@@ -351,7 +351,15 @@ def test_ladders_of_different_runs_each_keep_their_own_guarantee(portfolio: Port
     ledger, where = ledger_of(tmp_path, epsilon=30.0), tmp_path / "ledger.db"
     noises = {"a": 0.25, "b": 0.5}
     for name, noise in noises.items():
+        weights = portfolio.weights({name: 1.0})
+        seen = preview(
+            portfolio,
+            choose(portfolio, "combination", weights=weights, delta=DELTA, noise=noise),
+            tmp_path / "x",
+            ledger=ledger,
+        )
         merge(portfolio, tmp_path / name, {name: 1.0}, noise=noise, ledger=where)
+        assert seen.total is not None and seen.total.epsilon == total(ledger)
     sigmas = {"a": 4.0, "b": 40.0}
     shifts = [STEPS * EFFECT / math.sqrt(STEPS * (sigmas[name] * EFFECT) ** 2 + noise**2) for name, noise in noises.items()]
     assert gaussian_delta(math.hypot(*shifts), total(ledger)) == pytest.approx(DELTA, rel=1e-3)
