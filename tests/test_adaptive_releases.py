@@ -208,7 +208,8 @@ def random_menu(rng: np.random.Generator) -> list[Stated]:
     return list(zip(epsilons.tolist(), deltas.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(4 * EFFORT))
+@pytest.mark.uncounted  # runs the lines of other tests, at length
+@pytest.mark.parametrize("seed", range(2 * EFFORT))
 def test_no_way_to_choose_passes_the_budget(seed: int) -> None:
     """Releases that depend on nothing between those that do: a ledger may allow the first on some paths only."""
     rng = np.random.default_rng(seed)
