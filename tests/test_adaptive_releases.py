@@ -14,9 +14,10 @@ from dpmerge.errors import BudgetExceeded, DependentRuns, LedgerError, TargetErr
 from dpmerge.profiles import log_delta_from_renyi
 from dpmerge.records import Model, Portfolio
 from dpmerge.release import Entry, Ledger, choose, preview, release, release_together, verify, what_fits
-from dpmerge.release.account import FILTER, Account, provisions as first_entries
+from dpmerge.release.account import FILTER, Account
 from dpmerge.release.entries import Budget, PendingEntry
 from dpmerge.release.forms import ValidationForm
+from dpmerge.release.provisions import provisions as first_entries
 from dpmerge.rules import Charge, Exposure, Filter
 from tests import builders
 from tests.effort import EFFORT

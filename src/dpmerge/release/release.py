@@ -38,6 +38,7 @@ NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
 _AVERAGE = Merge()
+_NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,14 @@ def preview(
     folders = folders_of(portfolio)
     choice = settled(choice, folders)
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
+    counted = choice
     if choice.form.noise is not None:
         ladder = Ladders.beside(folders, choice.form).find(choice.form, _contents(portfolio, [choice], ledger))
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
+        counted = choice.on_ladder(lambda noise: noise, _NEW_LADDER) if ladder is None else choice
     if ledger is None:
         return Preview(choice, files, None, None)
-    total = ledger.total_with(_planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent))
+    total = ledger.total_with(_planned(portfolio, [counted], choice.form.exposure(portfolio), out, dependent))
     before = ledger.cumulative()
     adds = total.guarantee.epsilon - (0.0 if before is None else before.epsilon)
     return Preview(choice, files, total.guarantee, total.fits, max(adds, 0.0))
