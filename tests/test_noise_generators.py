@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from dpmerge.datasets import bounded_features
 from dpmerge.records import DpSgd, Model, NoiseGenerator, Portfolio, Record
@@ -44,7 +45,6 @@ def test_an_unknown_word_is_refused_and_a_missing_one_is_not_written() -> None:
 
 
 def test_fresh_generators_are_chacha20_with_256_bits_of_the_systems_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers", reason="cryptography is not installed")
     key = bytes(range(100, 132))
     asked: list[int] = []
 
@@ -54,7 +54,7 @@ def test_fresh_generators_are_chacha20_with_256_bits_of_the_systems_entropy(monk
 
     monkeypatch.setattr("secrets.randbits", bits)
     drawn = fresh_generator().bit_generator.random_raw(100)
-    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(800))
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(800))
     assert asked == [256] and drawn.tobytes() == stream
 
 

@@ -11,6 +11,7 @@ from dpmerge.release.certificate import (
 from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
 from dpmerge.release.entering import what_fits as what_fits
 from dpmerge.release.entries import Entry as Entry, unfinished as unfinished
+from dpmerge.release.floor import Floor as Floor, enter_floor as enter_floor
 from dpmerge.release.ledger import Ledger as Ledger
 from dpmerge.release.making import Merge as Merge, Released as Released
 from dpmerge.release.processes import under_way as under_way
@@ -23,5 +24,6 @@ from dpmerge.release.release import (
     release as release,
     release_together as release_together,
 )
+from dpmerge.release.renoise import renoise as renoise
 from dpmerge.release.signing import Signer as Signer, new_keys as new_keys, trusted_key as trusted_key
 from dpmerge.release.verify import verify as verify

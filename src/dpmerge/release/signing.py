@@ -71,10 +71,9 @@ def signed_by(public: str, signature: str, content: bytes) -> bool:
 
 
 def _cryptography() -> tuple[Any, Any, Any]:
-    try:
-        from cryptography import exceptions
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError:
-        raise SignatureError("signatures need the cryptography package; install dpmerge[signing]") from None
+    """Only here: it is slow to load."""
+    from cryptography import exceptions
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
     return serialization, ed25519, exceptions

@@ -1,6 +1,12 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
-from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, of_many as of_many, why_joint as why_joint
+from dpmerge.rules.arithmetic import (
+    Arithmetic as Arithmetic,
+    covers as covers,
+    least_cover as least_cover,
+    of_many as of_many,
+    why_joint as why_joint,
+)
 from dpmerge.rules.building import (
     DEFAULT_ACCOUNTING as DEFAULT_ACCOUNTING,
     Accounting as Accounting,
@@ -38,6 +44,7 @@ from dpmerge.rules.guarantee import (
 from dpmerge.rules.joint import Joint as Joint, PairComposition as PairComposition
 from dpmerge.rules.release_noise import least_noise as least_noise
 from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
+from dpmerge.rules.renoised import Rounding as Rounding
 from dpmerge.rules.selection import Selection as Selection, selection_epsilons as selection_epsilons
 from dpmerge.rules.statements import (
     about_delta as about_delta,

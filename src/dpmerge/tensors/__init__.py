@@ -15,6 +15,7 @@ from dpmerge.tensors.linear import linear_scores as linear_scores
 from dpmerge.tensors.merge import copy_model as copy_model, merge_models as merge_models, open_plan as open_plan
 from dpmerge.tensors.methods import METHODS as METHODS
 from dpmerge.tensors.opening import ADAPTER_CONFIG as ADAPTER_CONFIG, INDEX as INDEX, open_model as open_model
+from dpmerge.tensors.path import Noise as Noise, NoisePath as NoisePath, next_rung as next_rung
 from dpmerge.tensors.plan import (
     LoraForm as LoraForm,
     MergePlan as MergePlan,

@@ -13,6 +13,7 @@ from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint
 from dpmerge.tensors.folder import new_folder, require_absent
 from dpmerge.tensors.opening import open_model
+from dpmerge.tensors.path import Noise
 from dpmerge.tensors.plan import LoraForm, MergePlan, plan_copy, plan_merge
 from dpmerge.tensors.stream import Progress, Stream
 from dpmerge.tensors.writing import MergeReport, write_plan
@@ -28,7 +29,7 @@ class Options(TypedDict, total=False):
     `lora` says how adapters are combined: `factors` averages A and B, `exact` adds the updates BA (tensors/lora.py).
     `take_from` names the model whose integer tensors are kept where they differ. `method` replaces the sum by `ties`, `slerp`
     or a user's `module:function`, with `base` on differences from a public base model. `keep_metadata` names what is kept of
-    the files' metadata beside their format.
+    the files' metadata beside their format. `noise` is added to every parameter of the average (tensors/path.py).
     """
 
     lora: LoraForm
@@ -36,6 +37,7 @@ class Options(TypedDict, total=False):
     method: str | None
     base: Path | None
     keep_metadata: Sequence[str]
+    noise: Noise | None
 
 
 def merge_models(
@@ -117,6 +119,7 @@ def open_plan(
         method=method,
         base=stack.enter_context(open_model(Path(base), "base")) if base is not None else None,
         keep_metadata=options.get("keep_metadata", ()),
+        noise=options.get("noise"),
     )
 
 

@@ -12,7 +12,10 @@ from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
 from dpmerge.tensors.companions import companions
 from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.kernel import BLOCK
+from dpmerge.tensors.noising import TensorNoise
+from dpmerge.tensors.normals import Normals
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
+from dpmerge.tensors.path import Noise
 from dpmerge.tensors.stream import Keep, Output, Progress, Stream, Sum, Whole
 from dpmerge.user_code import find_in
 
@@ -63,6 +66,7 @@ def plan_merge(
     method: str | None,
     base: Checkpoint | None,
     keep_metadata: Sequence[str],
+    noise: Noise | None = None,
 ) -> MergePlan:
     """Check that the models belong together, and say what becomes of every tensor."""
     first = checkpoints[0]
@@ -73,9 +77,11 @@ def plan_merge(
         raise CheckpointError(f"model {first.model!r} is not a LoRA adapter: exact sums of updates are for adapters")
     if exact and method is not None:
         raise CheckpointError(f"an exact sum of adapters is linear: it cannot be combined with the method {method!r}")
+    if noise is not None and (exact or method is not None):
+        raise CheckpointError("noise is added to an average; a method, or an exact sum of adapters, is none")
     _check_layouts(checkpoints)
     _check_tensors([*checkpoints, base] if base else checkpoints, same_shapes=not exact)
-    make = _whole(load_method(method), list(weights), base) if method else partial(Output.like_first, rule=Sum(tuple(weights)))
+    make = _whole(load_method(method), list(weights), base) if method else _average(first, tuple(weights), noise)
     config = None
     if first.layout == "lora":
         from dpmerge.tensors.lora import check_factors, exact_output, merged_config
@@ -127,6 +133,25 @@ def load_method(name: str) -> Method:
     from dpmerge.tensors.methods import METHODS
 
     return find_in(METHODS, name, "the method", CheckpointError)
+
+
+def _average(first: Checkpoint, weights: tuple[float, ...], noise: Noise | None) -> Callable[[tuple[Tensor, ...]], Output]:
+    """Outputs that are weighted sums, each with its own noise; tied tensors are one in the model, so they have one noise."""
+    if noise is None:
+        return partial(Output.like_first, rule=Sum(weights))
+    unknown = sorted(noise.without - first.tensors.keys())
+    if unknown:
+        raise CheckpointError(
+            f"model {first.model!r} has no tensor {unknown[0]!r}, which was to go without noise; check its name"
+        )
+    one_name = {name: min(tied) for tied in first.ties for name in tied}
+
+    def make(inputs: tuple[Tensor, ...]) -> Output:
+        name = one_name.get(inputs[0].name, inputs[0].name)
+        added = None if inputs[0].name in noise.without else TensorNoise(noise, Normals(noise.path.key, name))
+        return Output.like_first(inputs, Sum(weights, added))
+
+    return make
 
 
 def _whole(method: Method, weights: list[float], base: Checkpoint | None) -> Callable[[tuple[Tensor, ...]], Output]:

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from dpmerge.tensors.checkpoint import Header, Source, Tensor
 from dpmerge.tensors.digests import PassingDigest, Stopped
 from dpmerge.tensors.dtypes import Floats, Raw, Scratch, fits, narrowed, widened
 from dpmerge.tensors.kernel import BLOCK, NotFinite, weighted_sum
+from dpmerge.tensors.noising import Noising, TensorNoise
 
 Progress = Callable[[int, int], None]
 _MOST_THREADS = 4
@@ -22,9 +25,10 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of the inputs, block by block."""
+    """The weighted sum of the inputs, block by block; the exact one, if noise is added to it."""
 
     weights: tuple[float, ...]
+    noise: TensorNoise | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,10 @@ class _Reader:
     scratch: Scratch
     digests: Mapping[Source, PassingDigest]
 
+    @cached_property
+    def noising(self) -> Noising:
+        return Noising(self.scratch.elements)
+
     def block(self, tensor: Tensor, start: int, count: int) -> Raw:
         raw = self.scratch.raw[: count * tensor.dtype.size]
         self._read(tensor, start, raw.data)
@@ -171,8 +179,12 @@ def _compute(output: Output, start: int, count: int, reader: _Reader) -> Raw:
     rule = output.rule
     if isinstance(rule, Sum):
         blocks = (reader.block(tensor, start, count) for tensor in output.inputs)
+        terms = zip(rule.weights, blocks, strict=True)
         try:
-            return weighted_sum(zip(rule.weights, blocks, strict=True), output.dtype, reader.scratch)
+            if rule.noise is None:
+                return weighted_sum(terms, output.dtype, reader.scratch)
+            exactly = partial(_exact_average, output, rule.weights, start)
+            return reader.noising.noised_sum(terms, output.dtype, reader.scratch, rule.noise, start, exactly)
         except NotFinite:
             raise _not_finite(output, start, count) from None
     if isinstance(rule, Keep):
@@ -183,6 +195,12 @@ def _compute(output: Output, start: int, count: int, reader: _Reader) -> Raw:
                 kept = block.copy()
         return kept
     return _whole(output, rule, reader)
+
+
+def _exact_average(output: Output, weights: tuple[float, ...], start: int, place: int) -> Fraction:
+    """The average at one place of the block that starts at `start`, as the rational number it is."""
+    values = [widened(tensor.part(start + place, 1), tensor.dtype)[0] for tensor in output.inputs]
+    return sum((Fraction(weight) * Fraction(float(value)) for weight, value in zip(weights, values, strict=True)), Fraction(0))
 
 
 def _whole(output: Output, rule: Whole, reader: _Reader) -> Raw:
@@ -214,5 +232,6 @@ def _not_finite(output: Output, start: int, count: int) -> CheckpointError:
             first = int(places[0])
             return CheckpointError(f"{tensor}: element {start + first} is {values[first]}; a merge needs finite values")
     return CheckpointError(
-        f"tensor {output.name!r}: the weighted sum is beyond the range of {output.dtype.name}; weights that sum to 1 never are"
+        f"tensor {output.name!r}: the weighted sum is beyond the range of {output.dtype.name}; weights that sum to 1 never are "
+        "unless noise is added"
     )

@@ -1,0 +1,227 @@
+"""Noise on an average, exactly: what is stored is a function of the real number Σ λθ + Z and of nothing else.
+
+Definition: the number stored is h·k rounded to the tensors' own format, where k is (Σ λθ + Z)/h rounded to a whole number, Σ λθ
+is the exact average of stored numbers and exact weights, Z the real noise, and h the noise's grid. Doubles do nearly all of it,
+with an error bound; where the bound leaves the stored number open, it is computed again to as many bits as that takes. So the
+result is the same on every machine and for any number of threads (docs/theory.md §9.6).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpmerge.tensors.dtypes import Dtype, Floats, Raw, Scratch, fits, narrowed
+from dpmerge.tensors.kernel import NotFinite
+from dpmerge.tensors.normals import BLOCK, ERROR, MOST, Normals, Workspace
+from dpmerge.tensors.path import Noise
+
+_CHUNK = 1 << 14  # elements: all arrays of a chunk stay in the cache
+_HIGH_BITS = np.uint64(2**64 - 2**29)  # of a double: what has 24 bits
+_GUARD = 20  # bits that mpmath may lose
+_ONE_AT_A_TIME = threading.Lock()  # mpmath's precision belongs to a whole context
+
+
+@dataclass(frozen=True)
+class TensorNoise:
+    """The noise of one tensor. Tensors that are one in the models have the normals of one."""
+
+    noise: Noise
+    normals: Normals
+
+
+class Noising:
+    """Memory that one thread reuses from block to block."""
+
+    def __init__(self, elements: int) -> None:
+        self._low = np.empty(elements)
+        self._buffers = np.empty((4, min(elements, _CHUNK)))
+        self._workspace = Workspace(min(elements, _CHUNK))
+
+    def noised_sum(
+        self,
+        terms: Iterable[tuple[float, Raw]],
+        dtype: Dtype,
+        scratch: Scratch,
+        noise: TensorNoise,
+        start: int,
+        exactly: Callable[[int], Fraction],
+    ) -> Raw:
+        """Σ w·x + Z over blocks of one size from element `start` of a tensor on; valid until the next call.
+
+        `exactly` gives the exact average at a place of the block, for the few where doubles do not decide.
+        """
+        count, models, largest = 0, 0, 0.0
+        for models, (weight, raw) in enumerate(terms, 1):
+            count = raw.size
+            largest += weight * self._add(weight, raw, dtype, scratch, models == 1)
+        values, error = scratch.sum[:count], _error(noise.noise, models, largest)
+        for first in range(0, count, BLOCK):
+            block, part = (start + first) // BLOCK, slice(first, min(first + BLOCK, count))
+            self._round(values[part], self._low[part], dtype, noise, block, error, first, exactly)
+        if not fits(values, dtype):
+            raise NotFinite
+        return scratch.narrow(values, dtype)
+
+    def _add(self, weight: float, raw: Raw, dtype: Dtype, scratch: Scratch, first: bool) -> float:
+        """Add weight·raw to `scratch.sum` without an error, what the sum loses to `_low`; returns the largest magnitude.
+
+        A weight is 29 bits and 24, a number at most 24, or 24 and 29 for doubles: the product of the leading parts is exact.
+        The rest is at most 2⁻²² of the whole, so its rounding is at most 2⁻⁷⁴ of that for each operation.
+        """
+        leading, rest = _split(weight)
+        largest = 0.0
+        for begin in range(0, raw.size, _CHUNK):
+            part = slice(begin, min(begin + _CHUNK, raw.size))
+            high, low = scratch.sum[part], self._low[part]
+            term, product, total, back = self._buffers[:, : high.size]
+            scratch.widen(raw[part], dtype, term)
+            largest = max(largest, _magnitude(term))
+            if first:
+                low.fill(0.0)
+            if dtype.precision > 24:
+                np.bitwise_and(term.view(np.uint64), _HIGH_BITS, out=product.view(np.uint64))
+                np.subtract(term, product, out=term)
+                np.multiply(term, weight, out=term)
+                np.add(low, term, out=low)
+                term, product = product, term
+            if rest:
+                np.multiply(term, rest, out=product)
+                np.add(low, product, out=low)
+            np.multiply(term, leading, out=high if first else product)
+            if first:
+                continue
+            np.add(high, product, out=total)  # the error of this sum is a double too (Knuth)
+            np.subtract(total, high, out=back)
+            np.subtract(product, back, out=product)
+            np.subtract(total, back, out=back)
+            np.subtract(high, back, out=back)
+            np.add(product, back, out=product)
+            np.add(low, product, out=low)
+            np.copyto(high, total)
+        return largest
+
+    def _round(
+        self,
+        high: Floats,
+        low: Floats,
+        dtype: Dtype,
+        noise: TensorNoise,
+        block: int,
+        error: float,
+        first: int,
+        exactly: Callable[[int], Fraction],
+    ) -> None:
+        """From the average's two parts to h·k, in place of the first."""
+        spacing, coefficients = noise.noise.spacing, noise.noise.coefficients
+        streams = [noise.normals.words(part.node, block) for part in noise.noise.parts]
+        for begin in range(0, high.size, _CHUNK):
+            values, rest = high[begin : begin + _CHUNK], low[begin : begin + _CHUNK]
+            whole, total, near, off = self._buffers[:, : values.size]
+            np.multiply(values, 1 / spacing, out=values)
+            np.rint(values, out=whole)
+            np.subtract(values, whole, out=total)
+            np.multiply(rest, 1 / spacing, out=rest)
+            np.add(total, rest, out=total)
+            rare = [self._workspace.add(*one, total) for one in zip(streams, coefficients, strict=True)]
+            np.rint(total, out=near)
+            np.subtract(total, near, out=off)
+            np.abs(off, out=off)
+            _stored(whole, near, spacing, values)
+            near_a_tie = np.flatnonzero(~(off <= 0.5 - error))
+            for place in _open(near_a_tie, np.concatenate(rare), whole, total, error, spacing, dtype):
+                element = block * BLOCK + begin + int(place)
+                step = _exact_step(exactly(first + begin + int(place)), noise, element)
+                try:
+                    values[place] = float(step * Fraction(spacing))
+                except OverflowError:
+                    raise NotFinite from None
+
+
+def _stored(whole: Floats, near: Floats, spacing: float, out: Floats) -> None:
+    """h·(whole + near); zero has no sign, which would be one of the average's."""
+    np.add(whole, near, out=out)
+    np.add(out, 0.0, out=out)
+    np.multiply(out, spacing, out=out)
+
+
+def _open(
+    near_a_tie: NDArray[np.intp],
+    rare: NDArray[np.intp],
+    whole: Floats,
+    total: Floats,
+    error: float,
+    spacing: float,
+    dtype: Dtype,
+) -> NDArray[np.intp]:
+    """The places where what is stored is not the same for all numbers within the error."""
+    places = np.union1d(near_a_tie, rare)
+    if not places.size:
+        return places
+    errors = np.where(np.isin(places, rare), math.inf, error)
+    ends = np.empty((2, places.size))
+    for end, sign in zip(ends, (-1, 1), strict=True):
+        _stored(whole[places], np.rint(total[places] + sign * errors), spacing, end)
+    low, high = (narrowed(end, dtype).view(f"u{dtype.size}") for end in ends)
+    undecided = (low != high) | ~np.isfinite(ends).all(axis=0)
+    return places[np.flatnonzero(undecided)]
+
+
+def _error(noise: Noise, models: int, largest: float) -> float:
+    """How far the doubles of one block may be from the real numbers, in units of the grid."""
+    size, reach = largest / noise.spacing, sum(noise.coefficients)
+    sums = (len(noise.coefficients) + 8) * 2.0**-52 * (1 + MOST * reach + 2.0**-22 * size)
+    return ERROR * reach + sums + models * 2.0**-70 * size
+
+
+def _magnitude(values: Floats) -> float:
+    found = max(float(values.max()), -float(values.min()))
+    if not math.isfinite(found):
+        raise NotFinite
+    return found
+
+
+def _split(weight: float) -> tuple[float, float]:
+    """A weight as its first 29 bits and the rest, which has 24."""
+    mantissa, exponent = math.frexp(weight)
+    leading = math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
+    return leading, weight - leading
+
+
+def _exact_step(average: Fraction, noise: TensorNoise, element: int) -> int:
+    """k, with as many bits of the normals as it takes."""
+    spacing = Fraction(noise.noise.spacing)
+    whole, rest = divmod(average / spacing, 1)
+    further = 64
+    with _ONE_AT_A_TIME:
+        mp = _context()
+        while True:
+            mp.prec = further + 96
+            total = size = mp.mpf(rest.numerator) / rest.denominator
+            radius = mp.zero
+            for part in noise.noise.parts:
+                square = part.square / spacing**2
+                coefficient = mp.sqrt(mp.mpf(square.numerator) / square.denominator)
+                normal, off = noise.normals.refined(part.node, element, further, mp)
+                total += coefficient * normal
+                size += coefficient * (1 + abs(normal))
+                radius += coefficient * off
+            near = mp.nint(total)
+            if abs(total - near) + radius + mp.ldexp(1 + size, _GUARD - mp.prec) < 0.5:
+                return int(whole) + int(near)
+            further *= 2
+
+
+@cache
+def _context() -> Any:
+    from mpmath.ctx_mp import MPContext
+
+    return MPContext()
