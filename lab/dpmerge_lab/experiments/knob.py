@@ -1,7 +1,7 @@
 """One trained portfolio for every ε: the average of its models with noise at release, beside models trained anew for each ε.
 
 Everything is repeated with fresh randomness: the four models, the noise at release, the models trained anew. How much noise a
-target needs depends on records alone. Trained anew means: by the same recipe, with the noise that composition of all steps needs.
+target needs depends on records alone. Trained anew: by the same recipe, with the noise that composition of all steps needs.
 """
 
 from __future__ import annotations
