@@ -162,7 +162,8 @@ class Combination(Rule):
         answers = [(self._asked(route, target, by, conversion), route) for route in routes]
         answer, route = min(answers, key=lambda pair: pair[0].size)
         if route.theorem == "hidden-run":
-            route.details["once_more"] = self._once_more(target, answers, by, conversion)
+            more = self._once_more(target, answers, by, conversion)
+            route.details["once_more"] = more if math.isfinite(more) else None
             route.details["once_more_is"] = "epsilon" if target.epsilon is None else "delta"
         assumed, unproved = gathered(self._profiles.values())
         details = dict(route.details)

@@ -89,10 +89,11 @@ class Guarantee:
         if "once_more" in self.details:
             spared = ", except this average with other noise of its ladder" if self.details.get("noise") else ""
             asked = "ε" if self.details["once_more_is"] == "epsilon" else "δ"
-            most = (round_up if asked == "ε" else significant)(self.details["once_more"])
+            most = self.details["once_more"]
+            whole = "which bounds nothing" if most is None else f"{asked} = {(round_up if asked == 'ε' else significant)(most)}"
             found.append(
                 f"this holds while nothing else of these runs is released{spared}. After any other release each run counts "
-                f"whole: {asked} = {most}"
+                f"whole: {whole}"
             )
         return tuple(found)
 
