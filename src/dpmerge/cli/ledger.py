@@ -159,7 +159,7 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
         "interrupted": [number for number, runs in found.items() if not runs],
     }
     free = ledger.free_now()
-    state = {**ledger.summary(entries), **running, **({} if free is None else {"free": free}), **(more or {})}
+    state = {**ledger.summary(entries), **running, **({"free": free} if free else {}), **(more or {})}
     if json:
         print_json(state)
         return

@@ -65,11 +65,11 @@ def plan(
         progress=show_progress,
     )
     show_progress("")
-    free = None if ledger is None else dpmerge.Ledger(ledger).free_now()
+    free = [] if ledger is None else dpmerge.Ledger(ledger).free_now()
     if json:
         print_json({**found.as_dict(), **({} if ledger is None else {"free": free})})
     else:
-        print_lines("", [] if free is None else [free["text"]])
+        print_lines("", (ladder["text"] for ladder in free))
         _print(found, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
 
 

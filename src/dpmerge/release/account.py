@@ -22,6 +22,7 @@ from dpmerge.release.known import KnownModels, contents_of
 from dpmerge.rules import (
     DRAWING,
     Charge,
+    Combination,
     Exposure,
     Filter,
     Guarantee,
@@ -132,7 +133,7 @@ class Account:
         )
 
     def _runs_of(self, names: Iterable[str]) -> str:
-        return ", ".join(f"run {run!r}" for run in sorted({self._models[name].run for name in names}))
+        return ", ".join(f"run {run!r}" for run in sorted(self._runs(names)))
 
     @property
     def _independent(self) -> list[Counted]:
@@ -142,17 +143,19 @@ class Account:
     def rules(self) -> list[Rule]:
         """Rules that each bound the independent releases together with everything declared."""
         releases = self._independent
-        exposures = [one.exposure for one in releases]
-        if self._declared:
-            exposures.insert(0, Exposure.whole(self._declared))
-        if not exposures:
+        if not releases and not self._declared:
             return []
         forms = [form for one in releases for form in one.forms]
         whole = self._portfolio
-        # A single release has the guarantee of its own rule. Several are counted by the set of models that have leaked.
-        if self._counted_by_itself is None:
-            return [_with_validation(Releases(whole, exposures, _shuffle(forms)), forms)]
-        return [forms[0].build(whole, proved=True)]
+        # A single release has the guarantee of its own rule. Several are counted by the set of models that have leaked, and a
+        # ladder of whose runs nothing else was released by its own rule.
+        if self._counted_by_itself is not None:
+            return [forms[0].build(whole, proved=True)]
+        alone = self._ladders
+        beside = tuple(rule for one in alone if isinstance(rule := one.forms[0].build(whole, proved=True), Combination))
+        shown = [Exposure.whole(self._declared)] if self._declared else []
+        shown += [one.exposure for one in releases if one not in alone]
+        return [_with_validation(Releases(whole, shown, _shuffle(forms), beside), forms)]
 
     @property
     def _portfolio(self) -> Portfolio:
@@ -167,10 +170,28 @@ class Account:
         return releases[0] if _is_itself(releases[0].forms[0], self._portfolio, releases[0].exposure) else None
 
     @property
-    def ladder(self) -> Counted | None:
-        """The least noisy one of a ladder, while nothing else was released: down to its noise all of the ladder is free."""
-        found = self._counted_by_itself if self.is_tight else None
-        return found if found is not None and found.ladder is not None else None
+    def ladders(self) -> list[Counted]:
+        """The least noisy one of each ladder of whose runs nothing else was released: down to its noise all of it is free."""
+        return self._ladders if self.is_tight else []
+
+    @property
+    def _ladders(self) -> list[Counted]:
+        releases, whole = self._independent, self._portfolio
+        declared = self._runs(self._declared)
+
+        def is_alone(one: Counted) -> bool:
+            others = [self._runs(other.involved) for other in releases if other is not one]
+            apart = self._runs(one.involved).isdisjoint(declared.union(*others))
+            return one.ladder is not None and apart and _is_itself(one.forms[0], whole, one.exposure)
+
+        return [one for one in releases if is_alone(one)]
+
+    def _runs(self, names: Iterable[str]) -> set[str]:
+        return {self._models[name].run for name in names}
+
+    def own(self, one: Counted) -> Guarantee:
+        """What a release guarantees by itself, at the δ that all have together."""
+        return one.forms[0].build(self._portfolio, proved=True).guarantee(delta=self.tight_delta)
 
     def about_last(self) -> list[str]:
         """Whether the last release adds nothing because of its ladder, in words."""

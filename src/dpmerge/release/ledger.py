@@ -125,8 +125,8 @@ class Ledger:
         """What is to be said of a release beside the entries that were there before it."""
         return Account(self.budget, self.history()[: before.number - 1], planned).about_last()
 
-    def free_now(self) -> dict[str, Any] | None:
-        """The ladder whose releases cost nothing more, down to which noise and up to which ε; none if there is none."""
+    def free_now(self) -> list[dict[str, Any]]:
+        """The ladders whose releases cost nothing more, each down to which noise and up to which ε."""
         entries = self.history()
         return free_now(self.budget, entries, self.cumulative(entries))
 

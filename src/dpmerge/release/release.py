@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -39,6 +40,7 @@ NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
 _AVERAGE = Merge()
+_NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,13 @@ def release(
     folders = folders_of(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
-    choice = settled(choice, folders)
-    drawn = (draw(choice),) if choice.form.draws else ()
     used = [folders[name] for name in choice.form.weights]
     before = _file_states(used)
-    contents = _contents(portfolio, [choice], ledger)
+    with ThreadPoolExecutor(1) as beside:  # hashing lets the accounting run
+        hashed = beside.submit(_contents, portfolio, [choice], ledger)
+        choice = settled(choice, folders)
+    contents = hashed.result()
+    drawn = (draw(choice),) if choice.form.draws else ()
     # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
     ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
     choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
@@ -162,12 +166,14 @@ def preview(
     folders = folders_of(portfolio)
     choice = settled(choice, folders)
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
+    counted = choice
     if choice.form.noise is not None:
         ladder = Ladders.beside(folders, choice.form).find(choice.form, _contents(portfolio, [choice], ledger))
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
+        counted = choice.on_ladder(lambda noise: noise, _NEW_LADDER) if ladder is None else choice
     if ledger is None:
         return Preview(choice, files, None, None)
-    total = ledger.total_with(_planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent))
+    total = ledger.total_with(_planned(portfolio, [counted], choice.form.exposure(portfolio), out, dependent))
     before = ledger.cumulative()
     adds = total.guarantee.epsilon - (0.0 if before is None else before.epsilon)
     return Preview(choice, files, total.guarantee, total.fits, max(adds, 0.0))
