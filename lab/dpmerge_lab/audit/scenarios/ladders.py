@@ -46,7 +46,7 @@ class NoisedReleases(Game):
     pooled: bool = False
     one_path: bool = True  # else every release has noise of its own
     learning_rate: float = 0.02
-    delta: float = 1e-5
+    delta: float = 1e-3
     trials: int = 200_000
     chunk: int = 50_000
 
@@ -139,7 +139,7 @@ def ladder() -> NoisedReleases:
 def pooled_recipients() -> NoisedReleases:
     """Two recipients average their releases of one path, of a model trained on Poisson batches: it gains them nothing."""
     about = "Two recipients average their releases of one convex model, which share one noise"
-    return NoisedReleases("pooled-recipients", about, 2.0, (2.0, 2.15), 0.5, 4, 0.5, pooled=True, delta=1e-3)
+    return NoisedReleases("pooled-recipients", about, 2.0, (2.0, 2.15), 0.5, 4, 0.5, pooled=True)
 
 
 def pooled_independent() -> NoisedReleases:
