@@ -71,7 +71,9 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         cells[0] += " (filter)" if total is not None and total["theorem"] == "adaptive-filter" else ""
         rows.append([str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
-    print_assumptions(opened.summary(entries)["spent"]["assumptions"])
+    state = opened.summary(entries)
+    print_assumptions(state["spent"]["assumptions"])
+    print_warnings(state["warnings"], "  ")
 
 
 def _what(entry: Entry) -> str:

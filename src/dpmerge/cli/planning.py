@@ -80,10 +80,11 @@ def _print(found: Plan, title: str) -> None:
     best, closest = found.best, found.closest
     if best is None:
         typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
-        return
-    assert best.guarantee is not None
-    typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
-    print_lines("  - ", best.guarantee.assumptions)
+    else:
+        assert best.guarantee is not None
+        typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}")
+    if found.assumptions:
+        print_whose_assumptions(found.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
         typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
 

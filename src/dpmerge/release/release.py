@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from dpmerge.release.ladder import Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Combination, Exposure, Guarantee, coupled_outcomes, covers
+from dpmerge.rules import Combination, Exposure, Guarantee, about_delta, coupled_outcomes, covers
 from dpmerge.tensors import (
     Checkpoint,
     Noise,
@@ -110,7 +110,7 @@ def release(
                 "released. Release it again when it is finished"
             )
         place.certificates.append(released.certificate.sha256)
-    return replace(released, notes=(*_notes(ledger, dependent, place), *choice.guarantee.notes, *released.notes))
+    return replace(released, notes=(*_notes(portfolio, [choice], dependent, place), *choice.guarantee.notes, *released.notes))
 
 
 def release_together(
@@ -145,7 +145,7 @@ def release_together(
         made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
         place.certificates.extend(one.certificate.sha256 for one in written)
-    notes = tuple(_notes(ledger, dependent, place))
+    notes = tuple(_notes(portfolio, choices.values(), dependent, place))
     return [replace(one, folder=out / name, notes=notes) for name, one in zip(choices, written, strict=True)]
 
 
@@ -311,5 +311,10 @@ def _file_states(folders: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     return [(str(path), state.st_ino, state.st_size, state.st_ctime_ns) for path, state in found]
 
 
-def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:
-    return [NO_LEDGER] if ledger is None else [*place.notes, *([_DEPENDENT] if dependent else [])]
+def _notes(portfolio: Portfolio, choices: Iterable[Chosen], dependent: bool, place: Entered) -> list[str]:
+    """What the ledger has to say, with what its own δ promises where that is not the release's (rules/statements.py)."""
+    if place.entry is None:
+        return [NO_LEDGER]
+    own = {text for choice in choices for text in choice.guarantee.warnings}
+    total = [text for text in about_delta(place.entry.content["total"]["delta"], portfolio.models) if text not in own]
+    return [*place.notes, *([_DEPENDENT] if dependent else []), *(f"all releases together: {text}" for text in total)]
