@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,10 +64,6 @@ class Ladder(Strict):
     def noise(self, deviation: float) -> Noise:
         return Noise(self.path, deviation)
 
-    def holds(self, form: RuleForm, contents: Mapping[str, str]) -> bool:
-        """Whether this is the ladder of this average of these models, under whatever names."""
-        return fingerprint(self.models) == fingerprint(_steps(form, contents))
-
 
 class Ladders:
     """The ladders of a private portfolio, in a folder that no portfolio takes for a model."""
@@ -99,12 +95,6 @@ class Ladders:
                     "not released"
                 ) from None
         return self._load(path)
-
-    def by_id(self, ladder: str) -> Ladder | None:
-        return next((found for found in self._all() if found.id == ladder), None)
-
-    def _all(self) -> Iterator[Ladder]:
-        return (self._load(path) for path in sorted(self.folder.glob("*.json")))
 
     def _file(self, steps: Mapping[str, Step]) -> Path:
         """Named after what it is the ladder of: of two that are made at once one is there first, and both use it."""
