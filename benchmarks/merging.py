@@ -36,16 +36,16 @@ taken = time.perf_counter() - start
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(taken, int(status["VmHWM"].split()[0]) / 1024)
 """
-# One thread. It prints the seconds of the merge and its peak memory in MB.
+# One thread. It prints the processor's seconds of the merge, which other processes do not lengthen, and its peak memory in MB.
 NOISE = """
 import sys, time
 from pathlib import Path
 from dpmerge.tensors import Noise, NoisePath, merge_models
 root, deviation = Path(sys.argv[1]), float.fromhex(sys.argv[2])
 noise = Noise(NoisePath(bytes(32), 0.02), deviation) if deviation else None
-start = time.perf_counter()
+start = time.process_time()
 merge_models({"a": root / "a"}, {"a": 1.0}, root / "out", digests=False, threads=1, noise=noise)
-taken = time.perf_counter() - start
+taken = time.process_time() - start
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(taken, int(status["VmHWM"].split()[0]) / 1024)
 """
@@ -176,7 +176,7 @@ def bfloat16() -> Iterator[Claim]:
 
 
 def noise_at_release() -> Iterator[Claim]:
-    """One fp32 model of 10⁷ parameters and one of 10⁸, on one core: the first release of a path, and one far from it."""
+    """One fp32 model of 10⁷ parameters and one of 10⁸, seconds of one core: the first release of a path, and a far one."""
     rng = np.random.default_rng(0)
     normals = np.empty(1 << 16)
     rungs = {"the first release of a path": 0.02, "75 rungs above it": next_rung(0.02, 0.02 * 2 ** (74.5 / 32))}
@@ -189,12 +189,12 @@ def noise_at_release() -> Iterator[Claim]:
                 file.write(header)
                 for _ in range(10):
                     file.write((0.05 * rng.standard_normal(size // 10, dtype=np.float32)).data)
-            (plain, _), start = _noised(root, 0.0), time.perf_counter()
+            (plain, _), start = _noised(root, 0.0), time.process_time()
             for _ in range(size // normals.size):
                 rng.standard_normal(out=normals)
-            numpy = time.perf_counter() - start
+            numpy = time.process_time() - start
             for name, deviation in rungs.items():
-                taken, memory = min(_noised(root, deviation) for _ in range(3))
+                taken, memory = min(_noised(root, deviation) for _ in range(2))
                 yield Claim(
                     f"noise on {size:.0e} fp32 parameters, one core, {name}",
                     f"{taken:.2f} s, {memory:.0f} MB (without noise {plain:.2f} s, numpy's own normals alone {numpy:.2f} s)",

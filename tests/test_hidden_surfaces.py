@@ -12,7 +12,7 @@ import dpmerge as library
 from dpmerge import Accounting, Ledger, Portfolio
 from dpmerge.errors import TargetError
 from dpmerge.release import choose, preview
-from dpmerge.rules import compare, least_noise
+from dpmerge.rules import Combination, compare, least_noise
 from tests import builders
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk
 
@@ -130,6 +130,24 @@ def test_a_comparison_shows_every_step_and_the_last_iterate(portfolio: Portfolio
     assert "linear combination (last iterate only)" not in [row.label for row in without]
 
 
+def test_a_comparison_has_a_row_for_noise_and_says_where_it_hides_nothing(portfolio: Portfolio, tmp_path: Path) -> None:
+    half = {"a": 0.5, "b": 0.5}
+    rows = {row.label: row for row in compare(portfolio, half, delta=DELTA, noise=0.01)}
+    noised, last = (rows[f"linear combination ({what})"].guarantee for what in ("noise 0.01 at release", "last iterate only"))
+    assert noised is not None and last is not None
+    assert noised.details["noise"] == 0.01 and last.details["noise"] == 0
+    assert noised.epsilon == library.combination(portfolio, half, noise=0.01).guarantee(delta=DELTA).epsilon < last.epsilon
+    published = {row.label: row for row in compare(portfolio, half, delta=DELTA, noise=0.01, accounting=EVERY_STEP)}
+    assert "hides nothing" in str(published["linear combination (noise 0.01 at release)"].refusal)
+    asked = ["compare", tmp_path / "runs", "--weights", "a=0.5,b=0.5", "--delta", DELTA]
+    assert "hides nothing once" in dpmerge(*asked, "--noise", 0.01, "--other-releases").stdout
+    target = 0.5 * last.epsilon
+    (met,) = (row for row in answer(*asked, "--epsilon", target)["rows"] if f"for ε ≤ {target:g}" in row["label"])
+    assert met["epsilon"] <= target and met["details"]["noise"] > 0
+    refused = answer(*asked, "--epsilon", target, "--other-releases")["rows"]
+    assert any("hides nothing" in str(row["refused"]) for row in refused if "noise for ε" in row["label"])
+
+
 def test_each_model_alone_has_both_numbers(portfolio: Portfolio, tmp_path: Path) -> None:
     models = answer("account", tmp_path / "runs", "--alone", "--delta", DELTA)["models"]
     for entry in models:
@@ -175,3 +193,12 @@ def test_a_certificate_that_claims_it_for_a_draw_is_refused(portfolio: Portfolio
     form = choose(portfolio, "selection", weights=portfolio.weights({"a": 1.0}), delta=DELTA).form
     told = form.model_copy(update={"last_only": True}).contradictions
     assert told["the last iterate only, under a rule that does not average"]
+
+
+def test_delta_at_the_epsilon_of_a_delta() -> None:
+    """With large δ more may be given up than with a small one: whoever asks for δ gets what that buys too."""
+    model = convex("a", 1.2, steps=15, eta=0.11, sampling=0.2, batch=287.4, clip=7.2112, smoothness=13.0)
+    rule = Combination(Portfolio([model]).weights({"a": 1.0}), noise=0.028)
+    found = rule.guarantee(delta=1e-4)
+    assert found.theorem == "hidden-run"
+    assert rule.guarantee(epsilon=found.epsilon).delta <= 1e-4 * (1 + 1e-9)

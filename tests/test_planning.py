@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,19 @@ from typer.testing import CliRunner
 from dpmerge import plan
 from dpmerge.cli import app
 from dpmerge.errors import TargetError, UtilityError
-from dpmerge.planning import FeasibleSet, Utilities, pld_optimum, renyi_optimum, selection_optimum, simplex_grid
+from dpmerge.planning import (
+    FeasibleSet,
+    Utilities,
+    Worth,
+    pld_optimum,
+    renyi_optimum,
+    selection_optimum,
+    simplex_grid,
+    training_variance,
+)
 from dpmerge.profiles import Profile, gaussian_delta
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge.rules import Accounting, Selection, Tempered, round_up
+from dpmerge.rules import Accounting, Selection, Tempered, least_noise, round_up
 from tests import builders
 
 NAMES = "abcd"
@@ -139,11 +149,17 @@ def test_plan_ranks_what_fits_and_says_why_the_rest_does_not() -> None:
     assert recheck.guarantee(epsilon=1.5).delta <= 1e-5
 
 
+def known_only(*epsilons: float) -> Portfolio:
+    """Models of which nothing but (ε, 1e-7)-DP is known: no noise hides anything of them."""
+    told = [{"kind": "approx-dp", "epsilon": epsilon, "delta": 1e-7} for epsilon in epsilons]
+    return builders.portfolio(*(builders.model(name, one) for name, one in zip(NAMES, told, strict=False)))
+
+
 def test_infeasible_targets_name_the_closest() -> None:
-    found = plan(gaussians([1.0, 2.0]), epsilon=0.1, delta=1e-6)
+    found = plan(known_only(1.0, 2.0), epsilon=0.1, delta=1e-6)
     assert found.best is None
     assert found.closest.rule in ("single", "selection", "combination")
-    assert found.closest.epsilon == pytest.approx(plan(gaussians([1.0]), epsilon=9.0, delta=1e-6).closest.epsilon, rel=1e-6)
+    assert found.closest.epsilon == pytest.approx(plan(known_only(1.0), epsilon=9.0, delta=1e-6).closest.epsilon, rel=1e-6)
 
 
 def test_utilities_measured_on_private_models_leave_only_joint_release(tmp_path: Path) -> None:
@@ -238,7 +254,8 @@ def test_plan_command(tmp_path: Path) -> None:
     assert all(wanted <= set(option) for option in found["options"])
     text = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
     assert "best: " in text
-    refused = CliRunner().invoke(app, [*arguments[:2], "--epsilon", "0.001", "--delta", "1e-9"], catch_exceptions=False).stdout
+    asked = [*arguments[:2], "--epsilon", "0.001", "--delta", "1e-9", "--other-releases"]
+    refused = CliRunner().invoke(app, asked, catch_exceptions=False).stdout
     assert "infeasible; the closest is" in refused
 
 
@@ -274,7 +291,7 @@ def test_a_model_that_no_theorem_covers_does_not_refuse_the_others() -> None:
 
 
 def test_a_plan_for_another_target_is_searched_or_looked_up() -> None:
-    portfolio = gaussians([0.3, 0.9, 2.0])
+    portfolio = known_only(0.3, 0.9, 2.0)
     first = plan(portfolio, epsilon=4.0, delta=1e-5)
     for epsilon in (0.5, 1.5, 3.0):
         assert first.at(epsilon) == plan(portfolio, epsilon=epsilon, delta=1e-5)
@@ -282,7 +299,7 @@ def test_a_plan_for_another_target_is_searched_or_looked_up() -> None:
     for epsilon in (0.0, 0.5, 1.5, 2.0, 3.5, 9.0):
         best, found = plan(portfolio, epsilon=epsilon, delta=1e-5).best, known.at(epsilon, search=())
         assert (found.best is None) == (best is None)
-        assert {option.rule for option in found.options} == {"single", "selection", "combination", "joint"}
+        assert {"single", "joint"} <= {option.rule for option in found.options}
         for option in found.options:
             if option.feasible:
                 assert option.epsilon <= epsilon and option.delta <= 1e-5
@@ -298,3 +315,128 @@ def test_targets_worth_a_search_come_once_each_both_ends_first() -> None:
         assert len(set(targets)) == len(targets) == count
         assert targets[:2] == pytest.approx([0.5 * min(alone), max(alone)])
         assert min(targets) == targets[0] and max(targets) == pytest.approx(targets[1])
+
+
+# --- noise at release -------------------------------------------------------------------------------------------------------
+
+
+def heads(**clips: float) -> Portfolio:
+    """Small convex models, full batches: everything about their noise has a closed form."""
+    made = [
+        builders.dp_sgd(name, sigma=4.0, clip=clip, steps=25, eta=1.0, batch=10.0, smoothness=0.5, convex="glm")
+        for name, clip in clips.items()
+    ]
+    return builders.portfolio(*made)
+
+
+def test_variance_that_records_predict() -> None:
+    """A sum over steps, with weight decay as the recursion θ ← (1 − ηω)θ − … has it; checkpoints of one run share noise."""
+    phases = [
+        {"steps": 3, "learning_rate": 0.5, "weight_decay": 0.1},
+        {"steps": 4, "learning_rate": 0.2, "noise_multiplier": 2.0, "clip": 3.0},
+    ]
+    model = builders.dp_sgd("a", sigma=1.0, clip=2.0, batch=10.0, phases=phases)
+    variance = 0.0
+    for phase in phases:
+        for _ in range(int(phase["steps"])):
+            noise = phase["learning_rate"] * phase.get("noise_multiplier", 1.0) * phase.get("clip", 2.0) / 10
+            variance = variance * (1 - phase["learning_rate"] * phase.get("weight_decay", 0.0)) ** 2 + noise**2
+    assert training_variance(model) == pytest.approx(variance, rel=1e-12)
+    assert training_variance(builders.gaussian("g", noise_std=3.0)) == 9.0
+    assert training_variance(builders.model("n", {"kind": "non-private"})) == 0.0
+    assert training_variance(builders.dp_sgd("adam", sigma=1.0, optimizer="adam")) is None
+    worth = Worth.of(builders.portfolio(*(builders.gaussian(n, noise_std=2.0) for n in "ab")), None, {})
+    assert worth.variance((0.5, 0.5), noise=1.0) == pytest.approx(0.5 * 4 + 1)
+    assert worth.drawn_variance((0.5, 0.5)) == pytest.approx(4.0)
+    one_run = [builders.dp_sgd(n, sigma=1.0, steps=4, run="r", noise_fingerprint="f", sampler_fingerprint="s") for n in "ab"]
+    shared = Worth.of(builders.portfolio(*one_run), None, {})
+    assert shared.variance((0.5, 0.5)) == pytest.approx(shared.variance((1.0, 0.0)))
+
+
+def test_plan_offers_the_best_model_and_average_with_their_noise() -> None:
+    """Like models, full batches: M² of n of them with noise τ is T²s²/(Tν²/n + τ²), in closed form (docs/theory.md §9.3)."""
+    portfolio, steps, effect, own = heads(a=1.0, b=1.0, c=1.0), 25, 0.1, 0.4
+    found = plan(portfolio, epsilon=1.0, delta=1e-5)
+    alone, average = sorted((one for one in found.options if one.noise > 0), key=lambda one: len(one.weights.used))
+    assert found.best in (alone, average)
+    for count, option in ((3, average), (1, alone)):
+        assert option.feasible and option.epsilon <= 1.0
+        assert len(option.weights.used) == count
+        mu = steps * effect / math.sqrt(steps * own**2 / count + option.noise**2)
+        assert float(gaussian_delta(mu, option.epsilon)) == pytest.approx(1e-5, rel=1e-2)
+        less = steps * effect / math.sqrt(steps * own**2 / count + (0.99 * option.noise) ** 2)
+        assert float(gaussian_delta(less, 1.0)) > 1e-5
+        assert option.deviation == pytest.approx(math.sqrt(steps * own**2 / count + option.noise**2))
+    told = average.as_dict()
+    assert told["noise"] == average.noise > 0
+    assert told["utility_kind"] == "predicted"
+    assert "; noise " in average.row()["weights"] and average.row()["predicted noise"]
+
+
+def test_no_grid_of_averages_has_less_predicted_variance_by_much() -> None:
+    portfolio = heads(a=1.0, b=2.0)
+    best = next(one for one in plan(portfolio, epsilon=1.0, delta=1e-5).options if len(one.weights.used) > 1 and one.noise)
+    worth = best.question.worth
+    for share in (0.6, 0.7, 0.9):
+        weights = portfolio.weights({"a": share, "b": 1 - share})
+        noise, _ = least_noise(weights, epsilon=1.0, delta=1e-5)
+        assert best.deviation is not None
+        assert math.sqrt(worth.variance(weights.values, noise) or 0.0) >= 0.9 * best.deviation
+
+
+def test_stated_utilities_say_what_noise_costs() -> None:
+    """Noise costs what noisier models that are less useful let expect; beyond them they rank first."""
+    portfolio = builders.portfolio(
+        builders.gaussian("bold", noise_std=0.5),
+        builders.gaussian("safe", noise_std=4.0),
+        builders.gaussian("poor", noise_std=0.4),
+    )
+    stated = {"bold": 0.9, "safe": 0.8, "poor": 0.1}
+    near = plan(portfolio, epsilon=2.0, delta=1e-5, utility=stated).best
+    assert near is not None and near.noise > 0 and near.weights.as_dict()["bold"] == 1
+    rate = 0.1 / (4.0**2 - 0.5**2)
+    assert near.utility == pytest.approx(0.9 - rate * near.noise**2)
+    far = plan(portfolio, epsilon=1.05, delta=1e-5, utility=stated)
+    alone = next(one for one in far.options if one.rule == "single" and one.weights.as_dict()["safe"] == 1)
+    assert alone.feasible and far.best is not None
+    assert far.best.rank <= alone.rank
+
+
+def test_what_adds_nothing_is_not_shown() -> None:
+    found = plan(gaussians([0.2, 0.9]), epsilon=5.0, delta=1e-5)
+    bold = [one for one in found.options if one.weights.as_dict().get("b") == 1.0]
+    assert [one.rule for one in bold] == ["single"]  # no draw, and no average, of this model alone
+    tiny = found.question.portfolio.weights({"a": 1 - 1e-7, "b": 1e-7})
+    assert "b=" not in replace(found.options[0], weights=tiny).row()["weights"]
+    equal = plan(gaussians([0.2, 0.9]), epsilon=9.0, delta=1e-5, utility={"a": 0.5, "b": 0.5})
+    epsilons = [one.epsilon for one in equal.options if one.feasible and one.utility == 0.5]
+    assert epsilons == sorted(epsilons)
+
+
+def test_where_noise_buys_nothing_the_plan_says_why() -> None:
+    networks = builders.portfolio(*(builders.dp_sgd(n, sigma=4.0, steps=9) for n in "ab"))
+    for portfolio, accounting, why in (
+        (networks, Accounting(), "nothing bounds how far a step of a network drives two copies apart"),
+        (gaussians([0.5, 1.0]), Accounting(only_release=False), "something else of these runs is published"),
+        (known_only(1.0, 2.0), Accounting(), "does not say how the parameters move"),
+    ):
+        found = plan(portfolio, epsilon=0.2, delta=1e-6, accounting=accounting)
+        assert all(one.noise == 0 for one in found.options)
+        assert why in found.why_no_noise and why in found.as_dict()["why_no_noise"]
+        assert all(why in one.why for one in found.options if one.rule == "combination")
+
+
+def test_plan_prints_the_command_that_releases(tmp_path: Path) -> None:
+    for model in heads(a=1.0, b=1.0).models:
+        (tmp_path / model.name).mkdir()
+        (tmp_path / model.name / "record.json").write_text(json.dumps(model.record.as_dict()))
+    arguments = ["plan", str(tmp_path), "--epsilon", "1", "--delta", "1e-5"]
+    text = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    told = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
+    noises = {one["weights"]["a"]: one["noise"] for one in told["options"] if one["noise"] > 0}
+    assert noises.keys() == {0.5, 1.0}
+    for weights, noise in (("a=0.5,b=0.5", noises[0.5]), ("a=1.0", noises[1.0])):
+        wanted = (
+            f"dpmerge merge {tmp_path} --rule combination --weights {weights} --noise {noise!r} --delta 1e-05 --out RELEASE"
+        )
+        assert f"release: {wanted}\n" in text

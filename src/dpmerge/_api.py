@@ -135,6 +135,7 @@ def plan(
         rules=tuple(rules),
         candidates=tuple(map(portfolio.weights, candidates)),
         accounting=accounting,
+        with_noise=True,
         progress=progress,
         releasing=partial(_release, opened=ledger),
     )

@@ -51,7 +51,7 @@ interface FrontierRequest {
   any_delta?: boolean;
   delta?: number;
   epsilons: Array<number>;
-  points?: number;
+  points?: number | null;
 }
 
 interface GridAnswer {
@@ -122,8 +122,10 @@ interface OptionAnswer {
   assumptions: Array<string>;
   warnings: Array<string>;
   details: Record<string, any>;
+  noise: number;
   expected_utility: number | null;
   utility_kind: string;
+  predicted_deviation: number | null;
   feasible: boolean;
   why: string;
 }
@@ -132,6 +134,7 @@ interface PlanAnswer {
   target: TargetAnswer;
   provenance: string;
   utilities_source: string;
+  why_no_noise: string;
   best: number | null;
   options: Array<OptionAnswer>;
   warming: Warming;

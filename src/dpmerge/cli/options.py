@@ -24,7 +24,7 @@ DeltaOption = Annotated[float, option("The δ of the guarantee.")]
 AnyDeltaOption = Annotated[bool, option("Allow δ above 0.01: with that probability a record may be revealed completely.")]
 UtilityOption = Annotated[
     str | None,
-    option("name=value,… stated beforehand, or a file of measured ones. Without it: larger ε is assumed better."),
+    option("name=value,… stated beforehand, or a file of measured ones. Without it: less predicted noise is better."),
 ]
 ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,11 @@ from dpmerge.cli.options import (
     parse_targets,
 )
 from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
+from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import write_json
-from dpmerge.planning import Frontier, Heatmap, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
+from dpmerge.planning import Frontier, Heatmap, Option, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
@@ -49,7 +51,8 @@ def plan(
 ) -> None:
     """The best weights within (ε, δ), under every rule.
 
-    Ranked by utility; options that miss the target show the reason.
+    Averages with the least noise at release that meets the target; draws; joint release; each model alone. Ranked by utility,
+    or without any by the noise that records predict; options that miss the target show the reason.
     """
     loaded = Portfolio(portfolio)
     found = dpmerge.plan(
@@ -70,13 +73,14 @@ def plan(
         print_json({**found.as_dict(), **({} if ledger is None else {"free": free})})
     else:
         print_lines("", (ladder["text"] for ladder in free))
-        _print(found, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
+        _print(found, portfolio, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
 
 
-def _print(found: Plan, title: str) -> None:
+def _print(found: Plan, portfolio: Path, title: str) -> None:
     rows = [option.row() for option in found.options]
     table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     print_warnings(found.warnings)
+    print_lines("no noise: ", [found.why_no_noise] if found.why_no_noise else [])
     best, closest = found.best, found.closest
     if best is None:
         typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
@@ -87,6 +91,45 @@ def _print(found: Plan, title: str) -> None:
         print_whose_assumptions(found.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
         typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
+    if found.question.worth.predicted:
+        typer.echo(
+            "predicted noise: the standard deviation that training and release leave in a parameter, from the records alone; "
+            "an upper bound for convex models, an estimate for others. It says nothing of how well a model was trained"
+        )
+    for one in found.options:
+        if one is best or (one.feasible and one.noise > 0):
+            print_lines("release: ", _merge_command(one, portfolio))
+
+
+def _merge_command(chosen: Option, portfolio: Path) -> Iterator[str]:
+    """The command that releases an option exactly; none where it needs more than the plan knows."""
+    rule = chosen.rule
+    hidden = chosen.guarantee is not None and chosen.guarantee.theorem == "hidden-run"
+    if rule == "single":
+        rule = "combination" if hidden else "joint"
+    elif rule in ("joint", "tempered"):
+        return
+    how = chosen.question.accounting.for_rule(rule)
+    given = {
+        "--rule": rule,
+        "--weights": ",".join(f"{model.name}={weight!r}" for model, weight in chosen.weights.used),
+        "--noise": repr(chosen.noise) if chosen.noise else None,
+        "--delta": f"{chosen.question.delta!r}",
+        "--provenance": "a-priori" if rule == "joint" else None,
+        "--by": None if how.by == "best" else how.by,
+        "--conversion": None if how.conversion == "tight" else how.conversion,
+        "--assume-smoothness": None if how.assume_smoothness is None else repr(how.assume_smoothness),
+        "--shuffle-rate": None if how.shuffle is None else repr(how.shuffle.rate),
+    }
+    flags = {
+        "--treat-shuffle-as-poisson": how.shuffle is not None,
+        "--any-delta": how.any_delta,
+        "--other-releases": not how.only_release,
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, value)]
+    yield shlex.join(
+        ["dpmerge", "merge", str(portfolio), *words, *(name for name, on in flags.items() if on), "--out", "RELEASE"]
+    )
 
 
 def frontier(
@@ -97,12 +140,16 @@ def frontier(
     accounting: PointAccounting,
     execution: Execution,
     epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
-    points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
+    points: Annotated[
+        int | None,
+        option("Averages without noise on each edge from the most private model (default: none where noise pays, else 25)."),
+    ] = None,
     grid: Annotated[
         float | None, option("Instead of edges, all weights that are multiples of this step (--simplex: 0.05 by default).")
     ] = None,
     evaluate: Annotated[
-        str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
+        str | None,
+        option("Merge and score every point, noise drawn ten times: module:function (folder → score), or a bundled task."),
     ] = None,
     stand_ins: Annotated[bool, option("The models scored are stand-ins trained on public data.")] = False,
     simplex: Annotated[bool, option("Instead of utility against ε: ε over all weights of three models.")] = False,
@@ -111,8 +158,9 @@ def frontier(
 ) -> None:
     """Utility against ε at many targets, drawn.
 
-    Random selection is solved exactly at every target; linear combinations are tried on a grid. Writes figures, and their
-    numbers as JSON. With --simplex, ε over all weights of three models. A killed run can be continued by the same command.
+    The main line is the best average with noise at release, at many noises. Random selection is solved exactly at every target;
+    averages without noise are tried on a grid. Writes figures, and their numbers as JSON. With --simplex, ε over all weights of
+    three models. A killed run can be continued by the same command.
     """
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
@@ -155,7 +203,7 @@ def frontier(
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
     if evaluate is None:
         return None
-    return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+    return NoisyScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
 def _write(found: Frontier | Heatmap, folder: Path, name: str) -> list[Path]:

@@ -72,8 +72,12 @@ class GuaranteeAnswer(_Guaranteed):
 
 
 class OptionAnswer(_Guaranteed):
+    """`noise` is added at release; `predicted_deviation` is what training and release leave in a parameter."""
+
+    noise: float
     expected_utility: float | None
     utility_kind: str
+    predicted_deviation: float | None
     feasible: bool
     why: str
 
@@ -96,6 +100,7 @@ class PlanAnswer(_Answer):
     target: TargetAnswer
     provenance: str
     utilities_source: str
+    why_no_noise: str
     best: int | None
     options: list[OptionAnswer]
     warming: Warming

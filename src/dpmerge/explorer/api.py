@@ -154,7 +154,7 @@ def _reading(server: _Server) -> APIRouter:
             "adjacency": state.portfolio.adjacency,
             "delta": delta,
             "provenance": "a-priori" if utility is None else utility.provenance,
-            "utilities_source": "less private is more useful" if utility is None else utility.source,
+            "utilities_source": await server.compute(state.source, delta),
             "models": finite_or_null(await server.compute(state.models, delta)),
             "may_release": server.explorer.allow_release,
             "has_ledger": server.releases.has_ledger,

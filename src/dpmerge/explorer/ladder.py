@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import get_args
 
 import dpmerge
-from dpmerge.planning import GRID_RULES, Account, Landscape, Option, OptionRule, Plan, Utilities
-from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, GridRule, PlainRule
+from dpmerge.planning import GRID_RULES, Account, Landscape, Option, OptionRule, Plan, Utilities, noises_to_try
+from dpmerge.records import Portfolio, Weights
+from dpmerge.rules import Accounting, GridRule, PlainRule, build
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
 RUNGS = 33
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
+_FEW = 8  # averages with noise before anything else
+_NOISES_PER_RUNG = 2
 
 
 class Ladder:
-    """The plans found so far at one δ: selections and combinations are searched at `rungs` targets each."""
+    """The plans found so far at one δ. Selections are searched at `rungs` targets; averages are tried with many noises, or,
+    where noise does not pay, searched at `rungs` targets without.
+    """
 
     def __init__(
         self,
@@ -33,12 +38,13 @@ class Ladder:
         delta: float,
         rungs: int,
         account: Account,
+        quick: Account | None = None,
     ) -> None:
         self.portfolio, self.utility, self.delta = portfolio, utility, delta
         self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
-        self._accounting, self._account = accounting, account
+        self._accounting, self._account, self._quick = accounting, account, quick
         self._rungs = max(2, rungs)
         self._known: Plan | None = None
         self._lock = threading.RLock()
@@ -70,7 +76,16 @@ class Ladder:
 
     @property
     def total(self) -> int:
-        return len(GRID_RULES) * self._rungs
+        return self._rungs + self._averages
+
+    @property
+    def _averages(self) -> int:
+        """How many steps averages take; unknown, and as many as selections, before the first."""
+        return len(self._noises) if self.ready and self._noises else self._rungs
+
+    @cached_property
+    def _noises(self) -> list[tuple[Weights, float]]:
+        return noises_to_try(self.known.question)[: _NOISES_PER_RUNG * self._rungs]
 
     @property
     def complete(self) -> bool:
@@ -78,23 +93,31 @@ class Ladder:
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
         """The landscape over these models; it becomes the first in the queue."""
-        found = self.landscapes.pop(models, None) or Landscape(self.portfolio, models)
+        found = self.landscapes.pop(models, None) or Landscape(self.portfolio, models, twice=self._quick is not None)
         self.landscapes[models] = found
         while len(self.landscapes) > _LANDSCAPES:
             self.landscapes.pop(next(iter(self.landscapes)))
         return found
 
     def advance(self) -> None:
-        """Do one step: selections first, which are fast; then the most recent landscape; then combinations."""
+        """Do one step, what is in view first: averages at a few noises, the most recent landscape, and then more of each."""
         landscape = self._unfinished
-        if self.climbed["selection"] < self._rungs:
+        if self.climbed["combination"] < min(_FEW, len(self._noises)):
+            self._climb("combination")
+        elif landscape is not None and not landscape.in_view:
+            self._survey(landscape)
+        elif self.climbed["combination"] < self._averages:
+            self._climb("combination")
+        elif self.climbed["selection"] < self._rungs:
             self._climb("selection")
         elif landscape is not None:
-            rule, found = landscape.advance(self._account)
-            if found is not None and math.isfinite(found.epsilon):
-                self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
-        elif self.climbed["combination"] < self._rungs:
-            self._climb("combination")
+            self._survey(landscape)
+
+    def _survey(self, landscape: Landscape) -> None:
+        account = self._account if landscape.in_view or self._quick is None else self._quick
+        rule, found = landscape.advance(account)
+        if found is not None and math.isfinite(found.epsilon):
+            self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
 
     def learn(self, options: Iterable[Option]) -> None:
         """Add the options of a search; they may also fit other targets."""
@@ -110,7 +133,15 @@ class Ladder:
         return next((one for one in reversed(tuple(self.landscapes.values())) if one.done < one.total), None)
 
     def _climb(self, rule: GridRule) -> None:
-        target = self.known.targets(self._rungs)[self.climbed[rule]]
-        found = self.known.at(target, search=(rule,))
-        self.learn(option for option in found.options if option.rule == rule)
+        at = self.climbed[rule]
+        if rule == "combination" and self._noises:
+            self.learn(self._noised(*self._noises[at]))
+        else:
+            found = self.known.at(self.known.targets(self._rungs)[at], search=(rule,))
+            self.learn(option for option in found.options if option.rule == rule)
         self.climbed[rule] += 1
+
+    def _noised(self, weights: Weights, noise: float) -> Iterator[Option]:
+        question = self.known.question
+        made = build("combination", weights, question.accounting, noise=noise)
+        yield question.option("combination", weights, question.accounting.guarantee(made, delta=self.delta), noise=noise)

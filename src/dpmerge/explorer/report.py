@@ -39,7 +39,7 @@ class ReportScope:
 
     delta: float
     epsilons: tuple[float, ...] = ()
-    points: int = 25
+    points: int | None = None
     step: float = 0.05
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ def report(
         delta=asked.delta,
         accounting=accounting,
         epsilons=[*targets, *known.targets(_ON_THE_FRONTIER, around=targets)],
-        utility=known.question.shown,
+        utility=known.question.utility,
         edge_points=asked.points,
         run=run,
         progress=progress,

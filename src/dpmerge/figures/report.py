@@ -30,6 +30,7 @@ _RULES = {
 _UTILITY_KINDS = {
     "expected": "expected",
     "interpolated": "interpolated: evaluate before you rely on it",
+    "predicted": "predicted from the records' noise",
     "best of all": "of the best of all models",
 }
 _NO_SCRIPT = "The picture needs JavaScript; the table below it does not."
@@ -169,7 +170,7 @@ def _option(option: ReportedOption, *, best: bool) -> str:
         (
             "<article>",
             f'<h4>{escape(name)} <span class="standing {escape(standing)}">{_MARKS[standing]}</span></h4>',
-            _paragraph(f"Weights to four digits: {weights}. Utility: {worth} ({kind})."),
+            _paragraph(f"Weights to four digits: {weights}{_noise(option)}. Utility: {worth} ({kind})."),
             f"<p><strong>{escape(claim)}</strong>{escape(option.sentence.removeprefix(claim))}</p>",
             _details(
                 "The theorem, what it assumes, and the weights in full",
@@ -180,11 +181,15 @@ def _option(option: ReportedOption, *, best: bool) -> str:
     )
 
 
+def _noise(option: ReportedOption) -> str:
+    return f"; noise of standard deviation {significant(option.noise, 4)} at release" if option.noise else ""
+
+
 def _other(option: ReportedOption) -> list[str]:
     by, why = "" if option.by == "none" else f", {option.by.upper()}", option.why
     return [
         f"{_rule(option)}{by}",
-        style.in_a_cell(style.weights_text(option.weights)),
+        style.in_a_cell(style.weights_text(option.weights)) + _noise(option),
         round_up(option.epsilon),
         significant(option.delta, 3),
         _MARKS[option.standing],

@@ -52,6 +52,7 @@ class ReportedOption(Form):
     theorem_source: str | None
     assumptions: list[str]
     details: Details
+    noise: float = 0.0
     expected_utility: float | None
     utility_kind: str
     feasible: bool

@@ -11,6 +11,7 @@ from dpmerge.planning.frontier import (
     check_frontier as check_frontier,
     frontier as frontier,
 )
+from dpmerge.planning.noised import noises_to_try as noises_to_try
 from dpmerge.planning.optimum import (
     pld_optimum as pld_optimum,
     renyi_optimum as renyi_optimum,
@@ -45,3 +46,4 @@ from dpmerge.planning.simplex import (
     simplex_grid as simplex_grid,
 )
 from dpmerge.planning.utility import Utilities as Utilities, ValidationSet as ValidationSet
+from dpmerge.planning.worth import PREDICTED as PREDICTED, Worth as Worth, training_variance as training_variance

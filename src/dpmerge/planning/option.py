@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.notebook import html_table
 from dpmerge.planning.utility import Utilities
+from dpmerge.planning.worth import Worth
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Adjacency, Portfolio, Weights
 from dpmerge.rules import (
@@ -32,15 +33,16 @@ from dpmerge.rules import (
 
 OptionRule = Literal[RuleName, "single"]  # one model alone
 RULES: tuple[OptionRule, ...] = get_args(OptionRule)
-UtilityKind = Literal["expected", "interpolated", "best of all"]
+UtilityKind = Literal["expected", "interpolated", "predicted", "best of all"]
+_SHOWN = 1e-6  # smaller weights are released, but not shown
 
 
 @dataclass(frozen=True)
 class Question:
     """A planning question without its ε: portfolio, δ, utilities and accounting, and the answers that do not depend on ε.
 
-    `utility` is as given; `provenance` is what the user claims of weights without utilities. `releasing` makes a release of an
-    option; callers that plan in order to release pass it in.
+    `utility` is as given; `provenance` is what the user claims of weights without utilities. `with_noise`: averages may be
+    released with noise. `releasing` makes a release of an option; callers that plan in order to release pass it in.
     """
 
     portfolio: Portfolio
@@ -51,6 +53,7 @@ class Question:
     rules: tuple[OptionRule, ...] = RULES
     candidates: tuple[Weights, ...] = ()
     accounting: Accounting = DEFAULT_ACCOUNTING
+    with_noise: bool = False
     progress: Callable[[str], None] = field(default=lambda label: None, compare=False, repr=False)
     releasing: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
@@ -91,15 +94,23 @@ class Question:
         return [run_profile(model, self.accounting.shuffle).profile for model in self.portfolio.models]
 
     @cached_property
-    def by_privacy(self) -> Utilities:
-        """Stand-in utilities (less private is more useful) where none are given, or they may not be shown."""
+    def worth(self) -> Worth:
+        """What options are ranked by; utilities from a private validation set may not be shown."""
+        return self._worth(None if self.private_scores else self.utility)
+
+    @cached_property
+    def beforehand(self) -> Worth:
+        """What is known without having looked at any model."""
+        return self._worth(None) if self.looked else self.worth
+
+    def _worth(self, utility: Utilities | None) -> Worth:
         known = {name: found.epsilon if isinstance(found, Guarantee) else 0.0 for name, found in self.alone.items()}
-        return Utilities.less_private_is_more_useful(self.portfolio, known)
+        return Worth.of(self.portfolio, utility, known)
 
     @property
     def shown(self) -> Utilities:
         """The utilities by which options are ranked."""
-        return self.by_privacy if self.utility is None or self.private_scores else self.utility
+        return self.worth.utilities
 
     def rule(self, name: RuleName, weights: Weights, looked_at: tuple[str, ...] | None = None) -> Rule:
         """The rule that accounts for these weights, including the cost to a private validation set."""
@@ -121,22 +132,33 @@ class Question:
     def everyone(self) -> Weights:
         return self.portfolio.weights({name: 1 / len(self.portfolio.names) for name in self.portfolio.names})
 
-    def value(self, weights: Weights) -> float:
-        """Utility weighted linearly: expected under a draw, interpolated for an average."""
-        return math.fsum(w * u for w, u in zip(weights.values, self.shown.values, strict=True))
+    def value(self, weights: Weights, noise: float = 0.0) -> float:
+        """The utility of an average, as it is interpolated."""
+        return self.worth.averaged(weights.values, noise)
 
     def option(
-        self, rule: OptionRule, weights: Weights, found: Guarantee | None, why: str = "", utility: float | None = None
+        self,
+        rule: OptionRule,
+        weights: Weights,
+        found: Guarantee | None,
+        why: str = "",
+        utility: float | None = None,
+        noise: float = 0.0,
     ) -> Option:
         """These weights with their guarantee, or with the reason why there is none."""
-        kind: UtilityKind = "interpolated" if rule == "combination" and len(weights.used) > 1 else "expected"
+        draws, worth = rule in ("selection", "tempered"), self.worth
+        mixed = rule == "combination" and (len(weights.used) > 1 or noise > 0)
+        kind: UtilityKind = "predicted" if worth.predicted else "interpolated" if mixed else "expected"
+        variance = (worth.drawn_variance if draws else worth.variance)(weights.values)
         if rule == "joint":
-            kind, utility = "best of all", max(self.shown.values)
+            kind, utility, variance = "best of all", *worth.best_merge
         if found is None or self.private_scores:
             utility = None
         elif utility is None:
-            utility = self.value(weights)
-        return Option(rule, weights, found, utility, self, why=why, utility_kind="expected" if found is None else kind)
+            utility = worth.drawn(weights.values) if draws else worth.averaged(weights.values, noise)
+        kind = "expected" if found is None else kind
+        deviation = None if variance is None else math.hypot(math.sqrt(variance), noise)
+        return Option(rule, weights, found, utility, self, why=why, utility_kind=kind, noise=noise, deviation=deviation)
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,7 +166,8 @@ class Option:
     """One way to release something, with its guarantee at the target's δ (or, where it is saturated, at its ε).
 
     `guarantee` is None where the rule is refused; `why` then gives the reason. Otherwise it says how much of the
-    target ε `within` is left.
+    target ε `within` is left. `noise` is the standard deviation of the noise added at release, `deviation` what training and
+    release together leave in a parameter, as records predict it.
     """
 
     rule: OptionRule
@@ -156,6 +179,9 @@ class Option:
     feasible: bool = False
     why: str = ""
     utility_kind: UtilityKind = "expected"
+    noise: float = 0.0
+    deviation: float | None = None
+    noiseless: str = ""  # why no noise is offered, where noise was asked for
 
     @property
     def epsilon(self) -> float:
@@ -171,8 +197,8 @@ class Option:
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Sorts options: what fits first, by utility; the rest by ε."""
-        return (not self.feasible, -(self.utility or 0.0) if self.feasible else self.epsilon, self.epsilon)
+        """Sorts options: what fits first, by utility, of equal ones the more private; the rest by ε."""
+        return (not self.feasible, -round(self.utility or 0.0, 9) if self.feasible else self.epsilon, self.epsilon)
 
     def beats(self, other: Option) -> bool:
         """At least as private at no larger δ, as useful and as well proved; anything beats what is refused."""
@@ -219,20 +245,32 @@ class Option:
             "assumptions": () if found is None else found.assumptions,
             "details": {} if found is None else dict(found.details),
             "warnings": () if found is None else found.warnings,
+            "noise": self.noise,
+            "predicted_deviation": self.deviation,
         }
 
     def row(self) -> dict[str, str]:
         """For people: numbers rounded up, never in the user's favour."""
+        known = "—" if self.utility is None else f"{self.utility:.4f}{'≈' * (self.utility_kind == 'interpolated')}"
+        worth = {"utility": known}
+        if self.question.worth.predicted:
+            worth = {"predicted noise": "—" if self.deviation is None else significant(self.deviation, 3)}
         return {
             "rule": self.rule,
             "fits": "yes" if self.feasible else "no",
-            "utility": "—" if self.utility is None else f"{self.utility:.4f}{'≈' * (self.utility_kind == 'interpolated')}",
+            **worth,
             "ε": round_up(self.epsilon),
             "δ": significant(self.delta, 3),
             "standing": self.standing,
-            "weights": ", ".join(f"{model.name}={value:.6g}" for model, value in self.weights.used),
+            "weights": self.described,
             "why": self.why,
         }
+
+    @property
+    def described(self) -> str:
+        """The weights worth showing, and the noise."""
+        shown = [f"{model.name}={value:.6g}" for model, value in self.weights.used if value >= _SHOWN]
+        return ", ".join(shown) + (f"; noise {significant(self.noise, 4)}" if self.noise else "")
 
     def __str__(self) -> str:
         return self.why if self.guarantee is None else str(self.guarantee)
@@ -240,7 +278,7 @@ class Option:
     def __repr__(self) -> str:
         told = self.why if self.guarantee is None else self.guarantee.claim
         beside = "" if self.feasible or self.guarantee is None else f" · does not fit: {self.why}"
-        return f"<Option {self.rule} with {self.row()['weights']}: {told}{beside}>"
+        return f"<Option {self.rule} with {self.described}: {told}{beside}>"
 
     def _repr_html_(self) -> str:
         return html_table(list(self.row()), [list(self.row().values())])

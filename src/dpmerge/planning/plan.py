@@ -25,12 +25,16 @@ _LOOKED = (
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The options for one target, best first; `known` are all that were found, at any target of this δ."""
+    """The options for one target, best first; `known` are all that were found, at any target of this δ.
+
+    `why_no_noise` says, in one sentence, why noise at release does not pay, where it does not.
+    """
 
     question: Question
     epsilon: float
     options: tuple[Option, ...]
     known: Mapping[OptionRule, tuple[Option, ...]] = field(default_factory=dict, compare=False)
+    why_no_noise: str = ""
 
     @classmethod
     def of(cls, question: Question, epsilon: float, search: Sequence[OptionRule] | None = None) -> Plan:
@@ -104,7 +108,8 @@ class Plan:
             else:
                 found = self._best_of(known.get(rule, ()), epsilon)
             options += [self._judged(option, epsilon) for option in found]
-        return Plan(self.question, float(epsilon), tuple(sorted(options, key=lambda one: one.rank)), known)
+        why = next((option.noiseless for option in options if option.noiseless), "")
+        return Plan(self.question, float(epsilon), _telling(sorted(options, key=lambda one: one.rank)), known, why)
 
     def _searched(self, rule: OptionRule, epsilon: float) -> tuple[Option, ...]:
         return tuple(Search(self.question, float(epsilon)).options(rule))
@@ -149,7 +154,7 @@ class Plan:
             return option
         why, feasible = "", False
         if not self._meets(option, epsilon):
-            why = f"ε = {round_up(found.epsilon)} at δ = {found.delta:g} is above {epsilon:g}"
+            why = f"ε = {round_up(found.epsilon)} at δ = {found.delta:g} is above {epsilon:g}" + self._hint(option)
         elif self.question.looked and option.rule not in ("joint", "tempered"):
             why = NOT_DRAWN if self.question.private_scores else _LOOKED
         elif found.epsilon < epsilon:
@@ -157,6 +162,14 @@ class Plan:
         else:
             why, feasible = f"leaves δ = {round_down(max(0.0, self.delta - found.delta), 3):g}", True
         return replace(option, within=float(epsilon), feasible=feasible, why=why)
+
+    def _hint(self, option: Option) -> str:
+        """What would make the rule pay."""
+        if option.rule == "joint":
+            return ": it counts every step of every model; fewer models would cost less"
+        if option.rule == "combination" and option.noiseless:
+            return f"; {option.noiseless}"
+        return ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -166,6 +179,7 @@ class Plan:
             "utilities": self.utilities,
             "utilities_source": self.source,
             "options": [option.as_dict() for option in self.options],
+            "why_no_noise": self.why_no_noise,
         }
 
     def to_frame(self) -> DataFrame:
@@ -181,6 +195,20 @@ class Plan:
         rows = [option.row() for option in self.options]
         shown = html_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
         return shown + html_table([], [("assumes", whose(self.assumptions))])
+
+
+def _telling(ranked: Sequence[Option]) -> tuple[Option, ...]:
+    """Without options that add nothing: a draw or average of one listed model, or one that another of its rule beats."""
+    told: list[Option] = []
+    for option in ranked:
+        for other in told:
+            same = other.rule == option.rule and len(other.weights.used) == len(option.weights.used)
+            single = other.rule == "single" and other.weights == option.weights
+            if option.rule != "single" and (same or single) and other.guarantee is not None and other.beats(option):
+                break
+        else:
+            told.append(option)
+    return tuple(told)
 
 
 def _kept(known: tuple[Option, ...], found: Iterable[Option]) -> tuple[Option, ...]:

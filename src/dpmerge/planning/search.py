@@ -10,6 +10,7 @@ from functools import partial
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.planning.draw import tilted_odds
 from dpmerge.planning.feasible import FeasibleSet, blend
+from dpmerge.planning.noising import Noising, with_least_noise
 from dpmerge.planning.optimum import selection_optimum
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.records import Weights
@@ -50,7 +51,7 @@ class Search:
         options = []
         for one in (replace(accounting, by=by) for by in named or MIXTURE_ACCOUNTANTS):
             try:
-                best = selection_optimum(asked.profiles, asked.shown.values, self.epsilon, asked.delta, one)
+                best = selection_optimum(asked.profiles, asked.worth.linear, self.epsilon, asked.delta, one)
                 weights = self._named(best.weights) if best else asked.vertex(asked.most_private)
                 found = self._saturated(asked.rule("selection", weights), one)
                 options.append(asked.option("selection", weights, found))
@@ -73,7 +74,7 @@ class Search:
         """From the most private model towards the best selection, as far as the tempered bound allows.
 
         The base probabilities must not depend on the private models (docs/theory.md §4): if the utilities were measured on
-        them, "less private is more useful" stands in for them there. Private scores may choose among all models if that fits.
+        them, what is known beforehand stands in for them there. Private scores may choose among all models if that fits.
         """
         asked = self.question
         kappa, values = asked.kappa, asked.shown.values
@@ -83,8 +84,7 @@ class Search:
             raise TargetError("tempered selection needs utilities in [0, 1]; rescale them")
         try:
             start = end = asked.vertex(asked.most_private)
-            base = asked.by_privacy if asked.looked else asked.shown
-            best = selection_optimum(asked.profiles, base.values, self.epsilon, asked.delta)
+            best = selection_optimum(asked.profiles, asked.beforehand.linear, self.epsilon, asked.delta)
             if best is not None:
                 end = self._named(best.weights)
             best_of_all = replace(asked.accounting, by="best")
@@ -100,24 +100,31 @@ class Search:
         return [asked.option("tempered", weights, found, utility=float(expected))]
 
     def _combination(self) -> list[Option]:
-        """The best combination found, and every candidate the user names."""
+        """The best model and average with noise, or the best average without; and every candidate the user names."""
         asked = self.question
-        options = []
-        try:
-            weights = self._best_average()
-            options.append(
-                asked.option("combination", weights, self._saturated(asked.rule("combination", weights), asked.accounting))
-            )
-        except AccountingError as error:
-            most_useful = asked.vertex(max(asked.portfolio.names, key=self._worth))
-            options.append(asked.option("combination", most_useful, None, str(error)))
-        for weights in asked.candidates:
+        options, noising = [], Noising(asked, self.epsilon)
+        if asked.looked:  # no average is covered: none is searched for
+            options.append(self._accounted(asked.vertex(asked.most_private)))
+        elif asked.with_noise:
+            options += noising.options()
+        if not options:
             try:
-                found = self._saturated(asked.rule("combination", weights), asked.accounting)
-                options.append(asked.option("combination", weights, found))
+                options.append(self._accounted(self._best_average()))
             except AccountingError as error:
-                options.append(asked.option("combination", weights, None, str(error)))
-        return options
+                most_useful = asked.vertex(max(asked.portfolio.names, key=self._worth))
+                options.append(asked.option("combination", most_useful, None, str(error)))
+            options = [replace(option, noiseless=noising.refusal() if asked.with_noise else "") for option in options]
+        return options + [self._accounted(weights) for weights in asked.candidates]
+
+    def _accounted(self, weights: Weights) -> Option:
+        """This average, with noise where it does not meet the target without."""
+        asked = self.question
+        try:
+            found = self._saturated(asked.rule("combination", weights), asked.accounting)
+            noise, found = with_least_noise(asked, weights, found, self.epsilon)
+        except AccountingError as error:
+            return asked.option("combination", weights, None, str(error))
+        return asked.option("combination", weights, found, noise=noise)
 
     def _best_average(self) -> Weights:
         """The utility of an average is not linear in the weights, so a linear one only guides the search.
@@ -126,7 +133,15 @@ class Search:
         and towards the best two together; then weight moves between pairs of models as long as that gains something and fits.
         """
         asked = self.question
-        space = FeasibleSet(partial(asked.rule, "combination"), self.epsilon, asked.delta, asked.accounting)
+        hidden = len(Noising(asked, self.epsilon).why_not) < len(asked.portfolio.names)
+        every_step = replace(asked, accounting=replace(asked.accounting, only_release=False))
+        space = FeasibleSet(
+            partial(asked.rule, "combination"),
+            self.epsilon,
+            asked.delta,
+            asked.accounting,
+            quick=partial(every_step.rule, "combination") if hidden else None,
+        )
         start = asked.vertex(asked.most_private)
         useful = sorted(asked.portfolio.names, key=self._worth, reverse=True)
         goals = [asked.vertex(name) for name in useful if self._worth(name) > asked.value(start)]

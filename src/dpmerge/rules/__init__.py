@@ -58,6 +58,7 @@ from dpmerge.rules.statements import (
 )
 from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
 from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem
+from dpmerge.rules.transport import not_hidden as not_hidden
 from dpmerge.rules.tuning import (
     PROFILE as PROFILE,
     RENYI as RENYI,

@@ -293,3 +293,16 @@ def not_covered(model: Model, members: list[Model]) -> str | None:
         if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
     return None
+
+
+def not_hidden(model: Model, assumed_smoothness: float | None = None) -> str | None:
+    """Why noise at release hides nothing of this run (docs/theory.md §9), and what would change that; None if it does."""
+    mechanism = model.mechanism
+    if (why := not_covered(model, [model])) is not None:
+        return why
+    if isinstance(mechanism, DpSgd) and mechanism.steps > 1 and mechanism.smoothness is None and assumed_smoothness is None:
+        return (
+            "nothing bounds how far a step of a network drives two copies apart; it is bounded for convex models whose records "
+            "state a smoothness, such as heads on a public body"
+        )
+    return None

@@ -6,7 +6,6 @@ import { runJob } from "./jobs.js";
 import { bestOf } from "./options.js";
 
 const TARGETS = 40;
-const POINTS = 12;
 const CLEAR = "rgba(0,0,0,0)";
 
 /** @typedef {{delta: number, document: any, figure: FigureAnswer}} Drawn a picture and the δ it is for */
@@ -38,7 +37,7 @@ export class Frontier {
     try {
       const [low, high] = this.range;
       const epsilons = Array.from({ length: TARGETS }, (_, index) => Number((low * (high / low) ** (index / (TARGETS - 1))).toPrecision(4)));
-      const job = await runJob(byId("frontier-job"), `The frontier at δ = ${deltaText(delta)}`, "/v1/frontier", { delta, epsilons, points: POINTS });
+      const job = await runJob(byId("frontier-job"), `The frontier at δ = ${deltaText(delta)}`, "/v1/frontier", { delta, epsilons });
       if (job === null) return;
       const figure = await get(`/v1/jobs/${job.id}/figure`);
       await loadPlotly();
@@ -149,7 +148,8 @@ export class Frontier {
     const shown = (/** @type {any} */ point) => point.utility !== null && point.epsilon !== null && point.on_frontier !== false;
     const rows = curves.flatMap((/** @type {any} */ curve) => curve.points.filter(shown).map((/** @type {any} */ point) => {
       const weights = Object.entries(point.weights).filter(([, weight]) => weight > 0).map(([name, weight]) => `${name} ${numberText(weight)}`).join(", ");
-      return row([curve.title, curve.by.toUpperCase(), curve.standing, epsilonText(point.epsilon), numberText(point.utility), weights]);
+      const noise = point.noise ? `, noise ${numberText(point.noise)}` : "";
+      return row([curve.title, curve.by.toUpperCase(), curve.standing, epsilonText(point.epsilon), numberText(point.utility), weights + noise]);
     }));
     fill(byId("frontier-table"), table(`Utility against ε at δ = ${deltaText(delta)}`, ["rule", "by", "standing", "ε", "utility", "weights"], rows));
     byId("frontier-numbers").hidden = false;

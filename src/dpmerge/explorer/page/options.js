@@ -13,6 +13,9 @@ export const bestOf = (plan) => (plan.best === null ? null : plan.options[plan.b
 /** @param {OptionAnswer} option */
 const worthOf = (option) => (option.expected_utility === null ? "" : `Utility ${numberText(option.expected_utility)} (${option.utility_kind})`);
 
+/** @param {OptionAnswer} option */
+const noiseOf = (option) => (option.noise > 0 ? `Noise of standard deviation ${numberText(option.noise)} is added to every parameter at release` : "");
+
 /** @param {PlanAnswer} plan */
 export function showVerdict(plan) {
   const place = byId("verdict");
@@ -71,9 +74,10 @@ function card(option, others, common, plan, actions) {
     h("p", {}, h("strong", { class: "big" }, `ε = ${epsilonText(option.epsilon)}`), ` at δ = ${deltaText(option.delta)}`),
     quiet(option.why),
     joint ? quiet("Covers anything made from all models, even after looking at them.") : weightBars(option.weights),
+    noiseOf(option) ? h("p", {}, noiseOf(option)) : null,
     worth ? h("p", {}, worth) : null,
     guarantee(option, common),
-    others.length ? folded("The other models", [list(others.map((other) => line(other, common)))], `others-${rule}`) : null,
+    others.length ? folded(rule === "single" ? "The other models" : "Others", [list(others.map((other) => line(other, common)))], `others-${rule}`) : null,
     h("p", { class: "row" },
       joint ? null : h("button", { type: "button", "data-key": `show-${rule}`, onclick: () => actions.show(option) }, "In the picture"),
       h("button", { type: "button", "data-key": `release-${rule}`, onclick: () => actions.release(option) }, "Release …")));
@@ -108,7 +112,9 @@ function shared(options) {
 
 /** @param {OptionAnswer} option @param {string[]} common */
 function line(option, common) {
-  const name = Object.keys(option.weights).find((one) => option.weights[one] === 1);
+  const used = Object.entries(option.weights).filter(([, weight]) => weight > 0);
+  const names = used.map(([one, weight]) => (weight === 1 ? one : `${one} ${numberText(weight)}`)).join(", ");
+  const name = option.noise > 0 ? `${names}, noise ${numberText(option.noise)}` : names;
   const told = option.standing === "refused" ? option.why : `ε = ${epsilonText(option.epsilon)}, `;
   return [`${name}: `, told, badge(option.standing), option.feasible ? ", fits" : ", does not fit", assumed(option, common)];
 }
