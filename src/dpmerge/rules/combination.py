@@ -183,7 +183,8 @@ class Combination(Rule):
         route = min(routes, key=lambda route: asked(route.profile).size)
         answer = asked(route.profile)
         if route.theorem == "hidden-run":
-            route.details["once_more"] = self._once_more(routes, asked)
+            more = self._once_more(routes, asked)
+            route.details["once_more"] = more if math.isfinite(more) else None
             route.details["once_more_is"] = "epsilon" if target.epsilon is None else "delta"
         assumed, unproved = gathered(self._profiles.values())
         details = dict(route.details)
