@@ -139,7 +139,7 @@ def choose(
         raise UtilityError(f"weights chosen by looking at private scores are not covered by {rule}: {NOT_DRAWN}")
     require_used(rule, accounting.assume_smoothness, kappa)
     who = _provenance(rule, utility, provenance)
-    question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=accounting)
+    question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=accounting, with_noise=noise is None)
     if weights is None:
         weights = _best_weights(question, rule, epsilon)
     form, sought = _form(question, rule, weights, noise or 0.0), False
