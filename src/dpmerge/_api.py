@@ -153,17 +153,22 @@ def merge(
     utility: Utilities | Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
     kappa: float | None = None,
+    noise: float | None = None,
     accounting: Accounting = DEFAULT_ACCOUNTING,
     ledger: str | Path | None = None,
     sign: str | Path | None = None,
     dependent: bool = False,
+    recipient: str | None = None,
     tensors: Merge | None = None,
 ) -> Released:
     """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ).
 
+    `noise` is the standard deviation of noise that is added to every parameter of an average; if it is not given, an average
+    that needs noise to be (ε, δ)-DP gets the least. All releases of one average share their noise, and cost what the least
+    noisy one costs.
     It is entered in the `ledger`, and its certificate signed with the private key `sign`, if they are given. `dependent` says
     that the weights depend on what earlier releases showed; `tensors` describes other merges than the weighted average, which
-    only joint release covers.
+    only joint release covers. `recipient` is noted in certificate and ledger.
     """
     chosen = release.choose(
         portfolio,
@@ -174,9 +179,10 @@ def merge(
         utility=Utilities.of(portfolio, utility),
         provenance=provenance,
         kappa=kappa,
+        noise=noise,
         accounting=accounting,
     )
-    return _release(chosen, out, ledger=ledger, sign=sign, dependent=dependent, tensors=tensors)
+    return _release(chosen, out, ledger=ledger, sign=sign, dependent=dependent, recipient=recipient, tensors=tensors)
 
 
 def _release(
@@ -188,6 +194,7 @@ def _release(
     opened: str | Path | None = None,
     sign: str | Path | None = None,
     dependent: bool = False,
+    recipient: str | None = None,
     tensors: Merge | None = None,
 ) -> Released:
     where = opened if ledger is None else ledger
@@ -198,6 +205,7 @@ def _release(
         merge=tensors or Merge(),
         ledger=None if where is None else Ledger(where),
         dependent=dependent,
+        recipient=recipient,
         signer=None if sign is None else release.Signer(Path(sign)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from dpmerge.cli.commands import JsonOption, argument, group, option
-from dpmerge.cli.options import AnyDeltaOption
+from dpmerge.cli.options import AnyDeltaOption, MergeAccounting, PortfolioArgument
 from dpmerge.cli.output import print_assumptions, print_json, print_lines, print_warnings, table
-from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release import Entry, Ledger, under_way, unfinished, what_fits
+from dpmerge.records import Adjacency, Portfolio, Weights
+from dpmerge.release import Entry, Ledger, enter_floor, under_way, unfinished, what_fits
 from dpmerge.rules import about_delta, require_wanted, round_up, significant
 
 LedgerArgument = Annotated[str, argument("The ledger: a file, or a database URL.")]
@@ -65,7 +66,7 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         return
     rows = []
     for entry in entries:
-        total = entry.content["total"] if entry.kind == "release" else None
+        total = entry.content.get("total")
         cells = ["", ""] if total is None else [round_up(total["epsilon"]), significant(total["delta"])]
         cells[0] += " (filter)" if total is not None and total["theorem"] == "adaptive-filter" else ""
         rows.append([str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]])
@@ -77,14 +78,42 @@ def _what(entry: Entry) -> str:
     content = entry.content
     if entry.kind == "release":
         coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
-        what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}"
+        what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}{_noise(content)}"
+        what += f", to {content['recipient']}" if "recipient" in content else ""
         return what + (" (depends on earlier ones)" if content.get("dependent") else "")
+    if entry.kind == "floor":
+        return f"floor of a ladder of {', '.join(sorted(content['names'].values()))}{_noise(content)}"
     if entry.kind == "portfolio":
         return f"declares {', '.join(sorted(content['names'].values()))}"
     if entry.kind == "filter":
         return f"filter of order {float.fromhex(content['order']):g}"
     more = {"recovered": ": output {output}", "voided": ": {reason}"}.get(entry.kind, "").format(**content)
     return f"{entry.kind} entry {content['of']}{more}"
+
+
+def _noise(content: Mapping[str, Any]) -> str:
+    noise = content["forms"][0].get("noise")
+    return "" if noise is None else f", noise {float.fromhex(noise):.6g}"
+
+
+def floor(
+    ledger: LedgerArgument,
+    portfolio: PortfolioArgument,
+    weights: Annotated[str, option("name=value,…: the average, by its exact weights, which sum to 1.")],
+    accounting: MergeAccounting,
+    epsilon: Annotated[float | None, option("Releases are free down to the noise of this ε; by default the budget's.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Charge now for every release of one average down to a noise.
+
+    Releases with at least that noise are then free, whatever they depend on. The floor itself must not depend on what earlier
+    releases showed.
+    """
+    opened, loaded = Ledger(ledger), Portfolio(portfolio)
+    found = enter_floor(opened, loaded, Weights.parse(loaded, weights), epsilon=epsilon, accounting=accounting.accounting())
+    if not json:
+        typer.echo(f"floor entered: noise {found.noise:.6g}")
+    _show(opened, json, {"floor": {"noise": found.noise, "entry": found.entry.number}})
 
 
 def remaining(
@@ -129,7 +158,7 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
         "under_way": [number for number, runs in found.items() if runs],
         "interrupted": [number for number, runs in found.items() if not runs],
     }
-    state = {**ledger.summary(entries), **running, **(more or {})}
+    state = {**ledger.summary(entries), **running, "free": ledger.free_now(), **(more or {})}
     if json:
         print_json(state)
         return
@@ -146,4 +175,6 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
     print_lines("", state.get("fits", {}).get("text", []))
 
 
-ledger = group("ledger", "The budget of a private dataset, and its releases.", new, show, history, remaining, export, void)
+ledger = group(
+    "ledger", "The budget of a private dataset, and its releases.", new, show, history, remaining, floor, export, void
+)

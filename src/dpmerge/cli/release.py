@@ -54,7 +54,14 @@ def merge(
     releasing: Releasing,
     accounting: MergeAccounting,
     weights: Annotated[str | None, option("name=value,…: exactly these weights, which sum to 1.")] = None,
-    epsilon: Annotated[float | None, option("Target ε: finds the best weights, or checks the given ones.")] = None,
+    epsilon: Annotated[
+        float | None,
+        option("Target ε: finds the best weights; for --weights of a combination, the least noise."),
+    ] = None,
+    noise: Annotated[
+        float | None, option("Add noise of this standard deviation to every parameter of a combination; 0: never add any.")
+    ] = None,
+    recipient: Annotated[str | None, option("Whom the release is for; noted in certificate and ledger.")] = None,
     couple: Annotated[
         str | None, option("Several targets, e.g. 1,2,4: selections that share one random number, in folders under --out.")
     ] = None,
@@ -63,7 +70,8 @@ def merge(
     """Release a model with a certificate.
 
     The model is drawn or merged, entered in the ledger, and can be rechecked. Give --weights and --delta, or --epsilon and
-    --delta to find the best weights first. An existing folder is refused.
+    --delta to find the best weights first. Given all three, a combination gets the least noise that makes it so private;
+    releases of it with more noise then cost nothing more. An existing folder is refused.
     """
     coupled = (Utility, Tempered, Releasing, MergeAccounting, "portfolio", "rule", "delta", "couple", "json")
     if couple is not None:
@@ -77,6 +85,7 @@ def merge(
         weights=None if weights is None else Weights.parse(loaded, weights),
         utility=None if utility.utility is None else utility.of(loaded),
         provenance=utility.provenance,
+        noise=noise,
         accounting=accounting.accounting(),
         **vars(tempered),
     )
@@ -88,7 +97,8 @@ def merge(
     if couple is not None:
         released = release_together(loaded, choices, releasing.out, **arguments)
     else:
-        released = [release(loaded, choices[""], releasing.out, merge=tensors.merge(), **arguments)]
+        made = release(loaded, choices[""], releasing.out, merge=tensors.merge(), recipient=recipient, **arguments)
+        released = [made]
     if json:
         shown = [released_json(one) for one in released]
         print_json(shown if couple is not None else shown[0])

@@ -6,17 +6,17 @@ import contextlib
 import math
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
-from dpmerge.records import Adjacency, Portfolio
+from dpmerge.records import Portfolio
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content, standing
+from dpmerge.release.counting import Counted, LadderKey, charged
+from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels, contents_of
 from dpmerge.rules import (
@@ -30,6 +30,7 @@ from dpmerge.rules import (
     Rule,
     Sum,
     Validated,
+    round_down,
     round_up,
     significant,
 )
@@ -64,11 +65,15 @@ class Account:
         for entry in entries:
             if entry.kind == "portfolio":
                 self._declared.update(known.add(entry.content, f"declared in entry {entry.number}").values())
-        counted = standing(entries)
+        counted = charged(entries)
         contents = [(f"entry {entry.number}", entry.content) for entry in counted]
         if new is not None:
             contents.append(("this release", new.content()))
-        self._releases = [_Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
+        self._releases = [Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
+        self._least: dict[LadderKey, Counted] = {}  # of each ladder the least noisy one that was chosen beforehand
+        for one in self._releases:
+            if one.ladder is not None and not one.dependent:
+                self._least[one.ladder] = min(self._least.get(one.ladder, one), one, key=lambda counted: counted.noise)
         self._models = known.models
         if self._models:  # under every rule: contradictory records of one run give no bound
             Portfolio(tuple(self._models.values()))
@@ -79,9 +84,18 @@ class Account:
         return not self._releases and not self._declared
 
     @property
-    def undeclared(self) -> list[_Counted]:
+    def undeclared(self) -> list[Counted]:
         """Releases that depend on others and involve models that were not declared."""
-        return [one for one in self._releases if one.dependent and (one.pays or not one.involved <= self._declared)]
+        return [
+            one
+            for one in self._releases
+            if one.dependent and (one.pays or not one.involved <= self._declared) and not self.is_free(one)
+        ]
+
+    def is_free(self, one: Counted) -> bool:
+        """Whether a ladder's release is a function of a less noisy one that is charged, whatever it was chosen by (§9)."""
+        least = None if one.ladder is None else self._least.get(one.ladder)
+        return least is not None and least is not one and least.noise <= one.noise
 
     @property
     def is_tight(self) -> bool:
@@ -92,6 +106,16 @@ class Account:
         """Refuse a release that depends on others where nothing was provided for it before the first release."""
         if self.is_tight or self.filter is not None:
             return
+        below = [one for one in self.undeclared if one.ladder is not None]
+        if below:
+            least = self._least.get(below[0].ladder) if below[0].ladder else None
+            to = "nothing of its ladder is charged" if least is None else f"its ladder is charged down to {least.noise:.6g}"
+            raise LedgerError(
+                f"{name}: this release depends on what earlier ones showed. Its noise is {below[0].noise:.6g}, and {to}: how "
+                "little noise a ladder ends with must not be chosen by what noisier releases of it showed, so charging this "
+                "one now would not cover it. A floor that is entered beforehand makes every release above it free, whatever "
+                "that depends on"
+            )
         others = self._runs_of({name for one in self.undeclared for name in one.involved - self._declared})
         what = "this ledger has no rule for such a release"
         if self._declared:
@@ -106,20 +130,51 @@ class Account:
     def _runs_of(self, names: Iterable[str]) -> str:
         return ", ".join(f"run {run!r}" for run in sorted({self._models[name].run for name in names}))
 
+    @property
+    def _independent(self) -> list[Counted]:
+        """Releases that depend on none. All of a ladder are functions of the least noisy one and of fresh noise (§9)."""
+        return [one for one in self._releases if not one.dependent and (one.ladder is None or one is self._least[one.ladder])]
+
     def rules(self) -> list[Rule]:
         """Rules that each bound the independent releases together with everything declared."""
-        releases = [one for one in self._releases if not one.dependent]
+        releases = self._independent
         exposures = [one.exposure for one in releases]
         if self._declared:
             exposures.insert(0, Exposure.whole(self._declared))
         if not exposures:
             return []
         forms = [form for one in releases for form in one.forms]
-        whole = Portfolio(tuple(self._models[name] for name in sorted(self._models)))
+        whole = self._portfolio
         # A single release has the guarantee of its own rule. Several are counted by the set of models that have leaked.
-        if self._declared or len(forms) > 1 or releases[0].as_joint or not _is_itself(forms[0], whole, exposures[0]):
+        if self._counted_by_itself is None:
             return [_with_validation(Releases(whole, exposures, _shuffle(forms)), forms)]
         return [forms[0].build(whole, proved=True)]
+
+    @property
+    def _portfolio(self) -> Portfolio:
+        return Portfolio(tuple(self._models[name] for name in sorted(self._models)))
+
+    @property
+    def _counted_by_itself(self) -> Counted | None:
+        """The only release, or the least noisy of the only ladder, if its own rule counts it."""
+        releases = self._independent
+        if self._declared or len(releases) != 1 or len(releases[0].forms) > 1 or releases[0].as_joint:
+            return None
+        return releases[0] if _is_itself(releases[0].forms[0], self._portfolio, releases[0].exposure) else None
+
+    @property
+    def ladder(self) -> Counted | None:
+        """The least noisy one of a ladder, while nothing else was released: down to its noise all of the ladder is free."""
+        found = self._counted_by_itself if self.is_tight else None
+        return found if found is not None and found.ladder is not None else None
+
+    def about_last(self) -> list[str]:
+        """Whether the last release adds nothing because of its ladder, in words."""
+        last = self._releases[-1]
+        if last.ladder is None or not self.is_free(last):
+            return []
+        least = self._least[last.ladder].noise
+        return [f"this release adds nothing to the total: its ladder was charged down to noise {least:.6g} before"]
 
     def used(self, by: Filter) -> Sum:
         charges = [Charge(one.exposure, one.pays) for one in self._releases]
@@ -179,31 +234,6 @@ class Account:
         if not self.is_tight:
             return self.budget.delta
         return min((rule.guarantee(epsilon=self.budget.epsilon).delta for rule in self.rules()), default=0.0)
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """A release to be counted, with its models under their names in the ledger."""
-
-    forms: tuple[RuleForm, ...]
-    exposure: Exposure
-    involved: frozenset[str]
-    as_joint: bool
-    dependent: bool
-    pays: tuple[float, ...]  # the cost of its choice to private validation sets
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any], names: Mapping[str, str], adjacency: Adjacency) -> _Counted:
-        outcomes = ((Fraction(p), frozenset(names[name] for name in members)) for p, members in content["exposure"])
-        forms = tuple(RuleForm.model_validate(form) for form in content["forms"])
-        return cls(
-            forms,
-            Exposure(tuple(outcomes)),
-            frozenset(names.values()),
-            content["as_joint"],
-            content.get("dependent", False),
-            tuple(form.paid(adjacency) + DRAWING for form in forms if form.validation is not None),
-        )
 
 
 def _shuffle(forms: Iterable[RuleForm]) -> ShuffleAsPoisson | None:
@@ -281,9 +311,30 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
     return entries
 
 
+def free_now(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> dict[str, Any] | None:
+    """The ladder whose releases are free down to the noise that was charged, if nothing else was released."""
+    account = Account(budget, entries)
+    least = account.ladder
+    if least is None or spent is None:
+        return None
+    names = {own: name for entry in entries for own, name in entry.content.get("names", {}).items()}
+    weights = {names[own]: value for own, value in least.forms[0].values.items()}
+    up_to = round_down(spent.epsilon)
+    average = ", ".join(f"{name}={value:.6g}" for name, value in weights.items())
+    text = (
+        f"ladder of {average}: any ε up to {up_to:g} (at δ = {significant(spent.delta)}) from this ladder is free now, which "
+        f"is noise of {least.noise:.6g} or more; the total stays {round_up(spent.epsilon)}"
+    )
+    told = {"weights": weights, "noise": least.noise, "epsilon": spent.epsilon, "delta": spent.delta}
+    return {"ladder": least.forms[0].ladder, **told, "text": text}
+
+
 def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
     """How releases are counted, in words."""
     told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
+    ladder = free_now(budget, entries, spent)
+    if ladder is not None:
+        told.append(ladder["text"])
     declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
     if declared:
         told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")

@@ -51,6 +51,7 @@ def model_card(certificate: Certificate) -> str:
         _BESIDE,
         "",
         *([f"Joint release counts: {_escaped(str(because))}.", ""] if because else []),
+        *([] if rule.noise is None else [_noise(certificate), ""]),
         *([] if certificate.dependent else [provenance[certificate.provenance], ""]),
         "| model | weight |",
         "|---|---|",
@@ -59,15 +60,30 @@ def model_card(certificate: Certificate) -> str:
     ]
     if certificate.drawn is not None:
         lines += [f"The model drawn was {_code(certificate.drawn)}.", ""]
+    if certificate.recipient is not None:
+        lines += [f"It was released to {_code(certificate.recipient)}.", ""]
     lines += ["`certificate.json` binds this statement to the files here; `dpmerge verify` rechecks it.", ""]
     return "\n".join(lines)
 
 
 def _what(certificate: Certificate) -> str:
     average = certificate.merge.average
+    if certificate.rule.noise is not None:
+        alone = len(certificate.rule.weights) == 1
+        return "one private model with noise added," if alone else f"{_WORDS['combination']} with noise added, all"
     if average is None:
         return f"{_WORDS[certificate.rule.rule]}, all"
     return f"an average of checkpoints of one private run ({average}),"
+
+
+def _noise(certificate: Certificate) -> str:
+    added = f"Noise of standard deviation {certificate.rule.deviation:.6g} was added to every parameter"
+    if certificate.guarantee.theorem != "hidden-run":
+        return f"{added}; the guarantee does not rest on it."
+    return (
+        f"{added}; it is what makes the guarantee hold. Noisier and less noisy releases of the same average share one noise: "
+        "whoever has several of them learns no more than the least noisy one shows."
+    )
 
 
 def _sentences(certificate: Certificate, how: str) -> list[str]:

@@ -23,6 +23,7 @@ NAME = "certificate.json"
 CARD = "README.md"
 Epsilon = Annotated[float, Field(ge=0, le=1e300)]  # printing rounds up, which must not overflow
 Delta = Annotated[float, Field(gt=0, lt=1)]
+Recipient = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class NumericsForm(Strict):
@@ -120,9 +121,10 @@ class MergeForm(Extended):
     keep_metadata: Annotated[list[str], Field(min_length=1)] | None = None
 
 
-class Certificate(Strict):
-    """The whole of `certificate.json`."""
+class Certificate(Extended):
+    """The whole of `certificate.json`. `recipient` is whom the release was made for, if that was said."""
 
+    added: ClassVar[frozenset[str]] = frozenset({"recipient"})
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     created: str
     dataset: str
@@ -139,6 +141,7 @@ class Certificate(Strict):
     outputs: Annotated[dict[str, Digest], Field(min_length=1)]
     drawn: str | None
     ledger: LedgerForm | None
+    recipient: Recipient | None = None
     software: dict[str, str]
     sha256: Digest
     signature: SignatureForm | None
@@ -169,8 +172,11 @@ class Certificate(Strict):
             "an average of checkpoints with other weights than its rule gives": not averages_as_stated(rule, merge, records),
             **rule.contradictions,
             "an average of real numbers, which no file holds": (
-                rule.rule == "combination" and rule.arithmetic is None and self.guarantee.theorem not in COVERS_INPUTS
+                rule.rule == "combination"
+                and (rule.arithmetic, rule.noise) == (None, None)
+                and self.guarantee.theorem not in COVERS_INPUTS
             ),
+            "noise of no ladder": rule.noise is not None and rule.ladder is None,
             "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
             "a private validation set that paid nothing, or the reverse": (
                 (self.provenance == "private-validation") != (rule.validation is not None)

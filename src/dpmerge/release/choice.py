@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -21,11 +21,13 @@ from dpmerge.rules import (
     Provenance,
     RuleName,
     Target,
+    least_noise,
     require_covered,
     require_used,
     round_up,
 )
 
+_SEARCHED = 5e-3  # by how much more than the least a search may find
 _ANY_MERGE = "joint release covers any merge of the models: say which one by its weights"
 
 
@@ -41,18 +43,40 @@ class Chosen(Option):
     numerics: NumericsForm
     provenance: Provenance
     scores: tuple[float | Fraction, ...] | None = None
+    sought: bool = False  # its noise was not given, but the least for its target
 
     def of_stored(self, arithmetic: Arithmetic) -> Chosen:
         """The same average with the guarantee that holds for stored numbers; refused if that exceeds the target."""
-        form = self.form.model_copy(update={"arithmetic": arithmetic})
-        numerics = self.numerics if arithmetic == "stored" else self.numerics.model_copy(update={"solved_for": "epsilon"})
-        with without_cache():
-            found = numerics.answer(form.build(_by_name(self.weights.portfolio)), self.guarantee.epsilon, self.guarantee.delta)
-        if not math.isfinite(found.epsilon) or (self.within is not None and found.epsilon > self.within):
+        made = self._again({"arithmetic": arithmetic}, keeps_question=arithmetic == "stored")
+        found = made.guarantee
+        if not made.meets_target:
             raise TargetError(
                 f"this average cannot be released as asked: {found.details['joint_because']}. Joint release, which covers any "
                 f"rounding, has ε = {round_up(found.epsilon)} at δ = {found.delta:g}"
             )
+        return made
+
+    def on_ladder(self, rung: Callable[[float], float], ladder: str | None) -> Chosen:
+        """The same average with noise that a ladder has: what was asked for or more, or the least that meets the target."""
+        asked = self.form.deviation
+        noise = rung(asked * (1 - _SEARCHED) if self.sought else asked)
+        if noise == asked:
+            return replace(self, form=self.form.model_copy(update={"ladder": ladder}))
+        while not (made := self._again({"noise": noise.hex(), "ladder": ladder})).meets_target:
+            noise = rung(math.nextafter(noise, math.inf))  # on the edge of a target a grid may round up a little more
+        return made
+
+    @property
+    def meets_target(self) -> bool:
+        found = self.guarantee.epsilon
+        return math.isfinite(found) and (self.within is None or found <= self.within)
+
+    def _again(self, update: dict[str, object], *, keeps_question: bool = False) -> Chosen:
+        """The guarantee computed anew for another form of the rule."""
+        form = self.form.model_copy(update=update)
+        numerics = self.numerics if keeps_question else self.numerics.model_copy(update={"solved_for": "epsilon"})
+        with without_cache():
+            found = numerics.answer(form.build(_by_name(self.weights.portfolio)), self.guarantee.epsilon, self.guarantee.delta)
         return replace(self, form=form, guarantee=found, numerics=numerics)
 
 
@@ -79,6 +103,7 @@ def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen
         utility=asked.utility,
         provenance="a-priori" if alone else asked.provenance,
         kappa=asked.kappa if option.rule == "tempered" else None,
+        noise=getattr(option, "noise", 0.0),
         accounting=asked.accounting.for_rule("combination" if alone and hidden else option.rule),
     )
 
@@ -94,10 +119,13 @@ def choose(
     provenance: Provenance | None = None,
     kappa: float | None = None,
     validation_epsilon: float | None = None,
+    noise: float | None = None,
     accounting: Accounting = DEFAULT_ACCOUNTING,
 ) -> Chosen:
     """Weights as given, or the best ones for (ε, δ); refused if the target is not met.
 
+    `noise` is the standard deviation of noise that is added to every parameter of an average. If it is not given, an average
+    that does not meet its target without noise gets the least that does.
     Joint release covers every model of the portfolio, because the weights may have been chosen by looking at all of them;
     with provenance `a-priori` only those that have weight.
     """
@@ -114,8 +142,15 @@ def choose(
     question = Question(portfolio, delta, utility, who, kappa, (rule,), accounting=accounting)
     if weights is None:
         weights = _best_weights(question, rule, epsilon)
-    form = _form(question, rule, weights)
-    guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, accounting)
+    form, sought = _form(question, rule, weights, noise or 0.0), False
+    try:
+        guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, accounting)
+    except TargetError as refusal:
+        if rule != "combination" or noise is not None or epsilon is None:
+            raise
+        least = _least_noise(form.exact_weights(_by_name(portfolio)), epsilon, delta, accounting, refusal)
+        form, sought = _form(question, rule, weights, least), True
+        guarantee, numerics = _guarantee(portfolio, form, epsilon, delta, accounting)
     if form.last_only and guarantee.theorem != "hidden-run":  # not needed: other releases may follow
         form = form.model_copy(update={"last_only": None})
     return Chosen(
@@ -130,7 +165,17 @@ def choose(
         numerics=numerics,
         provenance=who,
         scores=_scores(utility) if rule == "tempered" else None,
+        sought=sought,
     )
+
+
+def _least_noise(weights: Weights, epsilon: float, delta: float, accounting: Accounting, refusal: TargetError) -> float:
+    """The least noise with which an average meets a target that it was refused for without."""
+    try:
+        with without_cache():
+            return least_noise(weights, epsilon=epsilon, delta=delta, accounting=accounting)[0]
+    except TargetError as fault:
+        raise TargetError(f"{refusal}; {fault}") from None
 
 
 def _scores(utility: Utilities | None) -> tuple[float | Fraction, ...] | None:
@@ -199,7 +244,7 @@ def _provenance(rule: RuleName, utility: Utilities | None, claimed: Provenance |
     return who
 
 
-def _form(question: Question, rule: RuleName, weights: Weights) -> RuleForm:
+def _form(question: Question, rule: RuleName, weights: Weights, noise: float) -> RuleForm:
     portfolio, kappa, accounting = question.portfolio, question.kappa, question.accounting
     validation = None if question.utility is None else question.utility.validation
     paid = None
@@ -216,6 +261,7 @@ def _form(question: Question, rule: RuleName, weights: Weights) -> RuleForm:
         shuffle_rate=None if accounting.shuffle is None else _hex("the shuffle rate", accounting.shuffle.rate),
         validation=paid,
         last_only=True if rule == "combination" and accounting.only_release else None,
+        noise=_hex("the noise of the release", noise) if noise else None,
     )
 
 

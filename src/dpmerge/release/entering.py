@@ -47,6 +47,7 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
         with new_folder(out, proof=True) as folder:
             temporary = folder.resolve()
             entry = _enter(ledger, replace(planned, temporary=str(temporary)), weights)
+            notes += ledger.about(planned, before=entry)
             drawn = tuple(entry.content["names"][name] for name in entry.content.get("drawn", ()))
             made = Entered(folder, entry, notes, drawn)
             yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dpmerge.errors import LedgerError
 from dpmerge.files import canonical, sha256
@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """`release`, the outcome of one (`completed`, `recovered`, `voided`), or `filter` or `portfolio` at the beginning."""
+        """`release`, its outcome (`completed`, `recovered`, `voided`), `floor`, or `filter`, `portfolio` at the start."""
         return str(self.content["kind"])
 
 
@@ -154,6 +154,7 @@ class PendingEntry:
     counting only this one is not enough, except under a filter.
     `drawn` are the models drawn for it, and `temporary` is its folder until it can be seen. `contents` are
     the digests of the models' tensors by name; where they are not known, a run and a record are taken for one model.
+    A `floor` is no release: it charges a ladder for the noise down to which its releases are free.
     """
 
     forms: tuple[RuleForm, ...]
@@ -165,6 +166,8 @@ class PendingEntry:
     drawn: tuple[str, ...] = ()
     temporary: str | None = None
     contents: Mapping[str, str] = field(default_factory=dict)
+    recipient: str | None = None
+    kind: Literal["release", "floor"] = "release"
 
     def content(self) -> dict[str, Any]:
         """What the ledger keeps of it: everything that is needed to account for it, under names that are the ledger's."""
@@ -177,6 +180,7 @@ class PendingEntry:
             "as_joint": self._shows_inputs,
             **({"dependent": True} if self.dependent else {}),
             **({"drawn": [names[name] for name in self.drawn]} if self.drawn else {}),
+            **({} if self.recipient is None else {"recipient": self.recipient}),
         }
 
     @property

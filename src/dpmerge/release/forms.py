@@ -33,6 +33,12 @@ def _positive(text: str) -> str:
     return text
 
 
+def positive_noise(text: str) -> str:
+    if not float.fromhex(text) > 0:
+        raise ValueError("noise at release is positive: leave it out where there is none")
+    return text
+
+
 def _rate(text: str) -> str:
     if not 0 < float.fromhex(text) <= 1:
         raise ValueError("a sampling rate lies in (0, 1]")
@@ -41,6 +47,9 @@ def _rate(text: str) -> str:
 
 # Nothing here is ever negative.
 HexFloat = Annotated[str, Field(pattern=r"^0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}$"), AfterValidator(_exact)]
+
+
+LadderId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # public, and drawn at random
 
 
 class ValidationForm(ValidationSet):
@@ -57,7 +66,7 @@ class ValidationForm(ValidationSet):
 class RuleForm(Extended):
     """A rule with its weights, exactly: floats as hexadecimal digits."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"arithmetic", "last_only"})
+    added: ClassVar[frozenset[str]] = frozenset({"arithmetic", "last_only", "noise", "ladder"})
     rule: RuleName
     weights: Annotated[dict[str, Annotated[HexFloat, AfterValidator(_positive)]], Field(min_length=1)]
     looked_at: list[str] = Field(default_factory=list)  # joint release covers these besides the models that have weight
@@ -67,6 +76,8 @@ class RuleForm(Extended):
     validation: ValidationForm | None = None
     arithmetic: Arithmetic | None = None  # of a combination of stored numbers (theory.md §3.6)
     last_only: Literal[True] | None = None  # the guarantee assumes that nothing else of its runs is published (theory.md §9)
+    noise: Annotated[HexFloat, AfterValidator(positive_noise)] | None = None  # standard deviation, on every parameter
+    ladder: LadderId | None = None  # whose path the noise is a point of (theory.md §9)
 
     @property
     def draws(self) -> bool:
@@ -84,6 +95,11 @@ class RuleForm(Extended):
         return {name: float.fromhex(self.weights[name]) for name in sorted(self.weights)}
 
     @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise at release; 0 where there is none."""
+        return 0.0 if self.noise is None else float.fromhex(self.noise)
+
+    @property
     def contradictions(self) -> dict[str, bool]:
         """What a rule must not state beside its name, and whether this one does."""
         averages, tempered = self.rule == "combination", self.rule == "tempered"
@@ -94,6 +110,11 @@ class RuleForm(Extended):
             "smoothness under a rule that does not use it": not averages and self.assume_smoothness is not None,
             "arithmetic under a rule that does not average": not averages and self.arithmetic is not None,
             "the last iterate only, under a rule that does not average": not averages and self.last_only is not None,
+            "noise under a rule that does not average": not averages and self.noise is not None,
+            "a ladder without noise": self.ladder is not None and self.noise is None,
+            "noise on the exact average, and a condition on its rounding": (
+                self.noise is not None and self.arithmetic == "stored"
+            ),
             "a private validation set under a rule that does not draw by its scores": (
                 not tempered and self.validation is not None
             ),
@@ -115,6 +136,7 @@ class RuleForm(Extended):
             kappa=None if self.kappa is None else float.fromhex(self.kappa),
             # A single model is stored as it was trained: its guarantee does not rest on the rounding of an average.
             arithmetic="joint" if self.arithmetic is not None and proved and len(self.weights) > 1 else self.arithmetic,
+            noise=self.deviation,
         )
         if self.validation is None:
             return rule

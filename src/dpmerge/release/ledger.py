@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total, how_counted, provisions
+from dpmerge.release.account import FILTER, Account, Total, free_now, how_counted, provisions
 from dpmerge.release.certificate import now
 from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
@@ -120,6 +120,15 @@ class Ledger:
         account.require_provision(self.name)
         return account.total()
 
+    def about(self, planned: PendingEntry, *, before: Entry) -> list[str]:
+        """What is to be said of a release beside the entries that were there before it."""
+        return Account(self.budget, self.history()[: before.number - 1], planned).about_last()
+
+    def free_now(self) -> dict[str, Any] | None:
+        """The ladder whose releases cost nothing more, down to which noise and up to which ε; none if there is none."""
+        entries = self.history()
+        return free_now(self.budget, entries, self.cumulative(entries))
+
     # --- writing ----------------------------------------------------------------------------------------------------------
 
     def enter(self, planned: PendingEntry) -> Entry:
@@ -139,12 +148,12 @@ class Ledger:
             about = planned.content()
             if (again := drawn_before(entries, about)) is not None:
                 about["drawn"] = again
+            made = {"by": this_process(), "out": planned.out} if planned.kind == "release" else {}
             content = {
-                "kind": "release",
+                "kind": planned.kind,
                 "at": now(),
                 "nonce": secrets.token_hex(32),  # the published hash must not reveal the entry
-                "by": this_process(),
-                "out": planned.out,
+                **made,
                 **({} if planned.temporary is None else {"temporary": planned.temporary}),
                 **about,
                 "own": [{"epsilon": one.epsilon, "delta": one.delta} for one in planned.guarantees],

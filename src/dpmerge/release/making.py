@@ -30,7 +30,7 @@ from dpmerge.release.entries import Entry
 from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee
-from dpmerge.tensors import LoraForm, MergeReport, copy_model, merge_models
+from dpmerge.tensors import LoraForm, MergeReport, Noise, copy_model, merge_models
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ class Making:
     dependent: bool
     signer: Signer | None
     progress: Callable[[int, int], None] | None
+    noise: Noise | None = None
+    recipient: str | None = None
 
     def write(self, choice: Chosen, drawn: str | None, out: Path, into: Path | None = None) -> Released:
         """Draw or merge into a new folder, with certificate and model card; or into one that becomes `out` later."""
@@ -106,7 +108,8 @@ class Making:
         else:
             used = choice.form.values
             folders = {name: self.folders[name] for name in used}
-            merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, **self.merge.arguments())
+            how = {**self.merge.arguments(), "noise": self.noise}
+            merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, **how)
         return made[0]
 
     def _content(self, choice: Chosen, drawn: str | None, report: MergeReport) -> dict[str, Any]:
@@ -129,6 +132,7 @@ class Making:
             },
             "drawn": drawn,
             "ledger": self._ledger_form(),
+            "recipient": self.recipient,
             "software": software(),
         }
 

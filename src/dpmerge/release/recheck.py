@@ -16,6 +16,8 @@ from dpmerge.records import Portfolio
 from dpmerge.release.certificate import CARD, Certificate, published, record_digest
 from dpmerge.release.commitment import Commitment, Opening, Openings, input_names
 from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.known import contents_of
+from dpmerge.release.ladder import Ladders
 from dpmerge.rules import Combination, covers, why_joint
 from dpmerge.tensors import (
     ADAPTER_CONFIG,
@@ -23,6 +25,7 @@ from dpmerge.tensors import (
     METHODS,
     Checkpoint,
     MergePlan,
+    Noise,
     coarsest_spacing,
     open_model,
     open_plan,
@@ -189,12 +192,33 @@ class Recheck:
             base = self.base if merge.base is not None else None
             how: dict[str, Any] = {"take_from": merge.take_from, "method": merge.method, "base": base}
             how |= {"lora": merge.lora or "factors", "keep_metadata": merge.keep_metadata or ()}
+            if self.certificate.rule.noise is not None:
+                how["noise"] = self._noise(folders)
+                if how["noise"] is None:
+                    return
             _, plan = open_plan(stack, folders, self.certificate.rule.values, **how)
             found = verify_plan(plan, self.folder)
-            self.verdict.note([str(one) for one in found], "the tensors are the stated combination, bit for bit")
+            what = "the stated combination" + ("" if how.get("noise") is None else " with the noise of its ladder")
+            self.verdict.note([str(one) for one in found], f"the tensors are {what}, bit for bit")
             self._arithmetic(plan)
             self._metadata(plan)
             self._beside(plan)
+
+    def _noise(self, folders: Mapping[str, Path]) -> Noise | None:
+        """The noise of the release, from the ladder that the portfolio keeps; none where it cannot be drawn again."""
+        form = self.certificate.rule
+        ladder = Ladders.beside(folders, form).by_id(form.ladder or "")
+        if ladder is None:
+            self.verdict.unchecked.append("the ladder of the noise is not in this portfolio: the tensors were not checked")
+            return None
+        held = contents_of(model for model in self.portfolio.models if model.name in form.weights)
+        faults = {
+            "the ladder of the noise is that of another average, or of models with other tensors": not ladder.holds(form, held),
+            "the noise certified is not on its ladder": ladder.rung(form.deviation) != form.deviation,
+        }
+        broken = [fault for fault, there in faults.items() if there]
+        holds = self.verdict.note(broken, "the ladder of the noise is that of these models and weights")
+        return ladder.noise(form.deviation) if holds else None
 
     def _arithmetic(self, plan: MergePlan) -> None:
         """Below joint release, the noise covers the stored numbers (docs/theory.md §3.6)."""
@@ -202,9 +226,11 @@ class Recheck:
             return
         rule = self.certificate.rule.build(self.certificate.portfolio())
         assert isinstance(rule, Combination)
-        fine = covers(rule.last_noise, coarsest_spacing(plan.outputs))
-        faults = [] if fine else [f"the guarantee needs finer numbers than those stored: {why_joint(rule.last_noise)}"]
-        self.verdict.note(faults, "the models' last noise covers the arithmetic of the stored numbers")
+        fine = covers(rule.covering, coarsest_spacing(plan.outputs))
+        because = why_joint(rule.last_noise, rule.noise)
+        faults = [] if fine else [f"the guarantee needs finer numbers than those stored: {because}"]
+        whose = "noise at release" if rule.noise > 0 else "models' last noise"
+        self.verdict.note(faults, f"the {whose} covers the arithmetic of the stored numbers")
 
     def _drawn(self, model: Checkpoint) -> None:
         """A drawn model is released with the same tensors, and nothing else of its files."""

@@ -17,6 +17,7 @@ from dpmerge.release.entering import Entered, entered
 from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.known import contents_of
+from dpmerge.release.ladder import Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.signing import Signer
@@ -49,12 +50,16 @@ class Files:
 
 @dataclass(frozen=True)
 class Preview:
-    """A release that was not made: the choice its files allow, those files, and what all releases would guarantee together."""
+    """A release that was not made: the choice its files allow, those files, and what all releases would guarantee together.
+
+    `adds` is by how much it would raise the ε of all releases; 0 if it is free.
+    """
 
     choice: Chosen
     files: Files
     total: Guarantee | None
     fits: bool | None
+    adds: float | None = None
 
 
 def release(
@@ -65,24 +70,31 @@ def release(
     merge: Merge = _AVERAGE,
     ledger: Ledger | None = None,
     dependent: bool = False,
+    recipient: str | None = None,
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Released:
     """Write the released model to the new folder `out`, with `certificate.json` and a model card.
 
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
-    showed: then only the total of the ledger that holds these covers the release.
+    showed: then only the total of the ledger that holds these covers the release. `recipient` is whom it is for.
     """
     portfolio.require_outside(out)
     require_absent(out)
-    folders = _folders(portfolio)
+    folders = folders_of(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
-    choice = _settled(choice, folders)
+    choice = settled(choice, folders)
     drawn = (draw(choice),) if choice.form.draws else ()
-    planned = _holding(_planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn), ledger)
+    contents = _contents(portfolio, [choice], ledger)
+    # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
+    ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
+    choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
+    noise = None if ladder is None else ladder.noise(choice.form.deviation)
+    planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
+    planned = replace(planned, contents=contents, recipient=recipient)
     with entered(ledger, planned, choice.weights, out) as place:
-        made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress)
+        made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient)
         released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
         place.certificates.append(released.certificate.sha256)
     return replace(released, notes=(*_notes(ledger, dependent, place), *choice.guarantee.notes, *released.notes))
@@ -103,7 +115,7 @@ def release_together(
     """
     portfolio.require_outside(out)
     require_absent(out)
-    folders = _folders(portfolio)
+    folders = folders_of(portfolio)
     for name, choice in choices.items():
         if choice.form.rule != "selection":
             raise CertificateError(f"only random selections can share a uniform number, not {choice.form.rule}")
@@ -114,7 +126,8 @@ def release_together(
     weights = [choice.weights for choice in choices.values()]
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
-    planned = _holding(_planned(portfolio, [*choices.values()], Exposure.drawn(*weights), out, dependent, drawn), ledger)
+    planned = _planned(portfolio, [*choices.values()], Exposure.drawn(*weights), out, dependent, drawn)
+    planned = replace(planned, contents=_contents(portfolio, [*choices.values()], ledger))
     with entered(ledger, planned, weights[0], out) as place:
         made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
@@ -125,7 +138,7 @@ def release_together(
 
 def files_to_write(portfolio: Portfolio, choice: Chosen, *, ledger: Ledger | None = None, dependent: bool = False) -> Files:
     """The files of a release, after every check but that of the budget."""
-    folders = _folders(portfolio)
+    folders = folders_of(portfolio)
     _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
     return _check_files(choice, folders, _AVERAGE)
 
@@ -137,12 +150,18 @@ def preview(
 
     That a model holds what was entered under its run and record before is checked at the release.
     """
-    choice = _settled(choice, _folders(portfolio))
+    folders = folders_of(portfolio)
+    choice = settled(choice, folders)
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
+    if choice.form.noise is not None:
+        ladder = Ladders.beside(folders, choice.form).find(choice.form, _contents(portfolio, [choice], ledger))
+        choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
     if ledger is None:
         return Preview(choice, files, None, None)
     total = ledger.total_with(_planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent))
-    return Preview(choice, files, total.guarantee, total.fits)
+    before = ledger.cumulative()
+    adds = total.guarantee.epsilon - (0.0 if before is None else before.epsilon)
+    return Preview(choice, files, total.guarantee, total.fits, max(adds, 0.0))
 
 
 def draw(choice: Chosen) -> str:
@@ -158,7 +177,7 @@ def draw(choice: Chosen) -> str:
 # --- before anything is charged or written ------------------------------------------------------------------------------------
 
 
-def _folders(portfolio: Portfolio) -> dict[str, Path]:
+def folders_of(portfolio: Portfolio) -> dict[str, Path]:
     folders = {}
     for model in portfolio.models:
         try:
@@ -214,13 +233,15 @@ def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> F
         return Files(own, names, _has_openings(choice, drawn))
 
 
-def _settled(choice: Chosen, folders: Mapping[str, Path]) -> Chosen:
+def settled(choice: Chosen, folders: Mapping[str, Path]) -> Chosen:
     """The choice with what its files guarantee: an average of numbers too coarse for its noise counts as joint release."""
     if choice.form.rule != "combination" or choice.guarantee.theorem in COVERS_INPUTS:
         return choice
     rule = choice.form.build(choice.weights.portfolio)
     assert isinstance(rule, Combination)
-    return choice.of_stored("stored" if covers(rule.last_noise, stored_spacing(choice.form, folders)) else "joint")
+    if not covers(rule.covering, stored_spacing(choice.form, folders)):
+        return choice.of_stored("joint")
+    return choice if choice.form.noise is not None else choice.of_stored("stored")
 
 
 def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
@@ -247,14 +268,13 @@ def _planned(
     return PendingEntry(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
 
 
-def _holding(planned: PendingEntry, ledger: Ledger | None) -> PendingEntry:
-    """Add the digests of the models' tensors: for the ledger, or to compare two models of one step."""
-    names = {name for form in planned.forms for name in form.involved}
-    models = [model for model in planned.portfolio.models if model.name in names]
+def _contents(portfolio: Portfolio, choices: Sequence[Chosen], ledger: Ledger | None) -> dict[str, str]:
+    """The digests of the models' tensors: for the ledger, for a ladder, or to compare two models of one step."""
+    names = {name for choice in choices for name in choice.form.involved}
+    models = [model for model in portfolio.models if model.name in names]
     states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]
-    if ledger is None and len(set(states)) == len(states):
-        return planned
-    return replace(planned, contents=contents_of(models))
+    noised = any(choice.form.noise is not None for choice in choices)
+    return {} if ledger is None and not noised and len(set(states)) == len(states) else contents_of(models)
 
 
 def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:

@@ -59,6 +59,11 @@ def verify(
     _check_outputs(folder, certificate, verdict)
     _check_guarantee(certificate, verdict)
     _check_card(folder, certificate, verdict)
+    if portfolio is None and certificate.rule.noise is not None:
+        verdict.warnings.append(
+            f"that noise of standard deviation {certificate.rule.deviation:.6g} was added was not checked: only the private "
+            "portfolio, which has the secret of the noise, can tell"
+        )
     if portfolio is not None:
         Recheck(folder, certificate, portfolio, base, method, verdict).run()
     if ledger is not None:

@@ -1,6 +1,12 @@
 """Profiles and weights in, the guarantee of a merge out: selection, combination, joint release. One theorem per file."""
 
-from dpmerge.rules.arithmetic import Arithmetic as Arithmetic, covers as covers, of_many as of_many, why_joint as why_joint
+from dpmerge.rules.arithmetic import (
+    Arithmetic as Arithmetic,
+    covers as covers,
+    least_cover as least_cover,
+    of_many as of_many,
+    why_joint as why_joint,
+)
 from dpmerge.rules.building import (
     DEFAULT_ACCOUNTING as DEFAULT_ACCOUNTING,
     Accounting as Accounting,

@@ -43,6 +43,11 @@ def covers(noise: Mapping[str, float], spacing: float) -> bool:
     return all(value > 0 and value >= COVER * spacing for value in noise.values())
 
 
+def least_cover(spacing: float) -> float:
+    """The least noise that covers numbers that lie `spacing` apart."""
+    return COVER * spacing
+
+
 def condition(noise: Mapping[str, float], arithmetic: Arithmetic | None) -> str:
     """The assumption as it is printed: with what it means for the formats that models are stored in."""
     least = min(noise.values(), default=math.inf)
@@ -63,8 +68,13 @@ def of_many(assumption: str) -> str:
     return f"{_REAL}of each model in the average to be {COVER} spacings" if assumption.startswith(_REAL) else assumption
 
 
-def why_joint(noise: Mapping[str, float]) -> str:
+def why_joint(noise: Mapping[str, float], at_release: float = 0.0) -> str:
     """Why joint release counts although a better theorem applies to real numbers."""
+    if at_release > 0:
+        return (
+            f"the noise at release, {at_release:.3g}, is less than {COVER} spacings of the stored numbers at the largest "
+            "parameter, so their rounding could show through it; more noise, or models stored in a finer format, would mend it"
+        )
     silent = [repr(name) for name, value in noise.items() if not value > 0]
     if silent:
         return (

@@ -129,6 +129,11 @@ class Combination(Rule):
         return WeightedRun(model, weight, smoothness, mechanism.convex is not None and math.isfinite(smoothness))
 
     @property
+    def covering(self) -> dict[str, float]:
+        """The noise that covers the rounding of stored numbers (§3.6): that of the release, or each model's last."""
+        return {"the release": self.noise} if self.noise > 0 else self.last_noise
+
+    @property
     def _may_hide(self) -> bool:
         """Whether theorem hidden-run is asked: not where the papers' formula is."""
         return self._only_release and bool(self._hideable) and self._assumed != 0
@@ -183,8 +188,8 @@ class Combination(Rule):
         joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
         if self._arithmetic == "joint" and self._hideable:
             # Of one run alone nothing is averaged, but a last iterate coarser than its noise would show the one before it.
-            tells = not single or (self._only_release and covers(self.last_noise, 0.0))
-            because = {"joint_because": why_joint(self.last_noise)} if tells else {}
+            tells = not single or self.noise > 0 or (self._only_release and covers(self.last_noise, 0.0))
+            because = {"joint_because": why_joint(self.last_noise, self.noise)} if tells else {}
             yield replace(joint, details={**joint.details, **because})
             return
         better: list[_Route] = []

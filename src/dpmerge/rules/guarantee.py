@@ -15,7 +15,7 @@ from dpmerge.notebook import html_table
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
 from dpmerge.records import Adjacency, Model, Weights
 from dpmerge.rules.statements import about_delta, about_records, round_up, significant
-from dpmerge.rules.theorems import THEOREMS, Theorem
+from dpmerge.rules.theorems import NOISE_PAYS, THEOREMS, Theorem
 
 # GDP is the closed form of the loss distribution of full-batch Gaussians: whatever mixes models has the other two.
 MixtureAccountant = Literal["pld", "rdp"]
@@ -82,11 +82,17 @@ class Guarantee:
         found = [f"model {name!r} is counted whole: {why}" for name, why in self.details.get("revealed", {}).items()]
         if "joint_because" in self.details:
             found.append(f"counted as joint release: {self.details['joint_because']}")
+        elif self.details.get("noise") and self.theorem in ("single-run", "joint-release"):
+            found.append(f"the noise at release buys nothing here: {NOISE_PAYS}")
+        elif self.details.get("noise") and self.theorem != "hidden-run":
+            found.append("this much noise at release buys nothing: another theorem gives as little without it. More may")
         if "once_more" in self.details:
+            spared = ", except this average with other noise of its ladder" if self.details.get("noise") else ""
             asked = "ε" if self.details["once_more_is"] == "epsilon" else "δ"
+            most = (round_up if asked == "ε" else significant)(self.details["once_more"])
             found.append(
-                "this holds while nothing else of these runs is released. After any other release each run counts whole: "
-                f"{asked} = {round_up(self.details['once_more']) if asked == 'ε' else significant(self.details['once_more'])}"
+                f"this holds while nothing else of these runs is released{spared}. After any other release each run counts "
+                f"whole: {asked} = {most}"
             )
         return tuple(found)
 

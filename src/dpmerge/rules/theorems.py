@@ -24,7 +24,14 @@ LAST = (
     "curve of private scores"
 )
 REAL = "the training computed with real numbers: the rounding of its floating-point steps is far below their noise"
-NOISE = "the noise of the release is fresh, of a cryptographic generator, and added to the exact average before any rounding"
+NOISE = (
+    "the noise of the release is fresh, of a cryptographic generator, 1024 spacings of the stored numbers or more, and added "
+    "to the exact average before any rounding"
+)
+NOISE_PAYS = (
+    "it pays for convex models trained by plain SGD with flat clipping, whose records state a smoothness, if nothing else of "
+    "their runs is published"
+)
 COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)
 _MERGING = "Differentially Private Model Merging, arXiv 2604.20985"

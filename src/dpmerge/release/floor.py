@@ -1,0 +1,87 @@
+"""A floor: the noise down to which a ladder is charged at once, so that every release above it is free (docs/theory.md §9)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dpmerge.errors import BudgetExceeded, LedgerError
+from dpmerge.records import Portfolio, Weights
+from dpmerge.release.account import Account
+from dpmerge.release.choice import Chosen, choose
+from dpmerge.release.entries import Entry, PendingEntry
+from dpmerge.release.known import contents_of
+from dpmerge.release.ladder import Ladders
+from dpmerge.release.ledger import Ledger
+from dpmerge.release.release import folders_of, settled, stored_spacing
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, least_cover
+
+_RUNGS = 3  # to try, where a grid rounds the total up a little more than the choice of the noise did
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A floor that was entered: its noise, and what all releases guarantee together from now on, down to it."""
+
+    noise: float
+    entry: Entry
+    guarantee: Guarantee
+
+
+def enter_floor(
+    ledger: Ledger,
+    portfolio: Portfolio,
+    weights: Weights,
+    *,
+    epsilon: float | None = None,
+    accounting: Accounting = DEFAULT_ACCOUNTING,
+) -> Floor:
+    """Charge a ledger for all releases of one average down to a noise: that of this ε, or of all that the budget allows.
+
+    It must not depend on what earlier releases showed; what is released above it may.
+    """
+    ledger.require_same_data(portfolio)
+    account = Account(ledger.budget, ledger.history())
+    wanted = ledger.budget.epsilon if epsilon is None else float(epsilon)
+    if wanted > ledger.budget.epsilon:
+        raise BudgetExceeded(f"{ledger.name}: the floor has ε = {wanted:g}; the budget is ε = {ledger.budget.epsilon:g}")
+    folders = folders_of(portfolio)
+    delta = account.tight_delta
+    find = partial(choose, portfolio, "combination", weights=weights, epsilon=wanted, delta=delta, accounting=accounting)
+    choice = find()
+    if choice.form.noise is None:  # it is within the budget without any: as little as stored numbers allow
+        least = least_cover(stored_spacing(choice.form, folders))
+        choice = find(noise=least)
+    choice = settled(choice, folders)
+    contents = contents_of(model for model in portfolio.models if model.name in choice.form.involved)
+    ladder = Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
+    for _ in range(_RUNGS):
+        choice = choice.on_ladder(ladder.rung, ladder.id)
+        planned = _planned(portfolio, choice, contents)
+        _require_ladder(ledger, planned)
+        try:
+            entry = ledger.enter(planned)
+        except BudgetExceeded:
+            more = ladder.rung(math.nextafter(choice.form.deviation, math.inf))
+            choice = replace(choice, form=choice.form.model_copy(update={"noise": more.hex()}))
+            continue
+        total = ledger.cumulative()
+        assert total is not None
+        return Floor(choice.form.deviation, entry, total)
+    raise BudgetExceeded(f"{ledger.name}: no noise of this ladder is within the budget")
+
+
+def _planned(portfolio: Portfolio, choice: Chosen, contents: dict[str, str]) -> PendingEntry:
+    exposure = choice.form.exposure(portfolio)
+    return PendingEntry((choice.form,), portfolio, exposure, (choice.guarantee,), "", contents=contents, kind="floor")
+
+
+def _require_ladder(ledger: Ledger, planned: PendingEntry) -> None:
+    """Refuse a floor that would mean nothing: these runs count whole already, or their noise buys nothing."""
+    account = Account(ledger.budget, ledger.history(), planned)
+    if account.ladder is None:
+        raise LedgerError(
+            f"{ledger.name}: a floor is for a ladder that is all that is released. Here other releases count too, or noise "
+            "buys nothing, so each run counts whole, whatever noise is added"
+        )

@@ -1,0 +1,134 @@
+"""A ladder: the secret noise that all releases of one average share, so that they cost what the least noisy one costs.
+
+Its file stays in the private portfolio. The noise is a function of the file alone (docs/theory.md §9): a release that was
+interrupted, made again or made twice at once has the same noise, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from dpmerge.errors import CertificateError
+from dpmerge.files import canonical, sha256
+from dpmerge.records import Strict, load_strict
+from dpmerge.release.commitment import Digest
+from dpmerge.release.forms import HexFloat, LadderId, RuleForm, positive_noise
+from dpmerge.tensors import Noise, NoisePath
+
+
+class Step(Strict):
+    """One model of the average: its weight, exactly, and the digest of its tensors."""
+
+    weight: HexFloat
+    content: Digest
+
+
+class Ladder(Strict):
+    """The whole of a ladder's file. `id` is public, `key` is the secret, `root` the noise of its first release."""
+
+    version: Literal[1] = 1
+    id: LadderId
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    root: Annotated[HexFloat, AfterValidator(positive_noise)]
+    models: Annotated[dict[str, Step], Field(min_length=1)]
+
+    @property
+    def path(self) -> NoisePath:
+        return NoisePath(bytes.fromhex(self.key), float.fromhex(self.root))
+
+    def rung(self, noise: float) -> float:
+        """The least noise on this ladder that is not below what is asked for."""
+        return self.path.rung(noise)
+
+    def noise(self, deviation: float) -> Noise:
+        return Noise(self.path, deviation)
+
+    def holds(self, form: RuleForm, contents: Mapping[str, str]) -> bool:
+        """Whether this is the ladder of this average of these models, under whatever names."""
+        return fingerprint(self.models) == fingerprint(_steps(form, contents))
+
+
+class Ladders:
+    """The ladders of a private portfolio, in a folder that no portfolio takes for a model."""
+
+    def __init__(self, portfolio: Path) -> None:
+        self.folder = portfolio / ".dpmerge" / "ladders"
+
+    @classmethod
+    def beside(cls, folders: Mapping[str, Path], form: RuleForm) -> Ladders:
+        """Those of the portfolio that holds the models of an average."""
+        return cls(folders[min(form.weights)].parent)
+
+    def find(self, form: RuleForm, contents: Mapping[str, str]) -> Ladder | None:
+        """The ladder of this average; another weight or another content is another ladder."""
+        path = self._file(_steps(form, contents))
+        return self._load(path) if path.exists() else None
+
+    def find_or_make(self, form: RuleForm, contents: Mapping[str, str]) -> Ladder:
+        """A new one has this release's noise as its root, and is on the disk before this returns."""
+        steps = _steps(form, contents)
+        path = self._file(steps)
+        if not path.exists():
+            assert form.noise is not None
+            made = Ladder(id=secrets.token_hex(16), key=secrets.token_hex(32), root=form.noise, models=steps)
+            try:
+                self._keep(made, path)
+            except OSError as fault:
+                raise CertificateError(
+                    f"{path}: the secret of the noise cannot be kept: {fault.strerror}. Noise that cannot be drawn again is "
+                    "not released"
+                ) from None
+        return self._load(path)
+
+    def by_id(self, ladder: str) -> Ladder | None:
+        return next((found for found in self._all() if found.id == ladder), None)
+
+    def _all(self) -> Iterator[Ladder]:
+        return (self._load(path) for path in sorted(self.folder.glob("*.json")))
+
+    def _file(self, steps: Mapping[str, Step]) -> Path:
+        """Named after what it is the ladder of: of two that are made at once one is there first, and both use it."""
+        return self.folder / f"{fingerprint(steps)}.json"
+
+    def _load(self, path: Path) -> Ladder:
+        found = load_strict(Ladder, path, CertificateError, "it was written into the portfolio with the ladder's first release")
+        if self._file(found.models) != path:
+            raise CertificateError(f"{path}: was edited or renamed: it is not the ladder that its name says")
+        return found
+
+    def _keep(self, ladder: Ladder, path: Path) -> None:
+        """Readable by its owner alone, whole, and on the disk; never in place of one that is there."""
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        temporary = self.folder / f".{secrets.token_hex(8)}.part"
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(canonical(ladder.model_dump(mode="json"), indent=1) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _steps(form: RuleForm, contents: Mapping[str, str]) -> dict[str, Step]:
+    return {name: Step(weight=weight, content=contents[name]) for name, weight in form.weights.items()}
+
+
+def fingerprint(steps: Mapping[str, Step]) -> str:
+    """Of the exact weights and the contents, not of names: a folder that was renamed holds the same model."""
+    return sha256(canonical(sorted([step.content, step.weight] for step in steps.values())))

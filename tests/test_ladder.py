@@ -1,0 +1,390 @@
+"""Noise at release, and the ladder: what is certified, checked again, counted once, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from safetensors.numpy import load_file, save_file
+
+import dpmerge as library
+from dpmerge import Ledger, Portfolio
+from dpmerge.errors import BudgetExceeded, CertificateError, LedgerError, TargetError
+from dpmerge.profiles.formulas import gaussian_delta
+from dpmerge.release import choose, enter_floor, preview
+from dpmerge.release.entries import standing
+from dpmerge.release.forms import RuleForm
+from dpmerge.release.ladder import Ladders
+from tests import builders
+from tests.ladder_kills import killed
+from tests.ledger_workers import race
+from tests.release_builders import DELTA, certificate, dpmerge, on_disk
+
+STEPS, EFFECT = 10, 0.1 / 20  # of `convex`: learning rate × clip / batch
+A = {"a": 1.0}
+
+
+def convex(name: str, sigma: float = 4.0, **changes: Any) -> Any:
+    """A full-batch run: hidden behind noise τ it is M-GDP with M = Ts/√(Tν² + τ²) (docs/theory.md §9.3)."""
+    known = {"steps": STEPS, "batch": 20.0, "smoothness": 0.2, "convex": "glm", **changes}
+    return builders.dp_sgd(name, sigma=sigma, **known)
+
+
+@pytest.fixture
+def portfolio(tmp_path: Path) -> Portfolio:
+    return on_disk(tmp_path / "runs", convex("a"), convex("b", 40.0))
+
+
+def merge(portfolio: Portfolio, out: Path, weights: dict[str, float] | None = None, **options: Any) -> library.Released:
+    return library.merge(portfolio, weights or A, out=out, rule="combination", delta=DELTA, **options)
+
+
+def ledger_of(folder: Path, epsilon: float = 3.0, **options: Any) -> Ledger:
+    fields = {"dataset": builders.DATASET, "adjacency": "add-remove", "delta": DELTA, **options}
+    return Ledger.create(folder / "ledger.db", epsilon=epsilon, **fields)
+
+
+def total(ledger: Ledger) -> float:
+    found = ledger.cumulative()
+    return 0.0 if found is None else found.epsilon
+
+
+def whole(portfolio: Portfolio, *names: str) -> float:
+    weights = {name: 1 / len(names) for name in names}
+    return library.joint(portfolio, weights, provenance="a-priori").guarantee(delta=DELTA).epsilon
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in load_file(folder / "model.safetensors").items()}
+
+
+# --- one release --------------------------------------------------------------------------------------------------------------
+
+
+def test_noise_is_added_certified_and_checked_bit_for_bit(portfolio: Portfolio, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ["merge", tmp_path / "runs", "--rule", "combination", "--weights", "a=1", "--delta", DELTA, "--noise", 0.25]
+    result = dpmerge(*asked, "--out", out, "--recipient", "the *clinic*")
+    assert result.exit_code == 0, result.output
+    assert "noise at release: 0.25" in result.stdout
+    held = certificate(out)
+    assert held["rule"]["noise"] == (0.25).hex()
+    assert held["recipient"] == "the *clinic*"
+    assert held["guarantee"]["theorem"] == "hidden-run" and held["guarantee"]["standing"] == "proved"
+    assert not any("rounding of the stored average" in text for text in held["guarantee"]["assumptions"])
+    shift = STEPS * EFFECT / math.sqrt(STEPS * (4 * EFFECT) ** 2 + 0.25**2)
+    assert gaussian_delta(shift, held["guarantee"]["epsilon"]) == pytest.approx(DELTA, rel=1e-4)
+    added = load_file(out / "model.safetensors")["weight"] - load_file(tmp_path / "runs/a/model.safetensors")["weight"]
+    assert 0.1 < float(np.std(added)) < 0.5
+    verdict = library.verify(out, portfolio=portfolio)
+    assert verdict.code == 0, verdict
+    assert "the tensors are the stated combination with the noise of its ladder, bit for bit" in verdict.holds
+    card = (out / "README.md").read_text()
+    assert "Noise of standard deviation 0.25 was added to every parameter; it is what makes the guarantee hold." in card
+    assert "It was released to `the *clinic*`." in card
+    alone = library.verify(out)
+    assert alone.code == 0
+    assert any("was not checked: only the private portfolio" in text for text in alone.warnings)
+
+
+def test_a_target_finds_the_least_noise_and_a_ladder_rounds_it_up(portfolio: Portfolio, tmp_path: Path) -> None:
+    first = merge(portfolio, tmp_path / "one", epsilon=1.0)
+    assert 0.99 < first.guarantee.epsilon <= 1.0
+    second = merge(portfolio, tmp_path / "two", epsilon=0.5)
+    ratio = second.certificate.rule.deviation / first.certificate.rule.deviation
+    assert 32 * math.log2(ratio) == pytest.approx(round(32 * math.log2(ratio)), abs=1e-6)
+    assert second.certificate.rule.ladder == first.certificate.rule.ladder
+    assert 0.47 < second.guarantee.epsilon <= 0.5
+    again = library.combination(portfolio, A, noise=second.certificate.rule.deviation).guarantee(delta=DELTA)
+    assert second.guarantee.epsilon == pytest.approx(again.epsilon)
+    assert library.verify(tmp_path / "two", portfolio=portfolio).code == 0
+    enough = merge(portfolio, tmp_path / "enough", epsilon=10.0)
+    assert enough.certificate.rule.noise is None
+    assert merge(portfolio, tmp_path / "none", noise=0.0).certificate.rule.noise is None
+    with pytest.raises(TargetError, match=r"these weights give ε = .* above 1"):
+        merge(portfolio, tmp_path / "refused", epsilon=1.0, noise=0.0)
+    with pytest.raises(TargetError, match=r"these weights give ε = .* above 1"):
+        merge(portfolio, tmp_path / "refused", epsilon=1.0, noise=0.01)
+
+
+def test_a_certificate_tells_nothing_of_the_secret(portfolio: Portfolio, tmp_path: Path) -> None:
+    merge(portfolio, tmp_path / "out", noise=0.25)
+    (file,) = (tmp_path / "runs/.dpmerge/ladders").glob("*")
+    secret = json.loads(file.read_text())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    told = (tmp_path / "out/certificate.json").read_text() + (tmp_path / "out/README.md").read_text()
+    assert secret["id"] in told
+    for hidden in (secret["key"], secret["models"]["a"]["content"], file.stem):
+        assert hidden not in told
+    assert Portfolio(tmp_path / "runs").names == ("a", "b")  # no portfolio takes the folder for a model
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [
+        ({"rule": "joint"}, "noise at release has no meaning for joint"),
+        ({"rule": "selection"}, "noise at release has no meaning for selection"),
+        ({"noise": -1.0}, "must be finite and not negative"),
+        ({"noise": math.inf}, "must be finite and not negative"),
+    ],
+)
+def test_noise_without_a_meaning_is_refused(portfolio: Portfolio, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    asked = {"rule": "combination", "noise": 1.0, "delta": DELTA, **changes}
+    with pytest.raises(TargetError, match=words):
+        library.merge(portfolio, A, out=tmp_path / "out", **asked)
+    assert not (tmp_path / "runs/.dpmerge").exists()
+
+
+def test_where_noise_buys_nothing_it_is_said_or_refused(tmp_path: Path) -> None:
+    network = on_disk(tmp_path / "runs", convex("a", smoothness=None, convex=None))
+    with pytest.raises(TargetError, match=r"these weights give .*; no noise at release gives ε = 0.5 here.*convex models"):
+        merge(network, tmp_path / "out", epsilon=0.5)
+    made = merge(network, tmp_path / "out", noise=0.25)
+    assert made.guarantee.theorem == "single-run"
+    assert any("the noise at release buys nothing here: it pays for convex models" in note for note in made.notes)
+    assert "the guarantee does not rest on it" in (tmp_path / "out/README.md").read_text()
+    assert library.verify(tmp_path / "out", portfolio=network).code == 0
+
+
+def test_noise_that_does_not_cover_the_stored_numbers_counts_as_joint_release(tmp_path: Path) -> None:
+    portfolio = on_disk(tmp_path / "runs", convex("a"))
+    save_file({"weight": np.full(8, 4096.0, dtype=np.float32)}, tmp_path / "runs/a/model.safetensors")
+    made = merge(portfolio, tmp_path / "out", noise=0.25)  # the numbers lie 2^-11 apart
+    assert made.guarantee.theorem == "single-run"
+    assert any("0.25, is less than 1024 spacings of the stored numbers" in note for note in made.notes)
+    with pytest.raises(TargetError, match="is less than 1024 spacings"):
+        merge(portfolio, tmp_path / "two", epsilon=1.0)
+    assert merge(portfolio, tmp_path / "three", noise=0.75).guarantee.theorem == "hidden-run"
+    verdict = library.verify(tmp_path / "three", portfolio=portfolio)
+    assert verdict.code == 0, verdict
+    assert "the noise at release covers the arithmetic of the stored numbers" in verdict.holds
+
+
+# --- what is checked ----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_finds_another_noise_another_ladder_and_none(portfolio: Portfolio, tmp_path: Path) -> None:
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    merge(portfolio, out, noise=0.25)
+    merge(portfolio, tmp_path / "other", noise=0.5)
+    held, other = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "other"))
+    save_file({**held, "bias": other["bias"]}, out / "model.safetensors", metadata={"format": "pt"})
+    assert any("tensor 'bias'" in fault for fault in library.verify(out, portfolio=portfolio).broken)
+    save_file(held, out / "model.safetensors", metadata={"format": "pt"})
+    assert library.verify(out, portfolio=portfolio).code == 0
+    (file,) = (runs / ".dpmerge/ladders").glob("*.json")
+    kept = file.read_bytes()
+    file.unlink()
+    missing = library.verify(out, portfolio=portfolio)
+    assert missing.code == 2 and "the ladder of the noise is not in this portfolio" in missing.unchecked[0]
+    content = json.loads(kept)
+    file.write_text(json.dumps({**content, "key": "0" * 64}))
+    assert any("tensor" in fault for fault in library.verify(out, portfolio=portfolio).broken)
+    file.write_text(json.dumps({**content, "models": {"a": {**content["models"]["a"], "content": "0" * 64}}}))
+    assert any("was edited or renamed" in fault for fault in library.verify(out, portfolio=portfolio).broken)
+    file.unlink()
+    moved = json.loads(json.dumps(content).replace(content["models"]["a"]["content"], "0" * 64))
+    Ladders(runs).folder.joinpath(f"{_fingerprint(moved)}.json").write_text(json.dumps(moved))
+    assert any("that of another average" in fault for fault in library.verify(out, portfolio=portfolio).broken)
+
+
+def _fingerprint(content: dict[str, Any]) -> str:
+    from dpmerge.release.ladder import Ladder, fingerprint
+
+    return fingerprint(Ladder.model_validate_json(json.dumps(content)).models)
+
+
+def test_forms_without_noise_are_written_as_before() -> None:
+    form = RuleForm.model_validate({"rule": "combination", "weights": {"a": (1.0).hex()}})
+    assert not {"noise", "ladder"} & set(form.model_dump(mode="json"))
+    for wrong in ({"noise": (0.0).hex()}, {"ladder": "x"}):
+        with pytest.raises(ValidationError):
+            RuleForm.model_validate({"rule": "combination", "weights": {"a": (1.0).hex()}, **wrong})
+    noised = {"rule": "joint", "weights": {"a": (1.0).hex()}, "noise": (1.0).hex()}
+    assert RuleForm.model_validate(noised).contradictions["noise under a rule that does not average"]
+    rootless = {"rule": "combination", "weights": {"a": (1.0).hex()}, "ladder": "0" * 32}
+    assert RuleForm.model_validate(rootless).contradictions["a ladder without noise"]
+
+
+# --- one path ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_noise_whoever_asks_and_another_for_another_average(portfolio: Portfolio, tmp_path: Path) -> None:
+    merge(portfolio, tmp_path / "one", noise=0.25)
+    merge(portfolio, tmp_path / "far", noise=1.0)
+    shutil.copytree(tmp_path / "runs", tmp_path / "copy")
+    merge(Portfolio(tmp_path / "copy"), tmp_path / "two", noise=0.25)
+    assert tensors(tmp_path / "one") == tensors(tmp_path / "two")
+    (tmp_path / "copy/a").rename(tmp_path / "copy/renamed")
+    merge(Portfolio(tmp_path / "copy"), tmp_path / "three", {"renamed": 1.0}, noise=0.25)
+    assert tensors(tmp_path / "one") == tensors(tmp_path / "three")
+    other = merge(portfolio, tmp_path / "other", {"a": 0.5, "b": 0.5}, noise=0.25)
+    assert other.certificate.rule.ladder != certificate(tmp_path / "one")["rule"]["ladder"]
+    shutil.copytree(tmp_path / "runs/b", tmp_path / "held")
+    save_file({**load_file(tmp_path / "held/model.safetensors"), "bias": np.zeros(5)}, tmp_path / "runs/a/model.safetensors")
+    changed = merge(portfolio, tmp_path / "changed", noise=0.25)
+    assert changed.certificate.rule.ladder != certificate(tmp_path / "one")["rule"]["ladder"]
+    assert len([*(tmp_path / "runs/.dpmerge/ladders").glob("*")]) == 3
+
+
+def test_a_ladder_that_cannot_be_kept_is_no_ladder(portfolio: Portfolio, tmp_path: Path) -> None:
+    (tmp_path / "runs/.dpmerge").mkdir()
+    (tmp_path / "runs/.dpmerge/ladders").write_text("in the way")
+    with pytest.raises(CertificateError, match="the secret of the noise cannot be kept"):
+        merge(portfolio, tmp_path / "out", noise=0.25)
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_ladders_made_at_once_one_is_used_by_all(portfolio: Portfolio, tmp_path: Path) -> None:
+    def attempt(number: int) -> str:
+        made = merge(portfolio, tmp_path / f"out-{number}", noise=0.25 * 2 ** (number / 7))
+        return f"{made.certificate.rule.ladder}"
+
+    found = race(4, attempt)
+    assert len(set(found)) == 1 and len(found[0]) == 32, found
+    for number in range(4):
+        verdict = library.verify(tmp_path / f"out-{number}", portfolio=portfolio)
+        assert verdict.code == 0, verdict
+
+
+# --- the ledger ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ladder_counts_as_its_least_noisy_release(portfolio: Portfolio, tmp_path: Path) -> None:
+    ledger, where = ledger_of(tmp_path), tmp_path / "ledger.db"
+    first = merge(portfolio, tmp_path / "one", epsilon=1.0, ledger=where, recipient="ann")
+    assert total(ledger) == pytest.approx(first.guarantee.epsilon)
+    assert not any("adds nothing" in note for note in first.notes)
+    second = merge(portfolio, tmp_path / "two", epsilon=0.5, ledger=where, recipient="bob")
+    assert total(ledger) == pytest.approx(first.guarantee.epsilon)
+    assert any("this release adds nothing to the total" in note for note in second.notes)
+    dependent = merge(portfolio, tmp_path / "three", epsilon=0.7, ledger=where, dependent=True)
+    assert dependent.certificate.ledger is not None
+    assert dependent.certificate.ledger.epsilon == pytest.approx(first.guarantee.epsilon)
+    shown = dpmerge("ledger", "remaining", where).stdout
+    assert "any ε up to 0.99" in shown and "from this ladder is free now" in shown
+    assert f"the total stays {first.guarantee.epsilon:.3f}"[:20] in shown
+    state = json.loads(dpmerge("ledger", "show", where, "--json").stdout)
+    assert state["free"]["noise"] == first.certificate.rule.deviation
+    history = " ".join(dpmerge("ledger", "history", where).stdout.split())
+    assert "to ann" in history and "noise" in history
+    seen = preview(
+        portfolio,
+        choose(portfolio, "combination", weights=portfolio.weights(A), delta=DELTA, epsilon=0.3),
+        tmp_path / "never",
+        ledger=ledger,
+    )
+    assert seen.adds == 0.0 and seen.fits
+    seen = preview(
+        portfolio,
+        choose(portfolio, "combination", weights=portfolio.weights(A), delta=DELTA, epsilon=2.0),
+        tmp_path / "never",
+        ledger=ledger,
+    )
+    assert seen.adds == pytest.approx(2.0 - first.guarantee.epsilon, rel=0.05)
+    with pytest.raises(LedgerError, match=r"its ladder is charged down to .* A floor that is entered beforehand"):
+        merge(portfolio, tmp_path / "below", epsilon=2.0, ledger=where, dependent=True)
+    lower = merge(portfolio, tmp_path / "lower", epsilon=2.0, ledger=where)
+    assert total(ledger) == pytest.approx(lower.guarantee.epsilon)
+    for name in ("one", "two", "three", "lower"):
+        verdict = library.verify(tmp_path / name, portfolio=portfolio, ledger=where)
+        assert verdict.code == 0, verdict
+    with pytest.raises(BudgetExceeded):
+        merge(portfolio, tmp_path / "beyond", noise=0.01, ledger=where)
+
+
+@pytest.mark.parametrize("other", ["selection", "other weights", "another ladder"])
+def test_with_any_other_release_of_its_runs_a_ladder_counts_whole(portfolio: Portfolio, tmp_path: Path, other: str) -> None:
+    ledger, where = ledger_of(tmp_path, epsilon=30.0), tmp_path / "ledger.db"
+    merge(portfolio, tmp_path / "one", epsilon=1.0, ledger=where)
+    if other == "selection":
+        library.merge(portfolio, A, out=tmp_path / "two", rule="selection", delta=DELTA, ledger=where)
+    elif other == "other weights":
+        merge(portfolio, tmp_path / "two", {"a": 0.5, "b": 0.5}, noise=1.0, ledger=where)
+    else:  # a copy of the portfolio that has lost its ladder draws other noise
+        shutil.rmtree(tmp_path / "runs/.dpmerge")
+        merge(portfolio, tmp_path / "two", epsilon=1.0, ledger=where)
+    counted = whole(portfolio, "a", "b") if other == "other weights" else whole(portfolio, "a")
+    assert total(ledger) == pytest.approx(counted, rel=1e-4)
+    assert ledger.free_now() is None
+    with pytest.raises(LedgerError, match="each run counts whole, whatever noise is added"):
+        enter_floor(ledger, portfolio, portfolio.weights(A), epsilon=2.0)
+
+
+def test_under_a_floor_everything_is_free(portfolio: Portfolio, tmp_path: Path) -> None:
+    ledger, where = ledger_of(tmp_path, epsilon=2.0), tmp_path / "ledger.db"
+    said = dpmerge("ledger", "floor", where, tmp_path / "runs", "--weights", "a=1")
+    assert said.exit_code == 0, said.output
+    assert "floor entered: noise" in said.stdout
+    floor = ledger.history()[0]
+    assert floor.kind == "floor"
+    assert 1.9 < total(ledger) <= 2.0
+    assert "any ε up to 1.9" in dpmerge("ledger", "remaining", where).stdout
+    for number, target in enumerate((0.5, 1.9, 1.0)):
+        made = merge(portfolio, tmp_path / f"out-{number}", epsilon=target, ledger=where, dependent=True)
+        assert made.certificate.ledger is not None and made.certificate.ledger.epsilon == total(ledger)
+    deepest = merge(portfolio, tmp_path / "deepest", epsilon=total(ledger), ledger=where, dependent=True)
+    assert deepest.certificate.rule.noise == floor.content["forms"][0]["noise"]
+    assert "floor of a ladder of a, noise" in " ".join(dpmerge("ledger", "history", where).stdout.split())
+    with pytest.raises(BudgetExceeded, match="the floor has ε = 3"):
+        enter_floor(ledger, portfolio, portfolio.weights(A), epsilon=3.0)
+
+
+def test_a_floor_that_needs_no_noise_has_as_little_as_stored_numbers_allow(portfolio: Portfolio, tmp_path: Path) -> None:
+    found = enter_floor(ledger_of(tmp_path, epsilon=20.0), portfolio, portfolio.weights(A))
+    assert 0 < found.noise < 1e-3
+    assert found.guarantee.theorem in ("hidden-run", "single-run")
+
+
+def test_what_a_free_release_relied_on_stays_charged_when_it_is_voided(
+    portfolio: Portfolio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, where = ledger_of(tmp_path), tmp_path / "ledger.db"
+    merge(portfolio, tmp_path / "one", epsilon=0.5, ledger=where)
+    with monkeypatch.context() as patched:  # a less noisy one is interrupted after its entry
+        patched.setattr(Ledger, "complete", lambda *_: (_ for _ in ()).throw(LedgerError("gone")))
+        with pytest.raises(LedgerError):
+            merge(portfolio, tmp_path / "lost", epsilon=2.0, ledger=where)
+    charged = total(ledger)
+    merge(portfolio, tmp_path / "relies", epsilon=1.0, ledger=where, dependent=True)
+    shutil.rmtree(tmp_path / "lost")
+    lost = next(entry for entry in standing(ledger.history()) if entry.content["out"].endswith("lost"))
+    ledger.void_unseen(lost, "it was never seen")
+    assert total(ledger) == pytest.approx(charged)
+    assert merge(portfolio, tmp_path / "more", epsilon=0.7, ledger=where).certificate.ledger is not None
+
+
+def test_a_ledger_without_anything_charged_refuses_a_dependent_release(portfolio: Portfolio, tmp_path: Path) -> None:
+    ledger_of(tmp_path)
+    with pytest.raises(LedgerError, match="nothing of its ladder is charged"):
+        merge(portfolio, tmp_path / "out", epsilon=1.0, ledger=tmp_path / "ledger.db", dependent=True)
+
+
+def test_releases_of_one_ladder_at_once_are_counted_once(portfolio: Portfolio, tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, epsilon=1.0)
+    targets = (1.0, 0.6, 0.8, 0.3)
+
+    def attempt(number: int) -> str:
+        merge(portfolio, tmp_path / f"out-{number}", epsilon=targets[number], ledger=tmp_path / "ledger.db")
+        return "released"
+
+    assert race(4, attempt) == ["released"] * 4
+    least = min(certificate(tmp_path / f"out-{number}")["rule"]["noise"] for number in range(4))
+    assert total(ledger) <= 1.0 and least
+    for number in range(4):
+        verdict = library.verify(tmp_path / f"out-{number}", portfolio=portfolio, ledger=tmp_path / "ledger.db")
+        assert verdict.code == 0, verdict
+
+
+def test_kills_at_random_moments_lose_nothing_and_never_change_the_noise(tmp_path: Path) -> None:
+    """Two hundred: `python -m tests.ladder_kills 200`."""
+    seen = killed(tmp_path, 12, seed=7)
+    assert seen["kills"] == 12 and seen["out"] >= 1
