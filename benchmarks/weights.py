@@ -53,7 +53,7 @@ def _everywhere(spent: list[float]) -> Mapper:
 
 def _law(portfolio: Portfolio, point: Point) -> Profile:
     weights = portfolio.weights(dict(zip(portfolio.names, point, strict=True)))
-    (route,) = Combination(weights, 0.0)._routes(Target(delta=DELTA))
+    (route,) = Combination(weights, 0.0).routes(Target(delta=DELTA))
     return route.profile
 
 

@@ -173,7 +173,7 @@ def test_frontier_on_a_grid_and_without_utilities() -> None:
     document = frontier(
         portfolio, delta=DELTA, accounting=Accounting(assume_smoothness=0.0), epsilons=[1.0, 3.0], step=0.5, run=here
     ).as_dict()
-    assert document["utilities_source"] == "less private is more useful"
+    assert document["utilities_source"] == "less predicted noise is more useful"
     formula = [curve for curve in document["curves"] if curve["rule"] == "combination"]
     assert [curve["standing"] for curve in formula] == ["conditional", "conditional"]
     assert all("papers' formula" in curve["title"] and len(curve["points"]) == 6 for curve in formula)
@@ -184,7 +184,9 @@ def test_looking_is_said(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     path.write_text(json.dumps({"schema": 1, "measured_on": "public", "models": "private", "utilities": UTILITY}))
     looked = Utilities.load(portfolio, path)
-    document = frontier(portfolio, delta=DELTA, epsilons=[1.0], utility=looked, edge_points=1, run=here).as_dict()
+    document = frontier(
+        portfolio, delta=DELTA, epsilons=[1.0], utility=looked, edge_points=1, run=here, accounting=EVERY_STEP
+    ).as_dict()
     assert document["provenance"] == "after-looking"
     assert "joint release" in document["warning"]
 
@@ -241,8 +243,11 @@ def test_every_option_of_a_plan_holds_on_an_independent_path() -> None:
             for option in found.options:
                 if not option.feasible or option.rule not in ("selection", "combination"):
                     continue
-                rule = build(option.rule, option.weights, how)
-                assert rule.guarantee(epsilon=epsilon).delta <= DELTA * (1 + 1e-9)
+                rule = build(option.rule, option.weights, how, noise=option.noise)
+                if option.noise > 0:  # the noise was found for ε at δ
+                    assert rule.guarantee(delta=DELTA).epsilon <= epsilon
+                else:
+                    assert rule.guarantee(epsilon=epsilon).delta <= DELTA * (1 + 1e-9)
 
 
 # --- the simplex ------------------------------------------------------------------------------------------------------

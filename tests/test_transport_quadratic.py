@@ -189,7 +189,7 @@ def test_public_guarantee_covers_the_true_mu(knowledge: Knowledge, seed: int) ->
         given_epsilon = rule.guarantee(epsilon=1.0)
         assert gaussian_delta(mu, 1.0) <= given_epsilon.delta * (1 + 1e-8) + 1e-15
         assert given_delta.standing == given_epsilon.standing == "proved"
-        for route in rule._routes(Target(delta=delta)):
+        for route in rule.routes(Target(delta=delta)):
             assert route.profile.mu is not None
             assert mu <= route.profile.mu * (1 + ROUNDING)
 
@@ -284,7 +284,7 @@ def test_long_runs_search_only_some_windows_and_stay_valid() -> None:
             )
             instance = Instance(models, weights, eta, eta / BATCH, eta * sigma / BATCH, beta, convex is not None)
             mu = float(true_mu(instance, curvatures(rng, instance, 24)).max())
-            *_, route = Combination(weighted(*zip(models, weights.tolist(), strict=True)))._routes(Target(delta=1e-5))
+            *_, route = Combination(weighted(*zip(models, weights.tolist(), strict=True))).routes(Target(delta=1e-5))
             assert route.profile.mu is not None
             worst = max(worst, mu / route.profile.mu)
     assert 0.3 < worst <= 1 + ROUNDING

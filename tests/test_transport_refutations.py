@@ -67,7 +67,7 @@ def test_closed_form_reference_values() -> None:
     assert least_squares_mu() == pytest.approx(2.6212, abs=1e-4)
     joint = Joint(least_squares(None, None)).bound.profile.mu
     assert joint == pytest.approx(18.283, abs=5e-4)
-    *_, formula = Combination(least_squares(None, None), assume_smoothness=0)._routes(Target(delta=DELTA))
+    *_, formula = Combination(least_squares(None, None), assume_smoothness=0).routes(Target(delta=DELTA))
     assert formula.theorem == "papers-formula"
     assert formula.profile.mu == pytest.approx(0.8166, abs=5e-5)
 
@@ -93,14 +93,14 @@ def test_proved_guarantee_covers_least_squares(smoothness: float | None, convex:
     assert guarantee.standing == "proved"
     assert gaussian_delta(mu, guarantee.epsilon) <= DELTA
     assert gaussian_delta(mu, 2.0) <= rule.guarantee(epsilon=2.0).delta
-    for route in rule._routes(Target(delta=DELTA)):
+    for route in rule.routes(Target(delta=DELTA)):
         assert route.profile.mu is not None
         assert route.profile.mu >= mu
 
 
 def test_convexity_proves_far_less_than_joint_release() -> None:
     """The repair is worth something: a proved μ close to the truth (2.62), far below joint release (18.28)."""
-    *_, route = Combination(least_squares(CURVATURE, "glm"))._routes(Target(delta=DELTA))
+    *_, route = Combination(least_squares(CURVATURE, "glm")).routes(Target(delta=DELTA))
     assert route.profile.mu is not None
     assert least_squares_mu() <= route.profile.mu < 3.1
 
@@ -198,7 +198,7 @@ def test_proved_guarantee_covers_the_attack(attack: Attack) -> None:
     assert attack.least_epsilon(DELTA) <= guarantee.epsilon <= Joint(two_runs()).guarantee(delta=DELTA).epsilon
     for epsilon in (0.0, 0.5, 1.0, 2.0, 2.7):
         assert rule.guarantee(epsilon=epsilon).delta >= attack.least_delta(epsilon)
-        for route in rule._routes(Target(epsilon=epsilon)):
+        for route in rule.routes(Target(epsilon=epsilon)):
             assert max(route.profile.delta(epsilon)) >= attack.least_delta(epsilon)
 
 

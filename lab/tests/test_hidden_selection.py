@@ -223,7 +223,7 @@ def test_combination_is_exactly_gaussian(dimension: int | None) -> None:
         sigmas, shift = np.exp(rng.normal(0, 1, count)), float(np.exp(rng.normal(0, 1)))
         rule = Combination(selection(tuple(weights.tolist()), tuple(sigmas.tolist()), dimension, sensitivity=shift))
         mu = shift / math.sqrt(float(np.sum((weights * sigmas) ** 2)))
-        *_, route = rule._routes(Target(delta=1e-5))
+        *_, route = rule.routes(Target(delta=1e-5))
         assert route.theorem == "mean-estimation-combination"
         assert route.profile.mu is not None
         assert mu * (1 - 1e-12) <= route.profile.mu <= mu * (1 + 1e-8)
@@ -235,7 +235,7 @@ def test_combination_is_exactly_gaussian(dimension: int | None) -> None:
 def test_combination_adds_different_sensitivities() -> None:
     """Shifts of different sizes may all point the same way: μ = Σ λ_i Δ_i / √(Σ λ_i²σ_i²)."""
     models = [gaussian("a", noise_std=1.0, sensitivity=0.3), gaussian("b", noise_std=2.0, sensitivity=5.0)]
-    *_, route = Combination(weighted((models[0], 0.75), (models[1], 0.25)))._routes(Target(delta=1e-5))
+    *_, route = Combination(weighted((models[0], 0.75), (models[1], 0.25))).routes(Target(delta=1e-5))
     mu = (0.75 * 0.3 + 0.25 * 5.0) / math.hypot(0.75, 0.5)
     assert route.profile.mu == pytest.approx(mu, rel=1e-8)
     assert route.profile.mu is not None and route.profile.mu >= mu
@@ -251,7 +251,7 @@ def test_combination_beats_selection_in_renyi_divergence_for_small_sensitivity()
     # λ²σ₁² + (1−λ)²σ₂² = Σ π_i σ_i², the root in [0, 1].
     a, b, c = float(sigmas @ sigmas), -2 * float(sigmas[1] ** 2), float(sigmas[1] ** 2) - variance
     share = (-b - math.sqrt(b * b - 4 * a * c)) / (2 * a)
-    *_, route = Combination(selection((share, 1 - share), (1.0, 2.0), 1, sensitivity=shift))._routes(Target(delta=1e-5))
+    *_, route = Combination(selection((share, 1 - share), (1.0, 2.0), 1, sensitivity=shift)).routes(Target(delta=1e-5))
     x = np.linspace(-25, 25, 50_001)
     upper, lower = (norm.pdf((x[:, None] - centre) / sigmas) @ (probs / sigmas) for centre in (0.0, shift))
     orders = np.array([1.5, 2.0, 4.0, 8.0])

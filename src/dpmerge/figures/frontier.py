@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from dpmerge.figures import style
 from dpmerge.figures.picture import Line, NamedPoint, Panel, Picture, Table, thinned
 from dpmerge.planning import Curve, Frontier, FrontierPoint, ModelAlone
-from dpmerge.rules import MIXTURE_ACCOUNTANTS, RECORD
+from dpmerge.rules import MIXTURE_ACCOUNTANTS, RECORD, significant
 
 NOTHING = "no target here can be met by any merge"
 HOW_TO_READ = (
     "Further left is more private, further up is more useful; a release within a budget ε is on or to the left of that ε. "
-    "Random selection is solved exactly at every target, so its line is the best that the rule can do. Linear combinations "
-    "are weight vectors whose ε was computed, one marker each; the steps say what the best of them reaches from that ε on. "
+    "The line of averages with noise at release is one set of trained models at every ε: each marker is a noise whose ε was "
+    "computed, and any between them can be released. Random selection is solved exactly at every target, so its line is the "
+    "best that the rule can do. Linear combinations without noise are weight vectors whose ε was computed, one marker each; "
+    "the steps say what the best of them reaches from that ε on. "
     "Solid lines are accounted by privacy loss distributions (PLD), dashed ones by Rényi divergences (RDP). What is dotted, "
     "hollow and pale is conditional: it holds only under an assumption that fails in general."
     f" Every ε assumes that {RECORD}. It also needs the assumptions of the rule's theorem."
@@ -83,10 +85,13 @@ def _panel(frontier: Frontier, x_label: str) -> Panel:
 
     def of_point(name: str, point: FrontierPoint) -> list[str]:
         sign = "≈" if point.utility_kind == "interpolated" else "="
-        return told(name, point.epsilon, point.utility, sign, style.weights_text(point.weights))
+        noise = [f"noise {significant(point.noise, 4)}"] if point.noise else []
+        drawn = [] if point.low is None else [f"draws from {point.low:.4g} to {point.high:.4g}"]
+        return told(name, point.epsilon, point.utility, sign, [*drawn, *noise, *style.weights_text(point.weights)])
 
     def line(curve: Curve, points: list[FrontierPoint], *, faint: bool) -> Line:
-        label = f"{curve.title}, {curve.by.upper()}"
+        label = curve.title if curve.continuous else f"{curve.title}, {curve.by.upper()}"
+        measured = curve.continuous and any(point.low is not None for point in points)
         name = label + (", conditional" if curve.standing == "conditional" else "")
         return Line(
             label=label,
@@ -97,7 +102,9 @@ def _panel(frontier: Frontier, x_label: str) -> Panel:
             by=curve.by,
             markers=not curve.exact,
             joined=not faint,
-            steps=not curve.exact and not faint,
+            steps=not curve.exact and not faint and not curve.continuous,
+            low=[point.low for point in points] if measured else None,
+            high=[point.high for point in points] if measured else None,
             faint=faint,
             hover=[of_point(name, point) for point in points],
         )
@@ -133,6 +140,13 @@ def _notes(frontier: Frontier) -> Iterator[str]:
         yield f"Not drawn, for lack of a finite ε: {', '.join(hidden)}."
     if any(point.utility_kind == "interpolated" for curve in frontier.curves for point in _drawable(curve)):
         yield "Utilities of linear combinations are interpolated unless measured: evaluate before you rely on them."
+    if any(point.utility_kind == "predicted" for curve in frontier.curves for point in _drawable(curve)):
+        yield (
+            "Utility is 1/(1 + √(V/V₀)): V the variance that records predict of the noise in a parameter, V₀ that of the "
+            "noisiest model; it says nothing of how well a model was trained."
+        )
+    if any(point.low is not None for curve in frontier.curves for point in _drawable(curve)):
+        yield "The band spans the scores of several draws of the noise, the line is their mean."
     if 0 in _epsilons(frontier):
         yield "An ε of 0 is drawn at the left edge."
     if frontier.targets:
@@ -178,4 +192,5 @@ def _best(curves: list[Curve], target: float) -> tuple[str, str]:
     if not fitting:
         return "—", "does not fit"
     best = max(fitting, key=lambda point: -math.inf if point.utility is None else point.utility)
-    return style.utility_text(best.utility, best.utility_kind), style.in_a_cell(style.weights_text(best.weights))
+    noise = [f"noise {significant(best.noise, 4)}"] if best.noise else []
+    return style.utility_text(best.utility, best.utility_kind), style.in_a_cell([*style.weights_text(best.weights), *noise])

@@ -1,8 +1,9 @@
 """The best utility at every target ε, at one δ, for every rule and accountant.
 
-Random selection is solved exactly at every target. Linear combinations are points: weights along the edges from the most
-private model to each other one (or on a grid of the simplex, or as given), each with its own ε; the frontier is what no other
-point beats. Where a scorer is given, every point is really merged and measured; otherwise its utility is interpolated.
+The main line is the best average with noise at release, at many noises (`noised.py`). Random selection is solved exactly at
+every target. Linear combinations without noise are points: weights along the edges from the most private model to each other
+one (or on a grid of the simplex, or as given), each with its own ε; the frontier is what no other point beats. Where a scorer
+is given, every point is really merged and measured; otherwise its utility is interpolated, or predicted from records.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import numpy as np
 
 from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.jobs import run_all
+from dpmerge.planning.noised import NoisedAverages, noised_averages
 from dpmerge.planning.optimum import Optimum, selection_frontier
 from dpmerge.planning.points import (
     Account,
     Combined,
     Epsilon,
     Mapper,
+    NoisyScorer,
     Point,
     Scorer,
     combination_points,
@@ -33,6 +36,7 @@ from dpmerge.planning.points import (
 )
 from dpmerge.planning.simplex import simplex_grid
 from dpmerge.planning.utility import Utilities
+from dpmerge.planning.worth import Worth
 from dpmerge.profiles import Profile, run_profile
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.rules import (
@@ -48,9 +52,10 @@ from dpmerge.rules import (
 )
 
 Judge = Callable[[Sequence[Point]], list[Combined]]
-PointKind = Literal["measured", "interpolated", "given"]
+PointKind = Literal["measured", "interpolated", "given", "predicted"]
 _MEASURED: PointKind = "measured"
 _FIRST_ROUND = 9
+_NOISED = "average with noise at release"
 _TITLES: dict[Account, str] = {"proved": "linear combination", "formula": "linear combination (papers' formula)"}
 
 
@@ -76,7 +81,8 @@ class JointPoint:
 class FrontierPoint:
     """Weights with their ε and utility: the optimum for a target, if there is one, or weights that were tried.
 
-    A point that was tried is `on_frontier` if no other one with a smaller ε is as useful.
+    A point that was tried is `on_frontier` if no other one with a smaller ε is as useful. `noise` is added at release; `low`
+    and `high` are the least and the largest score over several draws of it.
     """
 
     epsilon: Epsilon
@@ -84,11 +90,17 @@ class FrontierPoint:
     weights: dict[str, float] | None
     utility_kind: PointKind | None = None
     on_frontier: bool | None = None
+    noise: float = 0.0
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One rule by one accountant: the optimum at every target (`exact`), or points tried; `refused` says why there are none."""
+    """One rule by one accountant: the optimum at every target (`exact`), or points tried; `refused` says why there are none.
+
+    Between points of a `continuous` curve lie others: of averages with noise.
+    """
 
     rule: str
     by: MixtureAccountant
@@ -97,11 +109,14 @@ class Curve:
     exact: bool
     points: tuple[FrontierPoint, ...]
     refused: str | None = None
+    continuous: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        fields = ("epsilon", "utility", "weights", *(() if self.exact else ("utility_kind", "on_frontier")))
+        tried = () if self.exact else ("utility_kind", "on_frontier")
+        fields = ("epsilon", "utility", "weights", *tried, *(("noise", "low", "high") if self.continuous else ()))
         points = [{name: getattr(point, name) for name in fields} for point in self.points]
         told = {"rule": self.rule, "by": self.by, "standing": self.standing, "title": self.title, "exact": self.exact}
+        told |= {"continuous": True} if self.continuous else {}
         return {**told, **({"refused": self.refused} if self.exact else {}), "points": points}
 
 
@@ -137,13 +152,16 @@ def frontier(
     accounting: Accounting = DEFAULT_ACCOUNTING,
     scorer: Scorer | None = None,
     scored: Literal["private", "stand-ins"] = "private",
-    edge_points: int = 25,
+    edge_points: int | None = None,
     step: float | None = None,
     points: Sequence[Point] | None = None,
     run: Mapper = run_all,
     progress: Callable[[str], None] = lambda label: None,
 ) -> Frontier:
-    """The best releases at δ for every target ε. A scorer's measurements replace `utility`."""
+    """The best releases at δ for every target ε. A scorer's measurements replace `utility`.
+
+    `edge_points` are averages without noise on each edge; by default none where noise at release pays, which then is better.
+    """
     utility = Utilities.of(portfolio, utility)
     targets = check_frontier(delta, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")
@@ -151,24 +169,34 @@ def frontier(
     formula = accounting.assume_smoothness == 0
     accounts: tuple[Account, ...] = ("proved",) if formula else ("proved", "formula")
     titles = {account: _TITLES["formula" if formula else account] for account in accounts}
+    worth = Worth.of(portfolio, utility, {model.name: model.smallest for model in models})
+    progress("averages with noise")
+    noised = None
+    if not formula and (scorer is None or isinstance(scorer, NoisyScorer)):
+        noised = noised_averages(portfolio, worth, delta, targets, accounting, run, scorer)
     progress("")
+    if points is None and step is not None:
+        points = list(map(tuple, simplex_grid(len(portfolio.names), step).tolist()))
+    if edge_points is None and noised is not None and points is None:
+        points, accounts = [], ()
     judge = partial(
         combination_points, portfolio, delta=delta, accounting=accounting, run=run, accounts=accounts, scorer=scorer
     )
-    if points is None and step is not None:
-        points = list(map(tuple, simplex_grid(len(portfolio.names), step).tolist()))
-    results = _on_edges(portfolio, models, edge_points, judge) if points is None else _at(portfolio, points, judge)
+    results: dict[Point, Combined] = {}
+    if accounts or scorer is not None:
+        results = _on_edges(portfolio, models, edge_points or 25, judge) if points is None else _at(portfolio, points, judge)
     if scorer is not None:
-        utility = _measured(portfolio, results, scored)
-    elif utility is None:
-        utility = Utilities.less_private_is_more_useful(portfolio, {model.name: model.smallest for model in models})
+        worth = replace(worth, utilities=_measured(portfolio, results, scored), predicted=False)
+    utility = worth.utilities
     progress("random selection")
-    curves = [_selection(portfolio, utility, targets, delta, accounting, by) for by in MIXTURE_ACCOUNTANTS]
-    for account, title in titles.items():
-        curves += [_combination(portfolio, utility, results, account, by, title) for by in MIXTURE_ACCOUNTANTS]
-    joint, joint_assumes = _joint(portfolio, utility, delta, accounting)
+    curves = [] if noised is None else [_with_noise(portfolio, noised, worth, scorer)]
+    curves += [_selection(portfolio, worth, targets, delta, accounting, by) for by in MIXTURE_ACCOUNTANTS]
+    for account in accounts:
+        curves += [_combination(portfolio, worth, results, account, by, titles[account]) for by in MIXTURE_ACCOUNTANTS]
+    joint, joint_assumes = _joint(portfolio, worth, delta, accounting)
     drawn = selection_assumptions(portfolio, delta, accounting)
     assumed: list[tuple[str, Sequence[str]]] = [("random selection", drawn), ("joint release", joint_assumes)]
+    assumed += [] if noised is None else [(_NOISED, noised.assumptions)]
     assumed += [(titles[account], one.accounts[account].assumptions) for account in accounts for one in results.values()]
     return Frontier(
         delta,
@@ -197,7 +225,7 @@ def check_frontier(
     epsilons: Sequence[float],
     utility: Utilities | None,
     scorer: Scorer | None,
-    edge_points: int,
+    edge_points: int | None,
     step: float | None,
 ) -> tuple[float, ...]:
     """Check the arguments before anything is computed or written; return the targets in order."""
@@ -206,7 +234,7 @@ def check_frontier(
         raise UtilityError("utilities are either given or measured by an evaluator, not both")
     if utility is not None and utility.validation is not None:
         raise UtilityError("a picture of scores on a private validation set would publish them; a plan does not show them")
-    if edge_points < 1:
+    if edge_points is not None and edge_points < 1:
         raise TargetError(f"{edge_points} points on an edge: give at least 1")
     if step is not None:
         simplex_grid(1, step)
@@ -280,9 +308,18 @@ def _vertex(portfolio: Portfolio, name: str) -> Point:
     return tuple(1.0 if other == name else 0.0 for other in portfolio.names)
 
 
+def _with_noise(portfolio: Portfolio, noised: NoisedAverages, worth: Worth, scorer: Scorer | None) -> Curve:
+    kind: PointKind = "measured" if scorer is not None else "predicted" if worth.predicted else "interpolated"
+    points = tuple(
+        FrontierPoint(one.epsilon, one.utility, named(portfolio, one.weights), kind, True, one.noise, one.low, one.high)
+        for one in noised.points
+    )
+    return Curve("noised", "pld", noised.standing, _NOISED, False, points, continuous=True)
+
+
 def _selection(
     portfolio: Portfolio,
-    utility: Utilities,
+    worth: Worth,
     targets: tuple[float, ...],
     delta: float,
     accounting: Accounting,
@@ -297,11 +334,11 @@ def _selection(
             known = run_profile(model, accounting.shuffle)
             standing = "conditional" if known.conditional else standing
             profiles.append(known.profile)
-        found = selection_frontier(profiles, utility.values, targets, delta, replace(accounting, by=by))
+        found = selection_frontier(profiles, worth.linear, targets, delta, replace(accounting, by=by))
     except AccountingError as error:
         why = str(error)
     points = tuple(
-        FrontierPoint(epsilon, *((None, None) if best is None else (best.utility, named(portfolio, best.weights))))
+        FrontierPoint(epsilon, *((None, None) if best is None else (worth.drawn(best.weights), named(portfolio, best.weights))))
         for epsilon, best in zip(targets, found, strict=True)
     )
     return Curve("selection", by, standing, "random selection", True, points, why)
@@ -309,7 +346,7 @@ def _selection(
 
 def _combination(
     portfolio: Portfolio,
-    utility: Utilities,
+    worth: Worth,
     results: dict[Point, Combined],
     account: Account,
     by: MixtureAccountant,
@@ -317,24 +354,24 @@ def _combination(
 ) -> Curve:
     tried: list[tuple[float, float, Point, PointKind]] = []
     for point, result in results.items():
-        worth, kind = result.score, _MEASURED
-        if worth is None:
-            worth = math.fsum(w * u for w, u in zip(point, utility.values, strict=True))
-            kind = "interpolated" if max(point) < 1 else "given"
-        tried.append((result.accounts[account].epsilon[by], worth, point, kind))
+        value, kind = result.score, _MEASURED
+        if value is None:
+            value = worth.averaged(point)
+            kind = "predicted" if worth.predicted else "interpolated" if max(point) < 1 else "given"
+        tried.append((result.accounts[account].epsilon[by], value, point, kind))
     best = -math.inf
     points = []
-    for epsilon, worth, point, kind in sorted(tried, key=lambda one: (one[0], -one[1])):
-        better = math.isfinite(epsilon) and worth > best
-        best = worth if better else best
-        points.append(FrontierPoint(epsilon, worth, named(portfolio, point), kind, better))
+    for epsilon, value, point, kind in sorted(tried, key=lambda one: (one[0], -one[1])):
+        better = math.isfinite(epsilon) and value > best
+        best = value if better else best
+        points.append(FrontierPoint(epsilon, value, named(portfolio, point), kind, better))
     conditional = any(result.accounts[account].standing == "conditional" for result in results.values())
     standing: Standing = "conditional" if conditional else "proved"
     return Curve("combination", by, standing, title, False, tuple(points))
 
 
 def _joint(
-    portfolio: Portfolio, utility: Utilities, delta: float, accounting: Accounting
+    portfolio: Portfolio, worth: Worth, delta: float, accounting: Accounting
 ) -> tuple[JointPoint | None, tuple[str, ...]]:
     """Joint release of all models, and what it assumes."""
     everyone = portfolio.weights({name: 1 / len(portfolio.names) for name in portfolio.names})
@@ -343,7 +380,7 @@ def _joint(
         found = asked.guarantee(build("joint", everyone, asked), delta=delta)
     except AccountingError:
         return None, ()
-    return JointPoint(found.epsilon, max(utility.values), found.standing), found.assumptions
+    return JointPoint(found.epsilon, worth.best_merge[0], found.standing), found.assumptions
 
 
 def _warning(utility: Utilities, joint: JointPoint | None, about: str | None) -> str | None:

@@ -8,15 +8,16 @@ with the noise that makes them as good as the model alone?
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.planning.option import Option, Question
+from dpmerge.planning.worth import Worth
 from dpmerge.profiles import grids_of_accuracy
-from dpmerge.records import Model, Weights
-from dpmerge.rules import Combination, Guarantee, build, least_noise, not_hidden
+from dpmerge.records import Model, Portfolio, Weights
+from dpmerge.rules import Accounting, Combination, Guarantee, build, least_noise, not_hidden
 
 _MOST = 6  # models that are tried alone, and sizes of averages
 _BETTER = 0.99  # of the noise that would make two options equal
@@ -35,12 +36,7 @@ class Noising:
 
     @cached_property
     def why_not(self) -> dict[str, str]:
-        """The models of which noise at release hides nothing, and why."""
-        accounting = self.question.accounting
-        if not accounting.only_release:
-            return dict.fromkeys(self.question.portfolio.names, PUBLISHED)
-        reasons = {one.name: not_hidden(one, accounting.assume_smoothness) for one in self.question.portfolio.models}
-        return {name: why for name, why in reasons.items() if why is not None}
+        return why_not_hidden(self.question.portfolio, self.question.accounting)
 
     def options(self) -> list[Option]:
         """Nothing where noise hides nothing, or not enough."""
@@ -59,12 +55,7 @@ class Noising:
 
     @cached_property
     def _members(self) -> list[Model]:
-        """One model of each run that noise hides: the least noisy, or most useful, first."""
-        asked, worth = self.question, self.question.worth
-        known = zip(asked.portfolio.models, worth.variances, worth.utilities.values, strict=True)
-        usable = [(-utility, math.inf if own is None else own, m) for m, own, utility in known if m.name not in self.why_not]
-        ranked = sorted(usable, key=lambda one: one[:2])
-        return list({model.run: model for _, _, model in reversed(ranked)}.values())[::-1]
+        return _members(self.question.portfolio, self.question.worth, self.question.accounting)
 
     def _alone(self) -> Option | None:
         """The best model with its noise. One of each recipe is tried: like models need the same noise."""
@@ -91,7 +82,8 @@ class Noising:
         return self._hidden(weights, _BETTER * math.sqrt(room)) <= self.epsilon
 
     def _average(self, alone: Option) -> Option | None:
-        worth, candidates = self.question.worth, list(self._averages())
+        worth = self.question.worth
+        candidates = _averages(self.question.portfolio, worth, self._members)
         if len(candidates) > 1 and alone.deviation is not None:
             total = alone.deviation**2
 
@@ -102,19 +94,6 @@ class Noising:
 
             candidates = [min(candidates, key=spent)]
         return self._noised(candidates[0]) if candidates else None
-
-    def _averages(self) -> Iterator[Weights]:
-        worth, names = self.question.worth, self.question.portfolio.names
-        own = {model.name: worth.variances[names.index(model.name)] for model in self._members}
-        ranked = sorted((variance, name) for name, variance in own.items() if variance)
-        if len(ranked) < 2:
-            return
-        like = sum(variance <= 1.001 * ranked[0][0] for variance, _ in ranked)
-        sizes = {2, max(like, 2), len(ranked), *(2**k for k in range(1, 20) if 2**k < len(ranked))}
-        for size in sorted(sizes)[-_MOST:]:
-            shares = {name: ranked[0][0] / variance for variance, name in ranked[:size]}
-            total = math.fsum(shares.values())
-            yield self.question.portfolio.weights({name: share / total for name, share in shares.items()})
 
     def _noised(self, weights: Weights) -> Option | None:
         asked = self.question
@@ -141,6 +120,46 @@ def with_least_noise(question: Question, weights: Weights, found: Guarantee, eps
         return least_noise(weights, epsilon=epsilon, delta=question.delta, accounting=question.accounting)
     except TargetError:
         return 0.0, found
+
+
+def why_not_hidden(portfolio: Portfolio, accounting: Accounting) -> dict[str, str]:
+    """The models of which noise at release hides nothing, and why."""
+    if not accounting.only_release:
+        return dict.fromkeys(portfolio.names, PUBLISHED)
+    reasons = {one.name: not_hidden(one, accounting.assume_smoothness) for one in portfolio.models}
+    return {name: why for name, why in reasons.items() if why is not None}
+
+
+def candidates(portfolio: Portfolio, worth: Worth, accounting: Accounting) -> list[Weights]:
+    """The best model alone, and averages; none where noise hides nothing."""
+    members = _members(portfolio, worth, accounting)
+    averages = _averages(portfolio, worth, members)
+    return [*(portfolio.weights({model.name: 1.0}) for model in members[:1]), *averages[-2:]]
+
+
+def _members(portfolio: Portfolio, worth: Worth, accounting: Accounting) -> list[Model]:
+    """One model of each run that noise hides: the most useful first, of equal ones the least noisy."""
+    hidden = why_not_hidden(portfolio, accounting)
+    known = zip(portfolio.models, worth.variances, worth.utilities.values, strict=True)
+    usable = [(-utility, math.inf if own is None else own, m) for m, own, utility in known if m.name not in hidden]
+    ranked = sorted(usable, key=lambda one: one[:2])
+    return list({model.run: model for _, _, model in reversed(ranked)}.values())[::-1]
+
+
+def _averages(portfolio: Portfolio, worth: Worth, members: Sequence[Model]) -> list[Weights]:
+    """Weights inverse to the variances, over the two, four, … models with the least, over those alike, and over all."""
+    own = {model.name: worth.variances[portfolio.names.index(model.name)] for model in members}
+    ranked = sorted((variance, name) for name, variance in own.items() if variance)
+    if len(ranked) < 2:
+        return []
+    like = sum(variance <= 1.001 * ranked[0][0] for variance, _ in ranked)
+    sizes = {2, max(like, 2), len(ranked), *(2**k for k in range(1, 20) if 2**k < len(ranked))}
+    found = []
+    for size in sorted(sizes)[-_MOST:]:
+        shares = {name: ranked[0][0] / variance for variance, name in ranked[:size]}
+        total = math.fsum(shares.values())
+        found.append(portfolio.weights({name: share / total for name, share in shares.items()}))
+    return found
 
 
 def _recipe(model: Model) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BeforeValidator
 
@@ -49,6 +49,14 @@ class Scorer(Protocol):
 
     def __call__(self, weights: Point) -> float:
         """The score."""
+
+
+@runtime_checkable
+class NoisyScorer(Scorer, Protocol):
+    """A scorer that can also add noise to what it merges."""
+
+    def noised(self, weights: Point, noise: float) -> float:
+        """The score with one fresh draw of the noise."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ The laws below belong to such choices. Whatever is rounded here is rounded up.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -77,8 +78,9 @@ def stairs(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, 
     coins: list[FloatArray] = []
     lengths: list[float] = []
     waiting, excess = np.ones(1), 0.0  # what earlier coins bring to the next piece
-    quantum = float(energy.sum()) / _QUANTA
-    spans = list(_spans(energy, pieces))
+    usual = _usual(energy)
+    quantum = float(usual.sum()) / _QUANTA
+    spans = list(_spans(usual, pieces))
     for start, stop in spans:
         own, lost = _units_gained(units[start:stop], rate[start:stop], tail / (2 * len(spans)))
         own = _moved(own, np.ceil(np.arange(own.size) / bundle))
@@ -96,6 +98,14 @@ def stairs(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, 
         return Stairs((np.ones(1),), np.ones(1), quantum, unit * bundle, 0, 1.0)
     most = _most(coins, tail)
     return Stairs(tuple(law[: most + 1] for law in coins), np.array(lengths), quantum, unit * bundle, most, excess)
+
+
+def _usual(energy: FloatArray) -> FloatArray:
+    """Energies whose last is a power of two times all before it: runs that differ by noise at release are laid out alike."""
+    before = float(energy[:-1].sum())
+    if before == 0 or energy[-1] == 0:
+        return energy
+    return np.append(energy[:-1], before * 4.0 ** round(math.log2(energy[-1] / before) / 2))
 
 
 def _moved(law: FloatArray, places: FloatArray) -> FloatArray:
@@ -130,9 +140,9 @@ def _cuts(before: FloatArray, share: float) -> list[int]:
 def _units_gained(units: FloatArray, rate: FloatArray, tail: float) -> tuple[FloatArray, float]:
     """The law of the units that these steps bring, and the probability given up."""
     law, lost = np.ones(1), 0.0
-    kinds, counts = np.unique(np.stack([units, rate])[:, units > 0], axis=1, return_counts=True)
-    for (size, probability), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
-        coin = ShiftLaw.binomial(1.0, probability, count, tail / len(counts))
+    kinds = Counter(pair for pair in zip(units.tolist(), rate.tolist(), strict=True) if pair[0] > 0)
+    for (size, probability), count in kinds.items():
+        coin = ShiftLaw.binomial(1.0, probability, count, tail / len(kinds))
         spread = np.zeros(int(size) * round(float(coin.values[-1])) + 1)
         # Large binomials are precise to 1e-9, and what is missing from 1 must be what was given up.
         spread[np.round(coin.values).astype(np.int64) * int(size)] = coin.probs * ((1 - coin.excess) / coin.probs.sum())
@@ -159,17 +169,17 @@ class Faces:
 
 
 def faces(run: Stairs, tail: float) -> Faces:
-    """Every face with a probability that matters. Given the coins, no absorption is cheaper than the minorant's."""
+    """Every face with a probability that matters. Given the coins, no absorption is cheaper than the minorant's.
+
+    Only those that end with the last piece know its length, so that the others serve whatever the noise of the release is.
+    """
     x, points = run.places, len(run.coins)
     forget = tail / points**2
-    gains = [_gain_matrix(law, run.most) for law in run.coins]
-    found: list[tuple[IntArray, IntArray, IntArray, FloatArray]] = []
-    for start in range(points):
-        found.extend(_faces_from(run, gains, x, start, forget))
-    if not found:
-        nobody = np.zeros(0, dtype=np.int64)
-        return Faces(run, nobody, nobody, nobody, np.zeros(0), np.zeros(0))
-    first, stop, units, probs = (np.concatenate(column) for column in zip(*found, strict=True))
+    before = _faces_before((*(law.tobytes() for law in run.coins),), run.lengths[:-1].tobytes(), run.most, forget)
+    found = [*before, _faces_to([_gain_matrix(law, run.most) for law in run.coins], x, points, forget)]
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    kept = columns[-1] > forget / 8  # what is left out is missing from the whole, and so given up
+    first, stop, units, probs = (column[kept] for column in columns)
     # A quotient of whole numbers is the same number wherever the slope is the same, and rounding keeps the order: no outcome
     # of the coins is counted twice. Equal slopes follow each other from left to right.
     slopes = units / (x[stop] - x[first])
@@ -177,39 +187,49 @@ def faces(run: Stairs, tail: float) -> Faces:
     return Faces(run, first[order], stop[order], units[order], probs[order], slopes[order] / run.scale)
 
 
+_Columns = tuple[IntArray, IntArray, IntArray, FloatArray]
+
+
+@lru_cache(maxsize=16)
+def _faces_before(coins: tuple[bytes, ...], lengths: bytes, most: int, forget: float) -> list[_Columns]:
+    gains = [_gain_matrix(np.frombuffer(law), most) for law in coins]
+    x = np.concatenate(([0.0], np.cumsum(np.frombuffer(lengths))))
+    return [_faces_to(gains, x, stop, forget) for stop in range(1, len(gains))]
+
+
+def _faces_to(gains: Sequence[FloatArray], x: FloatArray, stop: int, forget: float) -> _Columns:
+    """Faces that end at one point: their beginnings, end, units and probabilities.
+
+    Rows are chords from (start, 0) to (stop, units), sorted by start; columns are counts since the start.
+    """
+    gained, reach = np.eye(1, gains[0].shape[0])[0], np.zeros(stop, dtype=np.int64)
+    for n in range(stop - 1, -1, -1):
+        gained = gained @ gains[n]
+        reach[n] = np.count_nonzero(np.cumsum(gained[::-1]) > forget) - 1
+    rows = np.concatenate(([0], np.cumsum(reach)))
+    counts = np.arange(reach.max() + 1)
+    gains = [gain[: counts.size, : counts.size] for gain in gains[:stop]]
+    first = np.repeat(np.arange(stop), reach)
+    units = np.arange(1, rows[-1] + 1) - rows[first]
+    slopes = units / (x[stop] - x[first])
+    state = np.zeros((units.size, counts.size))
+    state[:, 0] = 1.0
+    for n, gain in enumerate(gains):
+        begun = rows[n + 1]
+        state[:begun] = state[:begun] @ gain
+        if n + 1 < stop:
+            length = x[n + 1] - x[first[:begun]]
+            above = np.floor(slopes[:begun] * length)  # this many units, or one or two more, lie above the chord
+            above += above / length <= slopes[:begun]
+            above += above / length <= slopes[:begun]
+            state[:begun] *= counts >= above[:, None]
+    return first, np.full(units.size, stop), units, state[np.arange(units.size), units]
+
+
 def _gain_matrix(law: FloatArray, most: int) -> FloatArray:
     """From counts before a piece to counts after it; what exceeds `most` is lost."""
     step = np.arange(most + 1) - np.arange(most + 1)[:, None]
     return np.where((step >= 0) & (step < law.size), law[np.clip(step, 0, law.size - 1)], 0.0)
-
-
-def _faces_from(
-    run: Stairs, gains: Sequence[FloatArray], x: FloatArray, start: int, forget: float
-) -> Iterator[tuple[IntArray, IntArray, IntArray, FloatArray]]:
-    """Faces that begin at one point. Rows are chords to (stop, units), sorted by stop; columns are counts so far."""
-    points, counts = len(run.coins), np.arange(run.most + 1)
-    reach: list[int] = []
-    gained = np.ones(1)
-    for n in range(start, points):
-        gained = np.convolve(gained, run.coins[n])[: run.most + 1]
-        survival = np.cumsum(gained[::-1])[::-1]
-        reach.append(int(np.searchsorted(-survival, -forget)) - 1)
-    rows = np.concatenate(([0], np.cumsum(reach)))
-    if rows[-1] == 0:
-        return
-    units = np.concatenate([counts[1 : most + 1] for most in reach])
-    stops = np.repeat(np.arange(start + 1, points + 1), reach)
-    slopes = units / (x[stops] - x[start])
-    state = np.zeros((units.size, run.most + 1))
-    state[:, 0] = 1.0
-    for n in range(start, points):
-        moved = state[rows[n - start] :] @ gains[n]
-        ended = reach[n - start]
-        if ended:
-            risen = counts[1 : ended + 1]
-            yield np.full(ended, start), np.full(ended, n + 1), risen, moved[risen - 1, risen]
-        above = counts / (x[n + 1] - x[start]) > slopes[rows[n - start + 1] :, None]
-        state[rows[n - start + 1] :] = np.where(above, moved[ended:], 0.0)
 
 
 def minorant(found: Faces, tail: float, coarse: Faces | None = None) -> ShiftLaw:
@@ -421,10 +441,8 @@ def _leave(masses: FloatArray, held: FloatArray, walk: FloatArray, shift: int, c
 def pooled(parts: Sequence[Split], grid: Grid, energy: float) -> ShiftLaw:
     """M² = Σ own + (Σ left)²/energy over independent runs; what falls off the grid is given up."""
     rows, columns = grid.cells
-    total = np.zeros((rows + 1, columns + 1))
-    total[0, 0] = 1.0
-    given_up = 0.0
-    for part in parts:
+    total, given_up = parts[0].masses, parts[0].excess
+    for part in parts[1:]:
         total = np.maximum(_convolved(total, part.masses), 0.0)
         given_up += part.excess + _FFT_ERROR * total.size
     squares = grid.own * np.arange(rows + 1)[:, None] + (grid.left * np.arange(columns + 1)) ** 2 / energy

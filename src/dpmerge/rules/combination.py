@@ -7,9 +7,9 @@ does not cover are revealed whole and the rest is transported, which is again a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from dpmerge.profiles import (
 from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
-from dpmerge.rules.hidden_run import hidden_run, hideable
+from dpmerge.rules.hidden_run import hidden_run, hideable, least_possible
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.statements import kept_checkpoints
 from dpmerge.rules.theorems import COINS, NOISE, THEOREMS, WEIGHTS
@@ -59,6 +59,22 @@ class _Route:
     conditional: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     beats_joint: bool = False  # by a theorem, so that joint release need not be computed
+
+
+_Build = Callable[[], _Route]
+
+
+class _Asked:
+    """What a profile answers to one question, asked once."""
+
+    def __init__(self, target: Target, by: By, conversion: Conversion) -> None:
+        self.target, self.by, self.conversion = target, by, conversion
+        self._answers: dict[int, tuple[Profile, Answer]] = {}
+
+    def __call__(self, profile: Profile) -> Answer:
+        if id(profile) not in self._answers:
+            self._answers[id(profile)] = profile, _ask(profile, self.target, self.by, self.conversion)
+        return self._answers[id(profile)][1]
 
 
 def _ask(profile: Profile, target: Target, by: By, conversion: Conversion) -> Answer:
@@ -155,11 +171,12 @@ class Combination(Rule):
         )
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        routes = list(self._routes(target, by))
-        answers = [(self._asked(route, target, by, conversion), route) for route in routes]
-        answer, route = min(answers, key=lambda pair: pair[0].size)
+        asked = _Asked(target, by, conversion)
+        routes = list(self._routes(asked))
+        route = min(routes, key=lambda route: asked(route.profile).size)
+        answer = asked(route.profile)
         if route.theorem == "hidden-run":
-            route.details["once_more"] = self._once_more(target, answers, by, conversion)
+            route.details["once_more"] = self._once_more(routes, asked)
             route.details["once_more_is"] = "epsilon" if target.epsilon is None else "delta"
         assumed, unproved = gathered(self._profiles.values())
         details = dict(route.details)
@@ -172,17 +189,19 @@ class Combination(Rule):
         assumptions = (*fixed, *self._independence, *route.assumptions, *assumed)
         return self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
 
-    def _once_more(self, target: Target, answers: Sequence[tuple[Answer, _Route]], by: By, conversion: Conversion) -> float:
+    def _once_more(self, routes: Sequence[_Route], asked: _Asked) -> float:
         """What these runs cost (ε, or δ if that was asked) once anything else of them is released: each counts whole (§5)."""
-        whole = [answer for answer, route in answers if route.theorem in ("single-run", "joint-release")]
-        if not whole:
-            composed = Profile.composed(run.profile for run in self._profiles.values())
-            whole = [_ask(composed, target, by, conversion)]
-        return whole[0].epsilon if target.epsilon is None else whole[0].delta
+        whole = [route.profile for route in routes if route.theorem in ("single-run", "joint-release")]
+        answer = asked(whole[0] if whole else Profile.composed(run.profile for run in self._profiles.values()))
+        return answer.epsilon if asked.target.epsilon is None else answer.delta
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
 
-    def _routes(self, target: Target, by: By = "best") -> Iterable[_Route]:
+    def routes(self, target: Target) -> list[_Route]:
+        """Every way to account for the release that may pay."""
+        return list(self._routes(_Asked(target, "best", "tight")))
+
+    def _routes(self, asked: _Asked) -> Iterable[_Route]:
         whole = Profile.composed(run.profile for run in self._profiles.values())
         single = len(self._runs) == 1
         joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
@@ -192,24 +211,32 @@ class Combination(Rule):
             because = {"joint_because": why_joint(self.last_noise, self.noise)} if tells else {}
             yield replace(joint, details={**joint.details, **because})
             return
-        better: list[_Route] = []
-        if self._may_hide:
-            hidden = {run.model.name for run in self._hideable}
-            better += [self._beside(route, hidden) for route in self._hidden(target, by)]
+        hidden: list[_Route] = []
+        transported: list[_Route] = []
+        slow: list[tuple[float, _Build]] = []
+        covered = {run.model.name for run in self._covered}
         if not single and len(self._covered) > 1:
-            covered = {run.model.name for run in self._covered}
-            bar = self._bar(joint, better, target, by)
-            better += [self._beside(route, covered) for route in self._transported(target, bar)]
-        if not any(route.beats_joint for route in better):
+            ways = list(self._transported(asked.target))
+            transported += [self._beside(build(), covered) for share, build in ways if share == 0]
+            slow += [(share, build) for share, build in ways if share > 0]
+        if self._may_hide:
+            known = [asked(route.profile).epsilon for route in transported] if asked.target.delta else []
+            found = self._hidden(asked.target, asked.by, min(known, default=math.inf))
+            hidden += [self._beside(route, {run.model.name for run in self._hideable}) for route in found]
+        if slow:
+            bar = 1.2 * self._bar(joint, [*hidden, *transported], asked)
+            transported += [self._beside(build(), covered) for share, build in slow if share <= bar]
+        if not any(route.beats_joint for route in transported):
             yield joint
-        yield from better
+        yield from (*hidden, *transported)
 
-    def _bar(self, joint: _Route, better: Sequence[_Route], target: Target, by: By) -> float:
+    @staticmethod
+    def _bar(joint: _Route, better: Sequence[_Route], asked: _Asked) -> float:
         """How far below joint release another theorem is already: a window of merged steps must come near that to pay."""
-        most = self._asked(joint, target, by).epsilon if better and target.delta else 0.0
+        most = asked(joint.profile).epsilon if better and asked.target.delta else 0.0
         if not 0 < most < math.inf:
             return 1.0
-        return min(self._asked(route, target, by).epsilon for route in better) / most
+        return min(asked(route.profile).epsilon for route in better) / most
 
     def _beside(self, route: _Route, covered: Set[str]) -> _Route:
         """The route of some runs, beside the others, which are revealed whole."""
@@ -226,14 +253,16 @@ class Combination(Rule):
             conditional=route.conditional or self._arithmetic == "stored",
         )
 
-    def _hidden(self, target: Target, by: By) -> Iterable[_Route]:
-        """Theorem hidden-run: the last iterates, and noise at release, hide what came before."""
+    def _hidden(self, target: Target, by: By, bar: float = math.inf) -> Iterable[_Route]:
+        """Theorem hidden-run: the last iterates, and noise at release, hide what came before. Above `bar` it is of no use."""
         delta = target.delta or 1e-8
         runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-4 * delta, tamed=delta / 10)
         rows = hideable(runs)
         if not rows or (runs.steps == 1 and self.noise == 0):
             return
-        found = hidden_run(runs, rows, self.noise, target)
+        if bar < math.inf and least_possible(runs, rows, self.noise, target) >= bar:
+            return
+        found = hidden_run(runs, rows, self.noise, target, bar)
         others = [i for i in range(len(runs.runs)) if i not in rows]
         before = [step for i in others for step in self._own_steps(runs.runs[i], runs.runs[i].steps - 1)]
         notes, conditional = self._gradient_notes(runs, Candidate(1, rows), runs.failure)
@@ -249,33 +278,33 @@ class Combination(Rule):
         profile = found.profile(before, runs.failure, self._adjacency, closed=by != "rdp")
         yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 
-    @staticmethod
-    def _asked(route: _Route, target: Target, by: By, conversion: Conversion = "tight") -> Answer:
-        return _ask(route.profile, target, by, conversion)
-
-    def _transported(self, target: Target, bar: float) -> Iterable[_Route]:
+    def _transported(self, target: Target) -> Iterable[tuple[float, _Build]]:
+        """Routes of the transport theorem; and, where one takes long, its ε to be expected beside that of joint release."""
         failure = 1e-4 * target.delta if target.delta is not None else 1e-12
         runs = trajectories(self._covered, self._adjacency, self.shuffle, failure)
         if runs.steps == 1:
             means = all(isinstance(run.model.mechanism, Gaussian) for run in self._covered)
             theorem = "mean-estimation-combination" if means else self._theorem(runs, coupled=False)
-            yield _Route(theorem, window_profile(runs, np.zeros(1)), details={"window": 1, "coupled": []})
+            yield 0.0, lambda: _Route(theorem, window_profile(runs, np.zeros(1)), details={"window": 1, "coupled": []})
         elif self._assumed == 0:
-            yield _Route(
-                "papers-formula",
-                window_profile(runs, np.zeros(runs.steps)),
-                ("the gradients of the common records do not depend on the state (smoothness 0)",),
-                conditional=True,
-                details={"window": runs.steps, "coupled": []},
-                # Under its assumption the merged path is a function of the runs; revealed coins (replace-one) are not.
-                beats_joint=runs.is_full_batch or self._adjacency != "replace-one",
+            yield (
+                0.0,
+                lambda: _Route(
+                    "papers-formula",
+                    window_profile(runs, np.zeros(runs.steps)),
+                    ("the gradients of the common records do not depend on the state (smoothness 0)",),
+                    conditional=True,
+                    details={"window": runs.steps, "coupled": []},
+                    # Under its assumption the merged path is a function of the runs; revealed coins (replace-one) are not.
+                    beats_joint=runs.is_full_batch or self._adjacency != "replace-one",
+                ),
             )
         elif runs.is_full_batch:
-            yield from self._full_batch(runs)
+            yield 0.0, partial(self._full_batch, runs)
         else:
-            yield from self._poisson(runs, bar)
+            yield from self._poisson(runs)
 
-    def _full_batch(self, runs: Trajectories) -> Iterable[_Route]:
+    def _full_batch(self, runs: Trajectories) -> _Route:
         """Everything is Gaussian: minimise μ² = Σ_{before, i∉B}(s/ν)² + Σ_window (R*/s_λ)² over (k, B)."""
         reveal = squared_ratio(runs.effect, runs.noise)
         costs = reveal.sum(axis=1) / np.maximum(runs.weights * runs.effect.sum(axis=1), 1e-300)
@@ -295,7 +324,7 @@ class Combination(Rule):
         law: Law = GaussianLaw(math.sqrt(square)) if math.isfinite(square) else NonPrivateLaw()
         notes, conditional = self._gradient_notes(runs, best, 0.0)
         details = {"window": best.window, "coupled": [runs.runs[i].model.name for i in best.coupled]}
-        yield _Route("transport", Profile.of([(law, 1)]), notes, conditional, details)
+        return _Route("transport", Profile.of([(law, 1)]), notes, conditional, details)
 
     @staticmethod
     def _squared_mu(runs: Trajectories, reveal: FloatArray, candidates: Sequence[Candidate]) -> FloatArray:
@@ -312,21 +341,18 @@ class Combination(Rule):
         # Sums of up to millions of squares, and one square root: above their rounding.
         return result * (1 + 1e-12)
 
-    def _poisson(self, runs: Trajectories, bar: float) -> Iterable[_Route]:
-        """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best few.
+    def _poisson(self, runs: Trajectories) -> Iterable[tuple[float, _Build]]:
+        """Mixtures of Gaussians: rank the candidates by their Rényi divergence of order 2, account for the best of each kind.
 
-        A window of merged steps takes long. It is left out where the ε that its divergence lets expect, beside that of joint
-        release, is above `bar`, which another theorem gives.
+        The kinds: the coins' own law, and a window of merged steps with its drift, which takes long.
         """
         ranked, joint = ranked_candidates(runs)
         best, kinds = ranked[0][0], set()
-        # The best of each kind: the coins' own law, and a window with its drift.
         for score, candidate, drift in ranked:
             if score <= min(1.3 * best, 1.2 * joint) and (drift is None) not in kinds:
                 kinds.add(drift is None)
-                if drift is not None and math.sqrt(max(score, 0.0) / max(joint, 1e-300)) > 1.2 * bar:
-                    continue
-                yield self._poisson_route(runs, candidate, drift)
+                share = 0.0 if drift is None else max(math.sqrt(max(score, 0.0) / max(joint, 1e-300)), 1e-300)
+                yield share, partial(self._poisson_route, runs, candidate, drift)
 
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
         names = [runs.runs[i].model.name for i in candidate.coupled]

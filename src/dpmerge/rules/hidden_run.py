@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -35,13 +35,14 @@ from dpmerge.profiles import (
 )
 from dpmerge.records import Adjacency
 from dpmerge.rules.guarantee import Target
-from dpmerge.rules.merged_steps import shift_law
+from dpmerge.rules.merged_steps import last_step_shift, shift_law
 from dpmerge.rules.transport import Trajectories
 
 _TOO_FAR = 1e100  # growth beyond which a run is not hidden
 _PIECES = 60
 _WORK = 1.5e7  # operations for the faces of one run
 _ATOMS = 600
+_LOOK, _FINE = 99, 383  # cells each way, to search and to account with: twice as many and two have small factors only
 _SMALL, _LARGEST = 0.5, 60.0  # of M²: a grid up to the one is fine enough; beyond the other, ε is of no interest
 
 
@@ -73,6 +74,9 @@ def on_a_grid(law: ShiftLaw, atoms: int) -> ShiftLaw:
     return ShiftLaw(values[kept], np.asarray(probs[kept], dtype=np.float64), law.excess)
 
 
+_Key = tuple[bytes, bytes, bytes]
+
+
 @dataclass(frozen=True)
 class _Run:
     """One hidden run in units of its last step: gains, energies and coins, and the growth that was divided out."""
@@ -84,11 +88,21 @@ class _Run:
     later: FloatArray
     weight: float
 
-    def key(self) -> tuple[bytes, bytes, bytes]:
-        """Gains, energies and rates, to be looked up. What the last step shares with others is not among them."""
+    def key(self) -> tuple[_Key, float, float]:
+        """Gains, energies and rates, to be looked up, in units of the largest gain and of all energy; and these units.
+
+        What the last step shares with others is not among them.
+        """
         last = max(float(self.energy[-1]), 1e-9 * float(self.energy.sum())) or 1.0
         gain, own = self.plain(last) if np.all(self.growth <= 1) else self.scaled(last)
-        return gain.tobytes(), own.tobytes(), np.ascontiguousarray(self.rate).tobytes()
+        unit, total = float(gain.max()) or 1.0, float(own.sum())
+        # Rounded down: runs that differ by a factor are then the same to the last bit.
+        shares = np.floor(own / total * 2.0**45) / 2.0**45
+        return (
+            ((gain / unit).tobytes(), shares.tobytes(), np.ascontiguousarray(self.rate).tobytes()),
+            unit,
+            total,
+        )
 
     def scaled(self, last: float) -> tuple[FloatArray, FloatArray]:
         """Gains and energies with growth divided out; `last` is the energy of the last step."""
@@ -123,8 +137,11 @@ def _run(runs: Trajectories, i: int) -> _Run:
     return _Run(runs.effect[i, cut], runs.noise[i, cut] ** 2, runs.rate[i, cut], growth, later, runs.runs[i].weight)
 
 
-def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: Target) -> Hidden:
-    """The smallest law of M that a search finds, for these hidden rows; the others have shown all but their last step."""
+def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: Target, bar: float = math.inf) -> Hidden:
+    """The smallest law of M that a search finds, for these hidden rows; the others have shown all but their last step.
+
+    Another theorem gives `bar`: where a first look stays far above it, the search ends.
+    """
     rows = [_run(runs, i) for i in hidden]
     others = [i for i in range(len(runs.runs)) if i not in hidden]
     energy = float(np.sum((runs.weights * runs.noise[:, -1]) ** 2)) + noise**2
@@ -143,8 +160,22 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
         tried = list(_alone(rows[0], energy / rows[0].weight ** 2, tail))
         found = tried[0] if len(tried) == 1 else min(tried, key=lambda pair: score(pair[1]))
     else:
-        found = _together(rows, coins, energy, tail, score)
+        found = _together(rows, coins, energy, tail, score, 1.25 * bar)
     return Hidden(found[1], found[0])
+
+
+def least_possible(runs: Trajectories, hidden: Sequence[int], noise: float, target: Target) -> float:
+    """About the least ε that any absorption gives, where nothing is ever forgotten; else 0. For searches: no guarantee.
+
+    All that participations bring, against all noise that can hide it: by Cauchy and Schwarz no M is smaller.
+    """
+    rows, last = list(hidden), float(runs.merged_noise[-1])
+    if last == 0 or np.any(runs.growth[rows] < 1) or not np.all(runs.tame[rows]):
+        return 0.0
+    energy = np.sum((runs.weights * runs.noise[:, -1]) ** 2) + noise**2
+    energy += np.sum((runs.weights[rows, None] * runs.noise[rows, :-1]) ** 2)
+    shift = last_step_shift(runs, tuple(hidden))
+    return _scorer(target, runs.adjacency)(replace(shift, values=shift.values * (last / math.sqrt(energy))))
 
 
 def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]:
@@ -225,10 +256,10 @@ def _grid(own: float, left: float, cells: int) -> Grid:
 
 
 def _together(
-    rows: Sequence[_Run], coins: ShiftLaw, energy: float, tail: float, score: Callable[[ShiftLaw], float]
+    rows: Sequence[_Run], coins: ShiftLaw, energy: float, tail: float, score: Callable[[ShiftLaw], float], bar: float
 ) -> tuple[str, ShiftLaw]:
     """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
-    laid = [_laid_out(row.key(), tail / len(rows)) for row in rows]
+    laid = [_laid_out(*row.key(), tail / len(rows)) for row in rows]
     kinds = list(dict.fromkeys((row.weight, found) for row, found in zip(rows, laid, strict=True)))
     reach = _reach(rows, laid, coins, tail)
     before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in _pairs(rows, laid))
@@ -250,13 +281,17 @@ def _together(
         slope = reach / energy * 2.0**-power
         grid = _grid(own_reach(power, slope), reach, cells)
         splits = {kind: _split(*kind, slope, grid) for kind in kinds}
-        return pooled([_fixed(coins, grid), *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
+        fixed = [_fixed(coins, grid)] if coins.values[-1] > 0 or coins.excess > 0 else []
+        return pooled([*fixed, *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
 
-    scores = {power: score(at(power, 140)) for power in (1.0, 2.5, 4.0)}
+    absorption = "minorant" if all(isinstance(one, Faces) for one in laid) else "drain"
+    looks = {power: at(power, _LOOK) for power in (2.5, 4.0, 5.5)}
+    scores = {power: score(law) for power, law in looks.items()}
     best = min(scores, key=lambda power: scores[power])
-    scores |= {power: score(at(power, 140)) for power in (best - 0.75, best + 0.75)}
-    every = all(isinstance(one, Faces) for one in laid)
-    return ("minorant" if every else "drain"), at(min(scores, key=lambda power: scores[power]), 300)
+    if scores[best] > bar:
+        return absorption, looks[best]
+    scores |= {power: score(at(power, _LOOK)) for power in (best - 0.75, best + 0.75)}
+    return absorption, at(min(scores, key=lambda power: scores[power]), _FINE)
 
 
 def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
@@ -296,7 +331,15 @@ def _reach(rows: Sequence[_Run], laid: Sequence[Faces | Stairs], coins: ShiftLaw
 
 
 @lru_cache(maxsize=64)  # a run's faces do not depend on its weight; a plan asks for many weights
-def _laid_out(run: tuple[bytes, bytes, bytes], tail: float) -> Faces | Stairs:
+def _laid_out(run: _Key, unit: float, total: float, tail: float) -> Faces | Stairs:
+    found = _in_its_own_units(run, tail)
+    held = _stairs(found)
+    held = replace(held, unit=held.unit * unit, quantum=held.quantum * total)
+    return replace(found, stairs=held, slopes=found.slopes * (unit**2 / total)) if isinstance(found, Faces) else held
+
+
+@lru_cache(maxsize=16)
+def _in_its_own_units(run: _Key, tail: float) -> Faces | Stairs:
     gain, energy, rate = (np.frombuffer(part) for part in run)
     laid = _affordable(gain, energy, rate, tail, (32, 24, 18))
     return faces(laid, tail) if laid is not None else _bundled(gain, energy, rate, tail)
