@@ -1,7 +1,7 @@
-"""Plans and ε values at one δ, computed step by step in the background.
+"""Plans and ε values at one δ, computed step by step in the background: what is in view first.
 
-The page's slider is answered from here by `Plan.at`, without a search. `dpmerge plan`, and a plan with full effort, search at
-the exact target and may find slightly better weights.
+The page's slider is answered from here by `Plan.at`, without a search; where it is let go, by `exactly`. `dpmerge plan`, and a
+plan with full effort, search all rules at the exact target and may find slightly better weights.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
 from typing import get_args
 
 import dpmerge
-from dpmerge.planning import GRID_RULES, Account, Landscape, Option, OptionRule, Plan, Utilities
+from dpmerge.planning import GRID_RULES, Account, Knob, Landscape, Option, OptionRule, Plan, Utilities
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, GridRule, PlainRule
+from dpmerge.rules import Accounting, GridRule, PlainRule, round_down, significant
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
-RUNGS = 33
+RUNGS = 17
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
+_ACCURACY = 1e-3  # of ε on the safe side: what is in view is there sooner
+_LOWEST = 0.1  # with noise, any ε can be reached: the slider ends here, or where models are more private still
 
 
 class Ladder:
@@ -38,10 +42,11 @@ class Ladder:
         self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
-        self._accounting, self._account = accounting, account
+        self._accounting, self._account = replace(accounting, accuracy=max(accounting.accuracy, _ACCURACY)), account
         self._rungs = max(2, rungs)
         self._known: Plan | None = None
         self._lock = threading.RLock()
+        self._working = threading.Lock()  # one search at a time: two would slow each other down
 
     @property
     def ready(self) -> bool:
@@ -64,13 +69,29 @@ class Ladder:
                 )
             return self._known
 
+    @cached_property
+    def range(self) -> tuple[float, float]:
+        """The ε of the slider."""
+        low, high = self.known.span()
+        noisy = Knob(self.known.question, low, high).total > 0
+        return round_down(min(low, _LOWEST) if noisy else low, 2), float(significant(1.5 * high, 2))
+
+    @cached_property
+    def knob(self) -> Knob:
+        return Knob(self.known.question, *self.range)
+
+    @property
+    def climbing(self) -> tuple[GridRule, ...]:
+        """The rules that are searched at every rung; where noise at release pays, the knob has the averages."""
+        return ("selection",) if self.knob.total else GRID_RULES
+
     @property
     def done(self) -> int:
-        return sum(self.climbed.values())
+        return self.knob.done + sum(self.climbed[rule] for rule in self.climbing)
 
     @property
     def total(self) -> int:
-        return len(GRID_RULES) * self._rungs
+        return self.knob.total + len(self.climbing) * self._rungs
 
     @property
     def complete(self) -> bool:
@@ -85,16 +106,26 @@ class Ladder:
         return found
 
     def advance(self) -> None:
-        """Do one step: selections first, which are fast; then the most recent landscape; then combinations."""
-        landscape = self._unfinished
-        if self.climbed["selection"] < self._rungs:
-            self._climb("selection")
-        elif landscape is not None:
-            rule, found = landscape.advance(self._account)
-            if found is not None and math.isfinite(found.epsilon):
-                self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
-        elif self.climbed["combination"] < self._rungs:
-            self._climb("combination")
+        """Do one step: the knob first; then selections, which are fast; then the most recent landscape; then averages."""
+        with self._working:
+            landscape = self._unfinished
+            if self.knob.done < self.knob.total:
+                self.learn([self.knob.advance()])
+            elif self.climbed["selection"] < self._rungs:
+                self._climb("selection")
+            elif landscape is not None:
+                rule, found = landscape.advance(self._account)
+                if found is not None and math.isfinite(found.epsilon):
+                    self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
+            elif self.climbed["combination"] < self._rungs:
+                self._climb("combination")
+
+    def exactly(self, epsilon: float) -> Plan:
+        """The plan for this very target, after a short search: the noise that it needs, and the best draw."""
+        with self._working:
+            self.learn(self.knob.meeting(epsilon))
+            self.learn(self.known.at(epsilon, search=("selection",)).options)
+        return self.plan(epsilon)
 
     def learn(self, options: Iterable[Option]) -> None:
         """Add the options of a search; they may also fit other targets."""

@@ -11,6 +11,7 @@ from dpmerge.planning.frontier import (
     check_frontier as check_frontier,
     frontier as frontier,
 )
+from dpmerge.planning.knob import Knob as Knob
 from dpmerge.planning.noised import DRAWS as DRAWS
 from dpmerge.planning.optimum import (
     pld_optimum as pld_optimum,

@@ -19,6 +19,7 @@ from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (
     NO_LEDGER as NO_LEDGER,
     Files as Files,
+    Preview as Preview,
     files_to_write as files_to_write,
     preview as preview,
     release as release,

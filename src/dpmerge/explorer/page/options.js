@@ -20,6 +20,8 @@ const noiseOf = (option) => (option.noise > 0 ? `Noise of standard deviation ${n
 export function showVerdict(plan) {
   const place = byId("verdict");
   const best = bestOf(plan);
+  byId("why-no-noise").textContent = plan.why_no_noise && `No noise at release is offered: ${plan.why_no_noise}.`;
+  fill(byId("warnings"), [...new Set(plan.options.flatMap((option) => option.warnings))].map((text) => h("p", { class: "notice" }, text)));
   const target = `(${plan.target.epsilon}, ${deltaText(plan.target.delta)})`;
   if (best !== null) {
     const worth = worthOf(best);
@@ -34,7 +36,7 @@ export function showVerdict(plan) {
 /** Nothing is known for the target: what was known is for another. */
 export function forgetPlan() {
   shown = "";
-  for (const id of ["verdict", "options", "assumed"]) byId(id).replaceChildren();
+  for (const id of ["verdict", "options", "assumed", "warnings", "why-no-noise"]) byId(id).replaceChildren();
   delete byId("verdict").dataset.target;
 }
 
