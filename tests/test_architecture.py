@@ -140,7 +140,7 @@ def test_sections_and_results_cited_in_the_code_exist() -> None:
 
 
 def test_public_surface() -> None:
-    calls = "combination compare example_portfolio frontier joint merge no_free_lunch_threshold plan selection verify"
+    calls = "combination compare example_portfolio frontier joint merge no_free_lunch_threshold plan renoise selection verify"
     nouns = (
         "Accounting Certificate Combination Comparison Frontier Guarantee Joint Ledger Merge Model Option Plan Portfolio "
         "Question Record Released Rule Selection ShuffleAsPoisson Utilities Verdict Weights"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,10 +22,11 @@ import dpmerge
 from dpmerge import plan
 from dpmerge.cli import app
 from dpmerge.cli.options import parse_targets
+from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import EvaluationError, TargetError, UtilityError
 from dpmerge.figures import describe
 from dpmerge.planning import Utilities, edge, frontier, heatmap, selection_optimum, simplex_grid
-from dpmerge.profiles import DIRECTIONS, accuracy, grids_of_accuracy, run_profile
+from dpmerge.profiles import DIRECTIONS, accuracy, gaussian_delta, grids_of_accuracy, run_profile
 from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, Combination, Joint, Selection, build
 from dpmerge.tensors import MergedScore, find_evaluator
@@ -179,6 +182,48 @@ def test_frontier_on_a_grid_and_without_utilities() -> None:
     assert all("papers' formula" in curve["title"] and len(curve["points"]) == 6 for curve in formula)
 
 
+def heads() -> Portfolio:
+    """Convex models of one recipe, and one with larger clips: full batches, so that everything has a closed form."""
+    common = {"steps": 25, "eta": 1.0, "batch": 10.0, "smoothness": 0.5, "convex": "glm"}
+    return builders.portfolio(
+        *(builders.dp_sgd(n, sigma=4.0, clip=clip, **common) for n, clip in (("a", 1.0), ("b", 1.0), ("c", 2.0)))  # type: ignore[arg-type]
+    )
+
+
+def test_the_main_line_is_the_average_with_noise() -> None:
+    """Full batches: a model alone with noise τ has μ = Ts/√(Tν² + τ²) (docs/theory.md §9.3)."""
+    portfolio = heads()
+    found = frontier(portfolio, delta=DELTA, epsilons=[0.5, 1.0, 4.0], run=here)
+    line, *others = found.curves
+    assert line.continuous and line.title == "average with noise at release"
+    assert {curve.rule for curve in others} == {"selection"}  # averages without noise are not needed
+    epsilons, utilities = [one.epsilon for one in line.points], [one.utility for one in line.points]
+    assert epsilons == sorted(epsilons) and utilities == sorted(utilities)  # type: ignore[type-var]
+    assert min(epsilons) <= 0.5 and max(epsilons) >= 4.0 and len(epsilons) >= 8
+    widest = max(math.log(high / low) for low, high in itertools.pairwise(epsilons))
+    assert widest < 1.0
+    for point in line.points:
+        assert point.weights is not None and point.utility_kind == "predicted"
+        rule = build("combination", portfolio.weights(point.weights), noise=point.noise)
+        assert point.epsilon == pytest.approx(rule.guarantee(delta=DELTA).epsilon, rel=1e-3)
+        if point.weights["c"] == 0:
+            like = max(point.weights.values())  # 1 or ½: the runs' own noise is averaged, what a record does is not
+            mu = 25 * 0.1 / math.sqrt(25 * 0.4**2 * like + point.noise**2)
+            assert float(gaussian_delta(mu, point.epsilon)) == pytest.approx(DELTA, rel=1e-2)
+    document = found.as_dict()["curves"][0]
+    assert document["continuous"] and all(point["noise"] >= 0 for point in document["points"])
+    picture = describe(found)
+    assert picture.panels[0].lines[0].label == line.title and not picture.panels[0].lines[0].steps
+    assert describe(found.as_dict()).panels[0].lines[0] == picture.panels[0].lines[0]
+
+
+def test_where_noise_does_not_pay_averages_without_it_are_drawn() -> None:
+    networks = builders.portfolio(*(builders.dp_sgd(n, sigma=s, steps=9) for n, s in (("a", 4.0), ("b", 9.0))))
+    for portfolio, how in ((networks, Accounting()), (heads(), EVERY_STEP)):
+        found = frontier(portfolio, delta=DELTA, epsilons=[1.0], run=here, accounting=how, edge_points=1)
+        assert {curve.rule for curve in found.curves} == {"selection", "combination"}
+
+
 def test_looking_is_said(tmp_path: Path) -> None:
     portfolio = sampled()
     path = tmp_path / "measured.json"
@@ -314,6 +359,38 @@ def own_accuracy(portfolio: Path, weights: dict[str, float]) -> float:
     )
     _, test = digits.load()
     return float(np.mean((test.images @ weight.T.astype(float) + bias).argmax(axis=1) == test.labels))
+
+
+def test_noise_is_drawn_several_times_and_the_spread_shown(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":  # convex: noise pays
+        path = trained / name / "record.json"
+        record = json.loads(path.read_text())
+        record["mechanism"] |= {"smoothness": 0.5, "convex": "glm", "sampling": {"scheme": "full-batch"}}
+        path.write_text(json.dumps(record))
+    monkeypatch.setattr("dpmerge.planning.noised.DRAWS", 3)
+    portfolio = Portfolio(trained)
+    scorer = NoisyScore.of({name: trained / name for name in portfolio.names}, "digits")
+    asked: list[Any] = []
+
+    def run(function: Any, items: Any, *, keys: Any) -> list[Any]:
+        asked.extend(items)
+        return here(function, items, keys=keys)
+
+    found = frontier(portfolio, delta=DELTA, epsilons=[0.05, 1.0], scorer=scorer, run=run)
+    line = found.curves[0]
+    draws = [item for item in asked if len(item) == 3 and isinstance(item[0], tuple)]
+    noised = [point for point in line.points if point.noise > 0]
+    assert noised and len([item for item in draws if item[1] > 0]) == 3 * len(noised)
+    for point in line.points:
+        assert point.utility_kind == "measured"
+        assert point.low is not None and point.high is not None and point.utility is not None
+        assert point.low <= point.utility <= point.high
+    assert any(point.low < point.high for point in noised)  # type: ignore[operator]
+    drawn = describe(found).panels[0].lines[0]
+    assert drawn.low is not None and drawn.high is not None
+    assert "several draws" in describe(found).caption
+    assert isinstance(scorer, NoisyScore) and pickle.loads(pickle.dumps(scorer)) == scorer
+    assert scorer.noised((1.0, 0.0, 0.0), 1e3) < 0.5 < scorer((1.0, 0.0, 0.0))
 
 
 def test_measured_points_are_really_merged(trained: Path) -> None:

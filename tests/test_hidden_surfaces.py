@@ -130,6 +130,24 @@ def test_a_comparison_shows_every_step_and_the_last_iterate(portfolio: Portfolio
     assert "linear combination (last iterate only)" not in [row.label for row in without]
 
 
+def test_a_comparison_has_a_row_for_noise_and_says_where_it_hides_nothing(portfolio: Portfolio, tmp_path: Path) -> None:
+    half = {"a": 0.5, "b": 0.5}
+    rows = {row.label: row for row in compare(portfolio, half, delta=DELTA, noise=0.01)}
+    noised, last = (rows[f"linear combination ({what})"].guarantee for what in ("noise 0.01 at release", "last iterate only"))
+    assert noised is not None and last is not None
+    assert noised.details["noise"] == 0.01 and last.details["noise"] == 0
+    assert noised.epsilon == library.combination(portfolio, half, noise=0.01).guarantee(delta=DELTA).epsilon < last.epsilon
+    published = {row.label: row for row in compare(portfolio, half, delta=DELTA, noise=0.01, accounting=EVERY_STEP)}
+    assert "hides nothing" in str(published["linear combination (noise 0.01 at release)"].refusal)
+    asked = ["compare", tmp_path / "runs", "--weights", "a=0.5,b=0.5", "--delta", DELTA]
+    assert "hides nothing once" in dpmerge(*asked, "--noise", 0.01, "--other-releases").stdout
+    target = 0.5 * last.epsilon
+    (met,) = (row for row in answer(*asked, "--epsilon", target)["rows"] if f"for ε ≤ {target:g}" in row["label"])
+    assert met["epsilon"] <= target and met["details"]["noise"] > 0
+    refused = answer(*asked, "--epsilon", target, "--other-releases")["rows"]
+    assert any("hides nothing" in str(row["refused"]) for row in refused if "noise for ε" in row["label"])
+
+
 def test_each_model_alone_has_both_numbers(portfolio: Portfolio, tmp_path: Path) -> None:
     models = answer("account", tmp_path / "runs", "--alone", "--delta", DELTA)["models"]
     for entry in models:

@@ -185,6 +185,33 @@ def merge(
     return _release(chosen, out, ledger=ledger, sign=sign, dependent=dependent, recipient=recipient, tensors=tensors)
 
 
+def renoise(
+    folder: str | Path,
+    *,
+    out: str | Path,
+    delta: float,
+    epsilon: float | None = None,
+    noise: float | None = None,
+    bound: float | None = None,
+    recipient: str | None = None,
+    sign: str | Path | None = None,
+) -> Released:
+    """Write a release that one holds again with more noise, and a certificate of the better guarantee that this has.
+
+    Needs no private model. Either the target ε or the `noise` in all is given; see `release.renoise`.
+    """
+    return release.renoise(
+        Path(folder),
+        Path(out),
+        delta=delta,
+        epsilon=epsilon,
+        noise=noise,
+        bound=bound,
+        recipient=recipient,
+        signer=None if sign is None else release.Signer(Path(sign)),
+    )
+
+
 def _release(
     option: Option,
     out: str | Path,

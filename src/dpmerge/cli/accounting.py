@@ -175,10 +175,11 @@ def compare(
 ) -> None:
     """The same weights under every rule and baseline.
 
-    Random selection, linear combination (every step counted, last iterate only, and by the papers' formula), joint release, and
-    composition.
+    Random selection, linear combination (every step counted, last iterate only, with noise, and by the papers' formula), joint
+    release, and composition. With both ε and δ: ε at this δ, and the least noise at release that meets both.
     """
-    rules.Target(epsilon=question.epsilon, delta=question.delta)
+    if question.epsilon is None or question.delta is None:
+        rules.Target(epsilon=question.epsilon, delta=question.delta)
     given = Weights.parse(Portfolio(portfolio), weights)
     how: dict[str, Any] = {"accounting": accounting.accounting(), "provenance": provenance, "progress": show_progress}
     how["noise"] = noise or 0.0

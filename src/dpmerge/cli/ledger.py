@@ -158,7 +158,8 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
         "under_way": [number for number, runs in found.items() if runs],
         "interrupted": [number for number, runs in found.items() if not runs],
     }
-    state = {**ledger.summary(entries), **running, "free": ledger.free_now(), **(more or {})}
+    free = ledger.free_now()
+    state = {**ledger.summary(entries), **running, **({} if free is None else {"free": free}), **(more or {})}
     if json:
         print_json(state)
         return

@@ -99,7 +99,10 @@ def report(
         option("A target ε. Repeatable. Without it: three targets, from half the smallest ε of a model to the largest."),
     ] = None,
     ledger: Annotated[str | None, option("Also show this ledger's history and remaining budget.")] = None,
-    points: Annotated[int, typer.Option(min=1, help="Linear combinations on each edge from the most private model.")] = 25,
+    points: Annotated[
+        int | None,
+        typer.Option(min=1, help="Averages without noise on each edge (default: none where noise at release pays, else 25)."),
+    ] = None,
     grid: Annotated[float, option("Distance between neighbouring weights; must divide 1.")] = 0.05,
     json: JsonOption = False,
 ) -> None:

@@ -24,6 +24,7 @@ from dpmerge.cli.options import (
     parse_targets,
 )
 from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
+from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import UtilityError
 from dpmerge.figures import draw
 from dpmerge.files import write_json
@@ -135,12 +136,16 @@ def frontier(
     accounting: PointAccounting,
     execution: Execution,
     epsilons: Annotated[str, option("Targets: low:high, low:high:count, or a list.")] = "0.3:8",
-    points: Annotated[int, option("Linear combinations on each edge from the most private model.")] = 25,
+    points: Annotated[
+        int | None,
+        option("Averages without noise on each edge from the most private model (default: none where noise pays, else 25)."),
+    ] = None,
     grid: Annotated[
         float | None, option("Instead of edges, all weights that are multiples of this step (--simplex: 0.05 by default).")
     ] = None,
     evaluate: Annotated[
-        str | None, option("Merge and score every point: module:function (folder → score), or a bundled task.")
+        str | None,
+        option("Merge and score every point, noise drawn ten times: module:function (folder → score), or a bundled task."),
     ] = None,
     stand_ins: Annotated[bool, option("The models scored are stand-ins trained on public data.")] = False,
     simplex: Annotated[bool, option("Instead of utility against ε: ε over all weights of three models.")] = False,
@@ -149,8 +154,9 @@ def frontier(
 ) -> None:
     """Utility against ε at many targets, drawn.
 
-    Random selection is solved exactly at every target; linear combinations are tried on a grid. Writes figures, and their
-    numbers as JSON. With --simplex, ε over all weights of three models. A killed run can be continued by the same command.
+    The main line is the best average with noise at release, at many noises. Random selection is solved exactly at every target;
+    averages without noise are tried on a grid. Writes figures, and their numbers as JSON. With --simplex, ε over all weights of
+    three models. A killed run can be continued by the same command.
     """
     if simplex:
         only(context, "with --simplex", PointAccounting, Execution, "portfolio", "delta", "grid", "simplex", "out", "json")
@@ -193,7 +199,7 @@ def frontier(
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
     if evaluate is None:
         return None
-    return MergedScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+    return NoisyScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
 def _write(found: Frontier | Heatmap, folder: Path, name: str) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,16 @@ from dpmerge.cli.commands import JsonOption, argument, only, option, options
 from dpmerge.cli.options import (
     DeltaOption,
     MergeAccounting,
-    PortfolioArgument,
     Releasing,
     Tempered,
     Utility,
     parse_targets,
 )
 from dpmerge.cli.output import print_json, print_lines, print_released, print_warnings, released_json
+from dpmerge.errors import TargetError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release import Merge, choose, release, release_together
-from dpmerge.rules import RuleName
+from dpmerge.release import Merge, Released, choose, release, release_together
+from dpmerge.rules import RuleName, require_wanted
 from dpmerge.tensors import LoraForm
 
 _VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "warnings": "warning"}
@@ -45,14 +46,14 @@ class Tensors:
 
 def merge(
     context: typer.Context,
-    portfolio: PortfolioArgument,
-    rule: Annotated[RuleName, option("How the released model is made.")],
     delta: DeltaOption,
     utility: Utility,
     tempered: Tempered,
     tensors: Tensors,
     releasing: Releasing,
     accounting: MergeAccounting,
+    portfolio: Annotated[Path | None, argument("Folder of models: one sub-folder each, with a record.json.")] = None,
+    rule: Annotated[RuleName | None, option("How the released model is made.")] = None,
     weights: Annotated[str | None, option("name=value,…: exactly these weights, which sum to 1.")] = None,
     epsilon: Annotated[
         float | None,
@@ -62,6 +63,11 @@ def merge(
         float | None, option("Add noise of this standard deviation to every parameter of a combination; 0: never add any.")
     ] = None,
     recipient: Annotated[str | None, option("Whom the release is for; noted in certificate and ledger.")] = None,
+    from_release: Annotated[
+        Path | None,
+        typer.Option("--from", help="Instead, add noise to this release; needs no portfolio."),
+    ] = None,
+    bound: Annotated[float | None, option("With --from: cut numbers beyond ±bound; not chosen by looking at them.")] = None,
     couple: Annotated[
         str | None, option("Several targets, e.g. 1,2,4: selections that share one random number, in folders under --out.")
     ] = None,
@@ -73,6 +79,26 @@ def merge(
     --delta to find the best weights first. Given all three, a combination gets the least noise that makes it so private;
     releases of it with more noise then cost nothing more. An existing folder is refused.
     """
+    if from_release is not None:
+        alone = ("from_release", "out", "delta", "epsilon", "noise", "bound", "recipient", "sign", "any_delta", "json")
+        only(context, "with --from, which adds noise to a release as it is", *alone)
+        require_wanted(delta, accounting.any_delta)
+        made = dpmerge.renoise(
+            from_release,
+            out=releasing.out,
+            delta=delta,
+            epsilon=epsilon,
+            noise=noise,
+            bound=bound,
+            recipient=recipient,
+            sign=releasing.sign,
+        )
+        _show([made], json, alone=True)
+        return
+    if portfolio is None or rule is None:
+        raise TargetError("give the folder of the models, and --rule; or --from, to add noise to a release")
+    if bound is not None:
+        raise TargetError("--bound has no meaning without --from")
     coupled = (Utility, Tempered, Releasing, MergeAccounting, "portfolio", "rule", "delta", "couple", "json")
     if couple is not None:
         only(context, "with --couple, which names the targets and draws models as they are", *coupled)
@@ -99,9 +125,13 @@ def merge(
     else:
         made = release(loaded, choices[""], releasing.out, merge=tensors.merge(), recipient=recipient, **arguments)
         released = [made]
+    _show(released, json, alone=couple is None)
+
+
+def _show(released: Sequence[Released], json: bool, *, alone: bool) -> None:
     if json:
         shown = [released_json(one) for one in released]
-        print_json(shown if couple is not None else shown[0])
+        print_json(shown[0] if alone else shown)
         return
     for one in released:
         print_released(one)

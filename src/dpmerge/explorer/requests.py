@@ -61,7 +61,7 @@ class FrontierRequest(_RequestAtDelta):
 
     delta: Delta = 1e-5
     epsilons: Annotated[list[Epsilon], Field(min_length=1, max_length=200)]
-    points: Annotated[int, Field(ge=1, le=100)] = 15
+    points: Annotated[int, Field(ge=1, le=100)] | None = None
 
 
 class ReleaseRequest(_Merge):

@@ -12,7 +12,6 @@ from dpmerge.planning.frontier import (
     frontier as frontier,
 )
 from dpmerge.planning.knob import Knob as Knob
-from dpmerge.planning.noised import DRAWS as DRAWS
 from dpmerge.planning.optimum import (
     pld_optimum as pld_optimum,
     renyi_optimum as renyi_optimum,

@@ -17,7 +17,7 @@ from dpmerge.planning.option import Option, Question
 from dpmerge.records import Weights
 from dpmerge.rules import Combination, build
 
-POINTS = 9  # of one average
+POINTS = 7  # of one average
 _FIRST = 8.0  # noise, in units of what one record does to the average in one step
 _CLOSE = 0.985  # of a target: near enough to it
 _AIM = 0.993

@@ -100,7 +100,7 @@ class Noising:
         asked.progress(f"noise for {', '.join(model.name for model, _ in weights.used)}")
         try:
             noise, found = least_noise(weights, epsilon=self.epsilon, delta=asked.delta, accounting=asked.accounting)
-        except AccountingError:
+        except (AccountingError, TargetError):
             return None
         return asked.option("combination", weights, found, noise=noise)
 

@@ -25,5 +25,6 @@ from dpmerge.release.release import (
     release as release,
     release_together as release_together,
 )
+from dpmerge.release.renoise import renoise as renoise
 from dpmerge.release.signing import Signer as Signer, new_keys as new_keys, trusted_key as trusted_key
 from dpmerge.release.verify import verify as verify

@@ -15,13 +15,12 @@ from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
 from dpmerge.release.certificate import now
-from dpmerge.release.counting import Counted, LadderKey, charged
+from dpmerge.release.counting import Counted, charged, least_noisy
 from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels, contents_of
 from dpmerge.rules import (
     DRAWING,
-    THEOREMS,
     Charge,
     Exposure,
     Filter,
@@ -30,7 +29,6 @@ from dpmerge.rules import (
     Rule,
     Sum,
     Validated,
-    round_down,
     round_up,
     significant,
 )
@@ -66,18 +64,17 @@ class Account:
             if entry.kind == "portfolio":
                 self._declared.update(known.add(entry.content, f"declared in entry {entry.number}").values())
         counted = charged(entries)
-        contents = [(f"entry {entry.number}", entry.content) for entry in counted]
+        contents = [(f"entry {entry.number}", entry.content, settled) for entry, settled in counted]
         if new is not None:
-            contents.append(("this release", new.content()))
-        self._releases = [Counted.of(one, known.add(one, source), budget.adjacency) for source, one in contents]
-        self._least: dict[LadderKey, Counted] = {}  # of each ladder the least noisy one that was chosen beforehand
-        for one in self._releases:
-            if one.ladder is not None and not one.dependent:
-                self._least[one.ladder] = min(self._least.get(one.ladder, one), one, key=lambda counted: counted.noise)
+            contents.append(("this release", new.content(), False))
+        adjacency = budget.adjacency
+        self._releases = [Counted.of(one, known.add(one, source), adjacency, settled) for source, one, settled in contents]
+        # Of each ladder the least noisy one that depends on none; and of those that no longer can be voided.
+        self._least, self._settled = least_noisy(self._releases), least_noisy(one for one in self._releases if one.settled)
         self._models = known.models
         if self._models:  # under every rule: contradictory records of one run give no bound
             Portfolio(tuple(self._models.values()))
-        self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry in counted)
+        self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry, _ in counted)
 
     @property
     def is_empty(self) -> bool:
@@ -93,8 +90,11 @@ class Account:
         ]
 
     def is_free(self, one: Counted) -> bool:
-        """Whether a ladder's release is a function of a less noisy one that is charged, whatever it was chosen by (§9)."""
-        least = None if one.ladder is None else self._least.get(one.ladder)
+        """Whether a ladder's release is a function of a less noisy one that is charged (§9).
+
+        One that depends on others may rely on what stays charged alone: else it would depend on outcomes what is.
+        """
+        least = None if one.ladder is None else (self._settled if one.dependent else self._least).get(one.ladder)
         return least is not None and least is not one and least.noise <= one.noise
 
     @property
@@ -108,8 +108,12 @@ class Account:
             return
         below = [one for one in self.undeclared if one.ladder is not None]
         if below:
-            least = self._least.get(below[0].ladder) if below[0].ladder else None
-            to = "nothing of its ladder is charged" if least is None else f"its ladder is charged down to {least.noise:.6g}"
+            least = self._settled.get(below[0].ladder) if below[0].ladder else None
+            to = (
+                "nothing of its ladder is charged for good"
+                if least is None
+                else f"its ladder is charged down to {least.noise:.6g}"
+            )
             raise LedgerError(
                 f"{name}: this release depends on what earlier ones showed. Its noise is {below[0].noise:.6g}, and {to}: how "
                 "little noise a ladder ends with must not be chosen by what noisier releases of it showed, so charging this "
@@ -309,41 +313,3 @@ def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: floa
                 f"together, and the budget is ε = {budget.epsilon:g}: declare fewer models, or a larger budget"
             )
     return entries
-
-
-def free_now(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> dict[str, Any] | None:
-    """The ladder whose releases are free down to the noise that was charged, if nothing else was released."""
-    account = Account(budget, entries)
-    least = account.ladder
-    if least is None or spent is None:
-        return None
-    names = {own: name for entry in entries for own, name in entry.content.get("names", {}).items()}
-    weights = {names[own]: value for own, value in least.forms[0].values.items()}
-    up_to = round_down(spent.epsilon)
-    average = ", ".join(f"{name}={value:.6g}" for name, value in weights.items())
-    text = (
-        f"ladder of {average}: any ε up to {up_to:g} (at δ = {significant(spent.delta)}) from this ladder is free now, which "
-        f"is noise of {least.noise:.6g} or more; the total stays {round_up(spent.epsilon)}"
-    )
-    told = {"weights": weights, "noise": least.noise, "epsilon": spent.epsilon, "delta": spent.delta}
-    return {"ladder": least.forms[0].ladder, **told, "text": text}
-
-
-def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
-    """How releases are counted, in words."""
-    told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
-    ladder = free_now(budget, entries, spent)
-    if ladder is not None:
-        told.append(ladder["text"])
-    declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
-    if declared:
-        told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
-    rule = filter_of(budget, entries)
-    if rule is not None:
-        so_far = "releases so far do not pass it"
-        with contextlib.suppress(AccountingError):
-            used = Account(budget, entries).used(rule)
-            closed = "" if rule.allows(used) else ", so it is closed"
-            so_far = f"releases so far use {used.divergence:.4g} of {rule.room:.4g}{closed}"
-        told.append(f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {so_far}")
-    return told

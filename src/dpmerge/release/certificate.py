@@ -122,9 +122,9 @@ class MergeForm(Extended):
 
 
 class Certificate(Extended):
-    """The whole of `certificate.json`. `recipient` is whom the release was made for, if that was said."""
+    """The whole of `certificate.json`. `recipient` is whom it was made for, `parent` the hash of a release it was made of."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"recipient"})
+    added: ClassVar[frozenset[str]] = frozenset({"recipient", "parent"})
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     created: str
     dataset: str
@@ -142,6 +142,7 @@ class Certificate(Extended):
     drawn: str | None
     ledger: LedgerForm | None
     recipient: Recipient | None = None
+    parent: Digest | None = None
     software: dict[str, str]
     sha256: Digest
     signature: SignatureForm | None
@@ -176,7 +177,8 @@ class Certificate(Extended):
                 and (rule.arithmetic, rule.noise) == (None, None)
                 and self.guarantee.theorem not in COVERS_INPUTS
             ),
-            "noise of no ladder": rule.noise is not None and rule.ladder is None,
+            "noise of no ladder": rule.noise is not None and rule.ladder is None and rule.renoised is None,
+            "more noise on no release, or the reverse": (self.parent is None) != (rule.renoised is None),
             "weights chosen by looking, under a rule that does not cover it": not covers_looking(rule, self.provenance),
             "a private validation set that paid nothing, or the reverse": (
                 (self.provenance == "private-validation") != (rule.validation is not None)

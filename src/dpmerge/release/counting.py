@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -27,9 +27,10 @@ class Counted:
     pays: tuple[float, ...]  # the cost of its choice to private validation sets
     ladder: LadderKey | None  # of noise that other releases share; none where its certificate shows digests of the models
     noise: float
+    settled: bool  # it can no longer be voided
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], names: Mapping[str, str], adjacency: Adjacency) -> Counted:
+    def of(cls, content: Mapping[str, Any], names: Mapping[str, str], adjacency: Adjacency, settled: bool) -> Counted:
         outcomes = ((Fraction(p), frozenset(names[name] for name in members)) for p, members in content["exposure"])
         forms = tuple(RuleForm.model_validate(form) for form in content["forms"])
         return cls(
@@ -41,6 +42,7 @@ class Counted:
             tuple(form.paid(adjacency) + DRAWING for form in forms if form.validation is not None),
             None if content["as_joint"] else ladder_of(content),
             forms[0].deviation,
+            settled,
         )
 
 
@@ -52,24 +54,21 @@ def ladder_of(content: Mapping[str, Any]) -> LadderKey | None:
     return form["ladder"], *sorted(form["weights"].items())
 
 
-def charged(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that count: releases that stand, floors, and what releases above it relied on.
+def least_noisy(releases: Iterable[Counted]) -> dict[LadderKey, Counted]:
+    """Of each ladder, among the releases that depend on none."""
+    found: dict[LadderKey, Counted] = {}
+    for one in releases:
+        if one.ladder is not None and not one.dependent:
+            found[one.ladder] = min(found.get(one.ladder, one), one, key=lambda counted: counted.noise)
+    return found
 
-    A less noisy release that was voided stays charged if a later one of its ladder, which depends on earlier ones, was free
-    because of it.
-    """
-    counted = standing(entries)
-    last: dict[LadderKey, int] = {}
-    for entry in counted:
-        ladder = ladder_of(entry.content)
-        if ladder is not None and entry.content.get("dependent", False):
-            last[ladder] = entry.number
-    numbers = {entry.number for entry in counted}
 
-    def counts(entry: Entry) -> bool:
-        if entry.kind != "release" or entry.number in numbers:
-            return entry.kind in ("release", "floor")
-        ladder = ladder_of(entry.content)
-        return ladder is not None and not entry.content.get("dependent", False) and entry.number < last.get(ladder, 0)
-
-    return [entry for entry in entries if counts(entry)]
+def charged(entries: Sequence[Entry]) -> list[tuple[Entry, bool]]:
+    """The entries that count, releases that stand and floors; and whether each is settled: it can no longer be voided."""
+    standing_now = {entry.number for entry in standing(entries)}
+    completed = {entry.content["of"] for entry in entries if entry.kind == "completed"}
+    return [
+        (entry, entry.kind == "floor" or entry.number in completed)
+        for entry in entries
+        if entry.kind == "floor" or entry.number in standing_now
+    ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from dpmerge.planning import ValidationSet
 from dpmerge.profiles import ShuffleAsPoisson
-from dpmerge.records import Adjacency, Extended, Portfolio, Weights
-from dpmerge.rules import Accounting, Arithmetic, Exposure, Rule, RuleName, Validated, Validation, build
+from dpmerge.records import Adjacency, Extended, Portfolio, Strict, Weights
+from dpmerge.rules import Accounting, Arithmetic, Exposure, Rounding, Rule, RuleName, Validated, Validation, build
 
 DRAWS: tuple[RuleName, ...] = ("selection", "tempered")
 # Guarantees that cover every model with weight as it is: digests of the inputs may then be published.
@@ -49,6 +50,7 @@ def _rate(text: str) -> str:
 HexFloat = Annotated[str, Field(pattern=r"^0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}$"), AfterValidator(_exact)]
 
 
+PositiveFloat = Annotated[HexFloat, AfterValidator(positive_noise)]
 LadderId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # public, and drawn at random
 
 
@@ -63,10 +65,28 @@ class ValidationForm(ValidationSet):
         return cls(disjoint=validation.disjoint, epsilon=epsilon, **divisor)
 
 
+class Renoised(Strict):
+    """More noise on a release that someone held (theory.md §9.8): its noise, what was added, where numbers were cut, and r."""
+
+    noise: PositiveFloat
+    added: PositiveFloat
+    bound: PositiveFloat
+    distance: PositiveFloat
+
+    @property
+    def rounding(self) -> Rounding:
+        return Rounding(float.fromhex(self.distance), float.fromhex(self.added))
+
+    @property
+    def square(self) -> Fraction:
+        """The variance of both noises together."""
+        return Fraction(float.fromhex(self.noise)) ** 2 + Fraction(float.fromhex(self.added)) ** 2
+
+
 class RuleForm(Extended):
     """A rule with its weights, exactly: floats as hexadecimal digits."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"arithmetic", "last_only", "noise", "ladder"})
+    added: ClassVar[frozenset[str]] = frozenset({"arithmetic", "last_only", "noise", "ladder", "renoised"})
     rule: RuleName
     weights: Annotated[dict[str, Annotated[HexFloat, AfterValidator(_positive)]], Field(min_length=1)]
     looked_at: list[str] = Field(default_factory=list)  # joint release covers these besides the models that have weight
@@ -76,8 +96,9 @@ class RuleForm(Extended):
     validation: ValidationForm | None = None
     arithmetic: Arithmetic | None = None  # of a combination of stored numbers (theory.md §3.6)
     last_only: Literal[True] | None = None  # the guarantee assumes that nothing else of its runs is published (theory.md §9)
-    noise: Annotated[HexFloat, AfterValidator(positive_noise)] | None = None  # standard deviation, on every parameter
+    noise: PositiveFloat | None = None  # standard deviation, on every parameter
     ladder: LadderId | None = None  # whose path the noise is a point of (theory.md §9)
+    renoised: Renoised | None = None  # part of the noise was added to a release that had been rounded
 
     @property
     def draws(self) -> bool:
@@ -111,6 +132,10 @@ class RuleForm(Extended):
             "arithmetic under a rule that does not average": not averages and self.arithmetic is not None,
             "the last iterate only, under a rule that does not average": not averages and self.last_only is not None,
             "noise under a rule that does not average": not averages and self.noise is not None,
+            "noise of a file, and a ladder or none": (
+                self.renoised is not None and (self.noise is None or self.ladder is not None)
+            ),
+            "more noise than was added": self.renoised is not None and Fraction(self.deviation) ** 2 > self.renoised.square,
             "a ladder without noise": self.ladder is not None and self.noise is None,
             "noise on the exact average, and a condition on its rounding": (
                 self.noise is not None and self.arithmetic == "stored"
@@ -137,6 +162,7 @@ class RuleForm(Extended):
             # A single model is stored as it was trained: its guarantee does not rest on the rounding of an average.
             arithmetic="joint" if self.arithmetic is not None and proved and len(self.weights) > 1 else self.arithmetic,
             noise=self.deviation,
+            rounding=None if self.renoised is None else self.renoised.rounding,
         )
         if self.validation is None:
             return rule

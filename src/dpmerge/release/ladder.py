@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from dpmerge.errors import CertificateError
 from dpmerge.files import canonical, sha256
 from dpmerge.records import Strict, load_strict
 from dpmerge.release.commitment import Digest
-from dpmerge.release.forms import HexFloat, LadderId, RuleForm, positive_noise
+from dpmerge.release.forms import HexFloat, LadderId, PositiveFloat, RuleForm
 from dpmerge.tensors import Noise, NoisePath
 
 
@@ -36,7 +36,7 @@ class Ladder(Strict):
     version: Literal[1] = 1
     id: LadderId
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    root: Annotated[HexFloat, AfterValidator(positive_noise)]
+    root: PositiveFloat
     models: Annotated[dict[str, Step], Field(min_length=1)]
 
     @property

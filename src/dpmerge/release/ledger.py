@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total, free_now, how_counted, provisions
+from dpmerge.release.account import FILTER, Account, Total, provisions
 from dpmerge.release.certificate import now
 from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
+from dpmerge.release.summary import free_now, how_counted
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
 

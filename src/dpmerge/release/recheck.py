@@ -192,6 +192,11 @@ class Recheck:
             base = self.base if merge.base is not None else None
             how: dict[str, Any] = {"take_from": merge.take_from, "method": merge.method, "base": base}
             how |= {"lora": merge.lora or "factors", "keep_metadata": merge.keep_metadata or ()}
+            if self.certificate.rule.renoised is not None:
+                self.verdict.unchecked.append(
+                    "noise was added to a release by someone who held it, and its key thrown away: the tensors were not checked"
+                )
+                return
             if self.certificate.rule.noise is not None:
                 how["noise"] = self._noise(folders)
                 if how["noise"] is None:

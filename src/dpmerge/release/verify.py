@@ -18,6 +18,7 @@ from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
 from dpmerge.release.entries import became, standing
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.recheck import Recheck, Verdict
+from dpmerge.release.renoise import check_rounding
 from dpmerge.release.signing import signed_by
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
@@ -59,10 +60,12 @@ def verify(
     _check_outputs(folder, certificate, verdict)
     _check_guarantee(certificate, verdict)
     _check_card(folder, certificate, verdict)
+    if certificate.rule.renoised is not None:
+        check_rounding(folder, certificate, verdict)
     if portfolio is None and certificate.rule.noise is not None:
+        secret = "its key was thrown away" if certificate.parent else "only the private portfolio has its secret"
         verdict.warnings.append(
-            f"that noise of standard deviation {certificate.rule.deviation:.6g} was added was not checked: only the private "
-            "portfolio, which has the secret of the noise, can tell"
+            f"that noise of standard deviation {certificate.rule.deviation:.6g} was added was not checked: {secret}"
         )
     if portfolio is not None:
         Recheck(folder, certificate, portfolio, base, method, verdict).run()

@@ -13,6 +13,7 @@ from dpmerge.rules.arithmetic import Arithmetic
 from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import By, Guarantee, Rule
 from dpmerge.rules.joint import Joint
+from dpmerge.rules.renoised import Rounding
 from dpmerge.rules.selection import Selection
 from dpmerge.rules.statements import require_wanted
 from dpmerge.rules.tempered import Tempered
@@ -92,13 +93,14 @@ def build(
     kappa: float | None = None,
     arithmetic: Arithmetic | None = None,
     noise: float = 0.0,
+    rounding: Rounding | None = None,
 ) -> Rule:
     """The rule that accounts for a release with these weights.
 
     The model that a selection draws is published by name. Weights of selections and combinations are fixed beforehand; joint
     release counts every model of the portfolio, unless `provenance` says that its weights are too, or `looked_at` names the
     models. `kappa` is the strength of a tempered draw, `arithmetic` what an average of stored numbers relies on, `noise` the
-    standard deviation of fresh Gaussian noise on each parameter of an average.
+    standard deviation of fresh Gaussian noise on each parameter of an average; with `rounding`, part of it was added to a file.
     """
     require_used(rule, accounting.assume_smoothness, kappa)
     if noise and rule != "combination":
@@ -108,7 +110,7 @@ def build(
         return Selection(weights, accounting.shuffle)
     if rule == "combination":
         assumed, shuffle = accounting.assume_smoothness, accounting.shuffle
-        return Combination(weights, assumed, shuffle, arithmetic, noise, accounting.only_release)
+        return Combination(weights, assumed, shuffle, arithmetic, noise, accounting.only_release, rounding)
     if kappa is not None:
         return Tempered(weights, kappa, accounting.shuffle)
     return Joint(weights, accounting.shuffle, counted_besides(weights, provenance) if looked_at is None else looked_at)

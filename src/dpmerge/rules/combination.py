@@ -35,8 +35,9 @@ from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, 
 from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable, least_possible
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
+from dpmerge.rules.renoised import Rounding
 from dpmerge.rules.statements import kept_checkpoints
-from dpmerge.rules.theorems import COINS, NOISE, THEOREMS, WEIGHTS
+from dpmerge.rules.theorems import COINS, NOISE, RENOISED, THEOREMS, WEIGHTS
 from dpmerge.rules.transport import (
     Candidate,
     Trajectories,
@@ -93,7 +94,7 @@ class Combination(Rule):
     """Average the parameters with weights λ, and add Gaussian noise of standard deviation `noise` to each.
 
     `arithmetic` says which numbers are averaged: real or stored ones (§3.6). `only_release` grants LAST: nothing else of the
-    runs is ever published (§9).
+    runs is ever published (§9). With `rounding` part of the noise was added to a file (§9.8).
     """
 
     name = "combination"
@@ -106,11 +107,13 @@ class Combination(Rule):
         arithmetic: Arithmetic | None = None,
         noise: float = 0.0,
         only_release: bool = True,
+        rounding: Rounding | None = None,
     ) -> None:
         if not (math.isfinite(noise) and noise >= 0):
             raise TargetError(f"the noise of the release is {noise}; it must be finite and not negative")
         self.weights = weights
         self.noise = noise
+        self._rounding = rounding
         self._only_release = only_release
         self._assumed = assume_smoothness
         self.shuffle = shuffle
@@ -243,7 +246,8 @@ class Combination(Rule):
         revealed = [profile.profile for name, profile in self._profiles.items() if name not in covered]
         profile = Profile.composed([*revealed, route.profile]) if revealed else route.profile
         if self.noise > 0:
-            return replace(route, profile=profile, assumptions=(*route.assumptions, NOISE))
+            added = NOISE if self._rounding is None else RENOISED
+            return replace(route, profile=profile, assumptions=(*route.assumptions, added))
         if len(self._runs) == 1:  # a single model is stored as it was trained: nothing is averaged
             return replace(route, profile=profile)
         return replace(
@@ -263,6 +267,8 @@ class Combination(Rule):
         if bar < math.inf and least_possible(runs, rows, self.noise, target) >= bar:
             return
         found = hidden_run(runs, rows, self.noise, target, bar)
+        if self._rounding is not None:
+            found = replace(found, law=self._rounding.applied(found.law, self.noise))
         others = [i for i in range(len(runs.runs)) if i not in rows]
         before = [step for i in others for step in self._own_steps(runs.runs[i], runs.runs[i].steps - 1)]
         notes, conditional = self._gradient_notes(runs, Candidate(1, rows), runs.failure)
@@ -275,6 +281,8 @@ class Combination(Rule):
         if runs.failure:
             details["batch_bound_failure"] = runs.failure
         secret = () if runs.is_full_batch or self._adjacency == "replace-one" else (COINS,)
+        if self._rounding is not None:
+            details["rounded_by"] = self._rounding.distance
         profile = found.profile(before, runs.failure, self._adjacency, closed=by != "rdp")
         yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 

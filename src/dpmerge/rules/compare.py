@@ -15,6 +15,7 @@ from dpmerge.records import Portfolio, Weights
 from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, Looked, build, counted_besides
 from dpmerge.rules.guarantee import Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.joint import PairComposition
+from dpmerge.rules.release_noise import least_noise
 from dpmerge.rules.statements import require_wanted, round_up, significant
 from dpmerge.rules.theorems import THEOREMS
 
@@ -146,6 +147,25 @@ def no_free_lunch(
     return NoFreeLunch(name, least, no_free_lunch_threshold(*arguments), papers_no_free_lunch_threshold(*arguments))
 
 
+def _with_noise(weights: Weights, accounting: Accounting, provenance: Looked | None, noise: float) -> Rule:
+    made = build("combination", weights, accounting, provenance=provenance, noise=noise)
+    if not accounting.only_release:
+        raise AccountingError(
+            "noise at release hides nothing once something else of these runs is published: every step of them counts, as above"
+        )
+    return made
+
+
+def _least_noise(weights: Weights, accounting: Accounting, provenance: Looked | None, epsilon: float, delta: float) -> Row:
+    label = f"linear combination (noise for ε ≤ {epsilon:g})"
+    try:
+        _with_noise(weights, accounting, provenance, 1.0)
+        noise, found = least_noise(weights, epsilon=epsilon, delta=delta, accounting=accounting)
+    except (AccountingError, TargetError, UtilityError) as error:
+        return Row(label, None, str(error))
+    return Row(f"linear combination (noise {significant(noise, 4)} for ε ≤ {epsilon:g})", found)
+
+
 def compare(
     portfolio: Portfolio,
     weights: Mapping[str, float],
@@ -161,19 +181,26 @@ def compare(
 
     `provenance` says who chose the weights, as for a release (`build`): after looking, selection and combination are
     refused; joint release and compositions count every model, unless the weights were fixed beforehand. `noise` is added to
-    the average at its release; it only helps where nothing else of the runs is published, in the row "last iterate only".
+    the average at its release, in a row of its own. With both ε and δ every row answers ε at this δ, and one more row has the
+    least noise with which the average meets them.
     """
     require_wanted(delta, accounting.any_delta)
+    wanted = None if delta is None else epsilon
+    if wanted is not None:
+        Target(epsilon=wanted)
+        epsilon = None
     given, shuffle = portfolio.weights(weights), accounting.shuffle
     plain, formula = (replace(accounting, assume_smoothness=assumed) for assumed in (None, 0.0))
     every_step = replace(accounting, only_release=False)
     looked = counted_besides(given, provenance)
     rule = partial(build, weights=given, provenance=provenance)
-    last = ("linear combination (last iterate only)", partial(rule, "combination", accounting=accounting, noise=noise))
+    last = ("linear combination (last iterate only)", partial(rule, "combination", accounting=accounting))
+    noised = f"linear combination (noise {significant(noise, 4)} at release)"
     rules: list[tuple[str, Callable[[], Rule]]] = [
         ("random selection", partial(rule, "selection", accounting=plain)),
         ("linear combination (proved)", partial(rule, "combination", accounting=every_step)),
         *([last] if accounting.only_release else []),
+        *([(noised, lambda: _with_noise(given, accounting, provenance, noise))] if noise else []),
         ("linear combination (papers' formula)", partial(rule, "combination", accounting=formula)),
         ("joint release", partial(rule, "joint", accounting=plain)),
         ("optimal composition", lambda: PairComposition(given, "optimal", shuffle, looked)),
@@ -187,6 +214,9 @@ def compare(
             rows.append(Row(label, accounting.guarantee(made(), delta=delta, epsilon=epsilon)))
         except (AccountingError, UtilityError) as error:
             rows.append(Row(label, None, str(error)))
+    if wanted is not None and delta is not None:
+        progress("noise at release")
+        rows.insert(2 + accounting.only_release + bool(noise), _least_noise(given, accounting, provenance, wanted, delta))
     drawn = rows[0].guarantee
     lunch = None if drawn is None else no_free_lunch(given, drawn.epsilon, drawn.delta, shuffle)
     return Comparison(given, epsilon, delta, tuple(rows), lunch)

@@ -32,6 +32,11 @@ NOISE_PAYS = (
     "it pays for convex models trained by plain SGD with flat clipping, whose records state a smoothness, if nothing else of "
     "their runs is published"
 )
+RENOISED = (
+    "the noise is fresh, of a cryptographic generator, and 1024 spacings of the stored numbers or more; it was added to the "
+    "exact average before any rounding, and more of it to the rounded numbers, which had been cut at a bound; bound and noise "
+    "were chosen without looking at the numbers"
+)
 COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)
 _MERGING = "Differentially Private Model Merging, arXiv 2604.20985"

@@ -110,7 +110,10 @@ def _locked_folder(target: Path, kind: str) -> tuple[Path, int]:
     while True:
         folder = target.parent / f".{target.name}.dpmerge-{kind}-{os.getpid()}-{secrets.token_hex(8)}"
         folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # another process removed it as abandoned before it was opened
         with contextlib.suppress(OSError):  # file systems without such locks: then no process can take it for abandoned either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from dpmerge.errors import EvaluationError
 from dpmerge.tensors.digests import folder_digest
 from dpmerge.tensors.merge import merge_models
-from dpmerge.tensors.path import Noise, NoisePath
 from dpmerge.user_code import find, running
 
 Evaluator = Callable[[Path], float]
@@ -42,23 +40,17 @@ class MergedScore:
 
     def __call__(self, weights: tuple[float, ...]) -> float:
         """The score of the models combined with these weights, in the folders' order; a single model is scored as it is."""
+        evaluate = find_evaluator(self.evaluator)
         named = dict(zip(self.folders, weights, strict=True))
         alone = [name for name, weight in named.items() if weight == 1]
-        return self._asked(self.folders[alone[0]], named) if alone else self._merged(named)
-
-    def noised(self, weights: tuple[float, ...], noise: float) -> float:
-        """The score with fresh noise of this standard deviation on every parameter."""
-        drawn = Noise(NoisePath(secrets.token_bytes(32), noise), noise)
-        return self._merged(dict(zip(self.folders, weights, strict=True)), drawn)
-
-    def _merged(self, weights: Mapping[str, float], noise: Noise | None = None) -> float:
+        if alone:
+            return self._asked(evaluate, self.folders[alone[0]], named)
         with tempfile.TemporaryDirectory(prefix="dpmerge-") as folder:
             merged = Path(folder) / "merged"
-            merge_models(self.folders, weights, merged, digests=False, threads=1, noise=noise)
-            return self._asked(merged, weights)
+            merge_models(self.folders, named, merged, digests=False, threads=1)
+            return self._asked(evaluate, merged, named)
 
-    def _asked(self, folder: Path, weights: Mapping[str, float]) -> float:
-        evaluate = find_evaluator(self.evaluator)
+    def _asked(self, evaluate: Evaluator, folder: Path, weights: Mapping[str, float]) -> float:
         what = ", ".join(f"{name}={weight:g}" for name, weight in weights.items() if weight > 0)
         with running(f"the evaluator {self.evaluator!r} failed on {what}", EvaluationError):
             score = evaluate(folder)
