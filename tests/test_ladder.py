@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dpmerge.release.entries import standing
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.ladder import Ladders
 from dpmerge.rules import Rounding
+from dpmerge.tensors import merge_models
 from tests import builders
 from tests.ladder_kills import killed
 from tests.ledger_workers import race
@@ -258,6 +260,25 @@ def test_of_ladders_made_at_once_one_is_used_by_all(portfolio: Portfolio, tmp_pa
         assert verdict.code == 0, verdict
 
 
+def test_a_model_that_changes_while_it_is_released_is_not_released(
+    portfolio: Portfolio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the noise of one ladder would be added to two averages, whose difference it no longer hides."""
+    making, file = sys.modules["dpmerge.release.making"], tmp_path / "runs/a/model.safetensors"
+    kept = load_file(file)
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        save_file({name: value + 1 for name, value in kept.items()}, file)
+        return merge_models(*arguments, **options)
+
+    ledger = ledger_of(tmp_path)
+    monkeypatch.setattr(making, "merge_models", meanwhile)
+    with pytest.raises(CertificateError, match=r"was written to while it was released.*nothing was spent"):
+        merge(portfolio, tmp_path / "out", noise=0.25, ledger=tmp_path / "ledger.db")
+    assert not (tmp_path / "out").exists()
+    assert total(ledger) == 0.0
+
+
 # --- the ledger ---------------------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +296,10 @@ def test_a_ladder_counts_as_its_least_noisy_release(portfolio: Portfolio, tmp_pa
     shown = dpmerge("ledger", "remaining", where).stdout
     assert "any ε up to 0.99" in shown and "from this ladder is free now" in shown
     assert f"the total stays {first.guarantee.epsilon:.3f}"[:20] in shown
+    planned = ["plan", tmp_path / "runs", "--rule", "single", "--epsilon", 3, "--delta", DELTA, "--ledger", where]
+    assert "from this ladder is free now" in dpmerge(*planned).stdout
     state = json.loads(dpmerge("ledger", "show", where, "--json").stdout)
+    assert json.loads(dpmerge(*planned, "--json").stdout)["free"] == state["free"]
     assert state["free"]["noise"] == first.certificate.rule.deviation
     history = " ".join(dpmerge("ledger", "history", where).stdout.split())
     assert "to ann" in history and "noise" in history

@@ -112,6 +112,25 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path, strict:
     assert (tmp_path / "second" / "file").read_text() == "x"
 
 
+def test_a_temporary_folder_that_another_process_removed_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the release failed with "No such file or directory"."""
+    taken: list[Path] = []
+
+    def opening(path: Path, *how: int) -> int:
+        if not taken:
+            taken.append(path)
+            path.rmdir()
+        return opened(path, *how)
+
+    opened = os.open
+    monkeypatch.setattr("dpmerge.tensors.folder.os.open", opening)
+    with new_folder(tmp_path / "out") as folder:
+        assert folder != taken[0]
+    assert (tmp_path / "out").is_dir()
+
+
 def test_only_abandoned_temporary_folders_are_removed(tmp_path: Path) -> None:
     abandoned = tmp_path / f".x.dpmerge-tmp-1-{'0' * 16}"
     (abandoned / "deep").mkdir(parents=True)

@@ -46,6 +46,7 @@ def plan(
     accounting: MergeAccounting,
     rule: Annotated[list[PlanRule] | None, option("Only this rule. Repeatable.")] = None,
     candidate: Annotated[list[str] | None, option("Also try the linear combination with these weights. Repeatable.")] = None,
+    ledger: Annotated[str | None, option("Also say what is free in this ledger: a file, or a database URL.")] = None,
     json: JsonOption = False,
 ) -> None:
     """The best weights within (ε, δ), under every rule.
@@ -67,9 +68,11 @@ def plan(
         progress=show_progress,
     )
     show_progress("")
+    free = None if ledger is None else dpmerge.Ledger(ledger).free_now()
     if json:
-        print_json(found.as_dict())
+        print_json({**found.as_dict(), **({} if ledger is None else {"free": free})})
     else:
+        print_lines("", [] if free is None else [free["text"]])
         _print(found, portfolio, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
 
 

@@ -86,6 +86,8 @@ def release(
     _check_files(choice, folders, merge)
     choice = settled(choice, folders)
     drawn = (draw(choice),) if choice.form.draws else ()
+    used = [folders[name] for name in choice.form.weights]
+    before = _file_states(used)
     contents = _contents(portfolio, [choice], ledger)
     # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
     ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
@@ -96,6 +98,11 @@ def release(
     with entered(ledger, planned, choice.weights, out) as place:
         made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient)
         released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
+        if ladder is not None and _file_states(used) != before:
+            raise CertificateError(
+                "a model was written to while it was released: the noise of one ladder is for one content, so nothing was "
+                "released. Release it again when it is finished"
+            )
         place.certificates.append(released.certificate.sha256)
     return replace(released, notes=(*_notes(ledger, dependent, place), *choice.guarantee.notes, *released.notes))
 
@@ -275,6 +282,12 @@ def _contents(portfolio: Portfolio, choices: Sequence[Chosen], ledger: Ledger | 
     states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]
     noised = any(choice.form.noise is not None for choice in choices)
     return {} if ledger is None and not noised and len(set(states)) == len(states) else contents_of(models)
+
+
+def _file_states(folders: Sequence[Path]) -> list[tuple[str, int, int, int]]:
+    """What tells that a file in these folders was written to: its number, size and times."""
+    found = ((path, path.stat()) for folder in folders for path in sorted(folder.iterdir()) if path.is_file())
+    return [(str(path), state.st_ino, state.st_size, state.st_ctime_ns) for path, state in found]
 
 
 def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:
