@@ -48,7 +48,7 @@ interface FrontierRequest {
   any_delta?: boolean;
   delta?: number;
   epsilons: Array<number>;
-  points?: number;
+  points?: number | null;
 }
 
 interface GridAnswer {
@@ -95,6 +95,7 @@ interface JobAnswer {
 interface LineAnswer {
   delta: number;
   range: Array<number>;
+  worst: number;
   points: Array<LinePoint>;
   done: number;
   total: number;

@@ -133,6 +133,7 @@ class LineAnswer(_Answer):
 
     delta: float
     range: Annotated[list[float], Field(min_length=2, max_length=2)]
+    worst: Annotated[float, Field(description="the least utility of a model")]
     points: list[LinePoint]
     done: int
     total: int

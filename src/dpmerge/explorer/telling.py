@@ -78,6 +78,9 @@ def _what(option: Option) -> str:
 def _worth(option: Option) -> str:
     """What it is worth: by stated utilities, or else by the noise that records predict."""
     if not option.question.worth.predicted:
+        worst = min(option.question.shown.values)
+        if (option.utility or 0.0) < worst:
+            return f"Its utility is below {worst:g}, that of the least useful model: measure it before you rely on it."
         said = _KINDS.get(option.utility_kind, f" ({option.utility_kind})")
         return f"Its utility is {option.utility or 0.0:.4g}{said}."
     if option.deviation is None or option.rule == "joint":

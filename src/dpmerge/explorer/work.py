@@ -38,8 +38,10 @@ def with_progress(found: Plan, done: int, total: int) -> dict[str, Any]:
 
 def line(ladder: Ladder) -> dict[str, Any]:
     """The best known at every ε, and the progress of the knob's points."""
-    points, knob = [line_point(option) for option in ladder.known.front], ladder.knob
-    return {"delta": ladder.delta, "range": ladder.range, "points": points, "done": knob.done, "total": knob.total}
+    known, knob = ladder.known, ladder.knob
+    points, worst = [line_point(option) for option in known.front], min(known.utilities.values())
+    found = {"delta": ladder.delta, "range": ladder.range, "worst": worst, "points": points}
+    return {**found, "done": knob.done, "total": knob.total}
 
 
 def draw_frontier(state: PortfolioState, asked: FrontierRequest, job: Job) -> Any:

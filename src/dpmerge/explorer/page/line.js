@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { byId, deltaText, epsilonText, fill, h, numberText, row, ruleText, svg, table } from "./dom.js";
 
-const PLOT = { left: 66, right: 704, top: 16, bottom: 240 };
+const PLOT = { left: 96, right: 704, top: 24, bottom: 240 };
 /** @type {Record<string, string>} */
 const SIGNS = { combination: "■", selection: "●", single: "▲", joint: "◆" };
 
@@ -49,12 +49,12 @@ export class Line {
 
   draw() {
     if (this.answer === null) return;
-    const { range, points, delta, done, total } = this.answer;
+    const { range, points, delta, done, total, worst } = this.answer;
     const [low, high] = range;
     const inside = points.filter(({ epsilon }) => epsilon >= low && epsilon <= high);
     const predicted = points.some((point) => point.utility_kind === "predicted");
-    /** @param {{expected_utility: number | null, predicted_deviation: number | null}} point how high it stands: less noise is higher */
-    const value = (point) => (predicted ? -Math.log(point.predicted_deviation || 1e-300) : Number(point.expected_utility));
+    /** @param {{expected_utility: number | null, predicted_deviation: number | null}} point how high it stands: less noise is higher; what is worse than every model, below them all */
+    const value = (point) => (predicted ? -Math.log(point.predicted_deviation || 1e-300) : Math.max(Number(point.expected_utility), worst));
     const values = inside.map(value);
     const [least, most] = [Math.min(...values), Math.max(...values)];
     const x = (/** @type {number} */ epsilon) => PLOT.left + (Math.log(Math.min(Math.max(epsilon, low), high) / low) / Math.log(high / low)) * (PLOT.right - PLOT.left);
@@ -63,14 +63,14 @@ export class Line {
     const heights = inside.length ? (most > least ? [least, (least + most) / 2, most] : [most]) : [];
     const tick = (/** @type {number} */ height) => numberText(predicted ? Number(Math.exp(-height).toPrecision(2)) : Number(height.toPrecision(3)));
     const marker = this.best !== null && this.best.epsilon !== null ? svg("circle", { class: "marker", cx: x(this.best.epsilon), cy: y(value(this.best)), r: 9 }) : null;
-    const label = predicted ? "predicted noise in a parameter (less is higher)" : "utility";
+    const label = predicted ? "less predicted noise" : "utility";
     fill(byId("frontier"),
-      svg("svg", { viewBox: "0 0 720 286", class: "line", "aria-hidden": "true" },
+      svg("svg", { viewBox: "0 0 720 300", class: "line", "aria-hidden": "true" },
         svg("path", { class: "frame", d: `M${PLOT.left} ${PLOT.top}V${PLOT.bottom}H${PLOT.right}` }),
         heights.map((height) => svg("text", { class: "tick", x: PLOT.left - 6, y: y(height) + 4, "text-anchor": "end" }, tick(height))),
-        ticks(low, high).map((epsilon) => svg("text", { class: "tick", x: x(epsilon), y: PLOT.bottom + 18, "text-anchor": "middle" }, String(epsilon))),
-        svg("text", { class: "tick", x: (PLOT.left + PLOT.right) / 2, y: PLOT.bottom + 40, "text-anchor": "middle" }, `ε at δ = ${deltaText(delta)}, on the scale of the slider`),
-        svg("text", { class: "tick", x: PLOT.left + 8, y: PLOT.top + 4 }, `↑ ${label}`),
+        ticks(low, high).map((epsilon) => svg("text", { class: "tick", x: x(epsilon), y: PLOT.bottom + 24, "text-anchor": "middle" }, String(epsilon))),
+        svg("text", { class: "tick", x: (PLOT.left + PLOT.right) / 2, y: PLOT.bottom + 52, "text-anchor": "middle" }, `ε at δ = ${deltaText(delta)}`),
+        svg("text", { class: "tick", x: PLOT.left + 8, y: PLOT.top - 4 }, `↑ ${label}`),
         places.length > 1 ? svg("path", { class: "guide", d: `M${places.map((place) => place.map((one) => one.toFixed(1)).join(" ")).join("L")}` }) : null,
         places.map(([a, b], index) => svg("text", { class: `sign ${inside[index].rule}`, x: a, y: b + 4, "text-anchor": "middle" }, SIGNS[inside[index].rule] ?? "●")),
         svg("path", { class: "target-line", d: `M${x(this.target.epsilon)} ${PLOT.top}V${PLOT.bottom}` }),
