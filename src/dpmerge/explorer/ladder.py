@@ -37,12 +37,14 @@ class Ladder:
         delta: float,
         rungs: int,
         account: Account,
+        quick: Account | None = None,
     ) -> None:
         self.portfolio, self.utility, self.delta = portfolio, utility, delta
         self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
         self._accounting, self._account = replace(accounting, accuracy=max(accounting.accuracy, _ACCURACY)), account
+        self._quick = quick
         self._rungs = max(2, rungs)
         self._known: Plan | None = None
         self._lock = threading.RLock()
@@ -99,26 +101,30 @@ class Ladder:
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
         """The landscape over these models; it becomes the first in the queue."""
-        found = self.landscapes.pop(models, None) or Landscape(self.portfolio, models)
+        found = self.landscapes.pop(models, None) or Landscape(self.portfolio, models, twice=self._quick is not None)
         self.landscapes[models] = found
         while len(self.landscapes) > _LANDSCAPES:
             self.landscapes.pop(next(iter(self.landscapes)))
         return found
 
     def advance(self) -> None:
-        """Do one step: the knob first; then selections, which are fast; then the most recent landscape; then averages."""
+        """Do one step, what is in view first: the knob, a quick bound on all of the most recent landscape, then the rest."""
         with self._working:
             landscape = self._unfinished
             if self.knob.done < self.knob.total:
                 self.learn([self.knob.advance()])
-            elif self.climbed["selection"] < self._rungs:
-                self._climb("selection")
+            elif landscape is not None and not landscape.in_view:
+                self._survey(landscape)
+            elif any(self.climbed[rule] < self._rungs for rule in self.climbing):
+                self._climb(min(self.climbing, key=self.climbed.__getitem__))
             elif landscape is not None:
-                rule, found = landscape.advance(self._account)
-                if found is not None and math.isfinite(found.epsilon):
-                    self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
-            elif self.climbed["combination"] < self._rungs:
-                self._climb("combination")
+                self._survey(landscape)
+
+    def _survey(self, landscape: Landscape) -> None:
+        account = self._account if landscape.in_view or self._quick is None else self._quick
+        rule, found = landscape.advance(account)
+        if found is not None and math.isfinite(found.epsilon):
+            self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
 
     def exactly(self, epsilon: float) -> Plan:
         """The plan for this very target, after a short search: the noise that it needs, and the best draw."""

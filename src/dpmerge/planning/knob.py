@@ -30,7 +30,7 @@ class Knob:
         self.low, self.high = low, high
         asked = replace(question.accounting, by="best")
         tried = [] if question.looked else candidates(question.portfolio, question.worth, asked)
-        self.averages = [Noised(question, weights) for weights in (*tried[:1], *tried[1:][-1:])]
+        self.averages = [Noised(question, weights) for weights in tried]
 
     @property
     def done(self) -> int:

@@ -25,7 +25,7 @@ from dpmerge.rules import Accounting, Combination, Standing, build, of_many
 
 DRAWS = 10  # of the noise, where an average is measured
 _FIRST = (1.0, 8.0, 64.0)  # noise in units of what one record does to the average in one step
-_BETWEEN = 7
+_BETWEEN = 6
 _ACCURACY = 1e-4
 
 

@@ -131,10 +131,11 @@ def why_not_hidden(portfolio: Portfolio, accounting: Accounting) -> dict[str, st
 
 
 def candidates(portfolio: Portfolio, worth: Worth, accounting: Accounting) -> list[Weights]:
-    """The best model alone, and averages; none where noise hides nothing."""
+    """The best model alone, and an average of those like the least noisy, or else of all; none where noise does not pay."""
     members = _members(portfolio, worth, accounting)
     averages = _averages(portfolio, worth, members)
-    return [*(portfolio.weights({model.name: 1.0}) for model in members[:1]), *averages[-2:]]
+    alike = [one for one in averages if len({weight for _, weight in one.used}) == 1]
+    return [*(portfolio.weights({model.name: 1.0}) for model in members[:1]), *(alike or averages)[-1:]]
 
 
 def _members(portfolio: Portfolio, worth: Worth, accounting: Accounting) -> list[Model]:

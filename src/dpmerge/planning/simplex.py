@@ -192,9 +192,12 @@ def _combinations(
 
 
 class Landscape:
-    """ε on a grid over the weights of two or three models, coarse points first. Nothing is interpolated between the points."""
+    """ε on a grid over the weights of two or three models, coarse points first. Nothing is interpolated between the points.
 
-    def __init__(self, portfolio: Portfolio, models: tuple[str, ...]) -> None:
+    With `twice` every point is asked for a quick bound first, and again when all have one: some theorems take long.
+    """
+
+    def __init__(self, portfolio: Portfolio, models: tuple[str, ...], twice: bool = False) -> None:
         for name in models:
             portfolio.weights({name: 1.0})  # refuses a name that is not in the portfolio
         if len(set(models)) != len(models) or len(models) not in _STEPS:
@@ -207,20 +210,19 @@ class Landscape:
         self.order = sorted(range(len(self.points)), key=coarseness.__getitem__, reverse=True)
         # By the point's index; None where the rule is refused.
         self.found: dict[GridRule, dict[int, Guarantee | None]] = {rule: {} for rule in GRID_RULES}
+        self.done, self.total = 0, len(GRID_RULES) * len(self.points) * (1 + twice)
 
     @property
-    def done(self) -> int:
-        return sum(len(known) for known in self.found.values())
-
-    @property
-    def total(self) -> int:
-        return len(GRID_RULES) * len(self.points)
+    def in_view(self) -> bool:
+        """Whether every point has an answer."""
+        return all(len(known) == len(self.points) for known in self.found.values())
 
     def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
         """Account one more point, the quick rule first."""
-        rule = next(rule for rule in GRID_RULES if len(self.found[rule]) < len(self.points))
-        known = self.found[rule]
-        index = self.order[len(known)]
+        place, at = divmod(self.done, len(self.points))
+        rule = GRID_RULES[place % len(GRID_RULES)]
+        known, index = self.found[rule], self.order[at]
+        self.done += 1
         weights = {name: weight for name, weight in zip(self.models, self.points[index], strict=True) if weight > 0}
         try:
             known[index] = account(rule, weights)
