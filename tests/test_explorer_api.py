@@ -29,7 +29,7 @@ from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.telling import aloud, landscape_answer
 from dpmerge.planning import Landscape
 from dpmerge.records import Portfolio
-from dpmerge.rules import GLOSSARY, Accounting, Guarantee, build, chance_of_guessing, round_up
+from dpmerge.rules import GLOSSARY, Accounting, Guarantee, RuleName, build, chance_of_guessing, round_up
 from tests import builders, ledger_builders
 from tests.explorer_builders import BEARER, DELTA, TOKEN, ended, explorer, finished, portfolio, warm
 from tests.release_builders import WEIGHTS, on_disk, runs
@@ -201,7 +201,7 @@ def test_what_a_plan_says_fits_does(client: TestClient, home: Path, epsilon: flo
     assert "single" in {option["rule"] for option in found["options"]}
     for option in found["options"]:
         if option["feasible"]:
-            rule = "combination" if option["rule"] == "single" else option["rule"]
+            rule: RuleName = "combination" if option["rule"] == "single" else option["rule"]
             again = build(rule, loaded.weights(option["weights"]), noise=option["noise"]).guarantee(epsilon=epsilon)
             assert again.delta <= DELTA
     if found["best"] is not None:

@@ -17,7 +17,7 @@ from dpmerge.planning.option import Option, Question
 from dpmerge.records import Weights
 from dpmerge.rules import Combination, build
 
-POINTS = 7  # of one average
+POINTS = 6  # of one average
 _FIRST = 8.0  # noise, in units of what one record does to the average in one step
 _CLOSE = 0.985  # of a target: near enough to it
 _AIM = 0.993
@@ -78,8 +78,8 @@ class Noised:
         if not known:
             return _FIRST * self._unit
         (least, largest), (most, smallest) = known[0], known[-1]
-        if smallest > low and most < 1e6 * self._unit:
-            return _FIRST * most
+        if smallest > low and most < 1e6 * self._unit:  # much noise makes ε fall like one over it
+            return most * min(max(1.3 * smallest / low, 2.0), 1e3)
         if least > 0 and largest < high:
             return least / _FIRST if least > self._unit else 0.0
         gaps = [(min(above, high) / max(below, low, 1e-300), a, b) for (a, above), (b, below) in pairwise(known)]
