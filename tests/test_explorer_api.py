@@ -264,7 +264,7 @@ def test_the_line_is_what_the_library_guarantees_and_spans_the_slider(hidden: tu
     noisy = [point for point in line["points"] if point["noise"] > 0]
     assert len(noisy) >= 5
     assert noisy[0]["epsilon"] <= low
-    assert line["points"][-1]["epsilon"] <= high
+    assert line["points"][-1]["epsilon"] >= 0.9 * high
     for before, after in itertools.pairwise(line["points"]):  # nothing on it beats anything else
         assert before["epsilon"] < after["epsilon"] and before["expected_utility"] < after["expected_utility"]
     for point in noisy[::3]:

@@ -75,8 +75,9 @@ class Ladder:
     def range(self) -> tuple[float, float]:
         """The ε of the slider."""
         low, high = self.known.span()
-        noisy = Knob(self.known.question, low, high).total > 0
-        return round_down(min(low, _LOWEST) if noisy else low, 2), float(significant(1.5 * high, 2))
+        if Knob(self.known.question, low, high).total:
+            return round_down(min(low, _LOWEST), 2), float(significant(high, 2))
+        return round_down(low, 2), float(significant(1.5 * high, 2))
 
     @cached_property
     def knob(self) -> Knob:

@@ -21,6 +21,7 @@ POINTS = 6  # of one average
 _FIRST = 8.0  # noise, in units of what one record does to the average in one step
 _CLOSE = 0.985  # of a target: near enough to it
 _AIM = 0.993
+_NEAR = 0.9  # of the end of the range: the last bit of noise is worth little, and without any ε takes longest to compute
 
 
 class Knob:
@@ -80,7 +81,7 @@ class Noised:
         (least, largest), (most, smallest) = known[0], known[-1]
         if smallest > low and most < 1e6 * self._unit:  # much noise makes ε fall like one over it
             return most * min(max(1.3 * smallest / low, 2.0), 1e3)
-        if least > 0 and largest < high:
+        if least > 0 and largest < _NEAR * high:
             return least / _FIRST if least > self._unit else 0.0
         gaps = [(min(above, high) / max(below, low, 1e-300), a, b) for (a, above), (b, below) in pairwise(known)]
         _, a, b = max(gaps, default=(1.0, 0.0, most))
