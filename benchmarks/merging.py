@@ -1,4 +1,4 @@
-"""The weighted sum against the disk: three models of 1 GB, warm cache, beside `cat`, `cp` and mergekit."""
+"""The weighted sum against the disk: three models of 1 GB, warm cache, beside `cat`, `cp` and mergekit; and its exact noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Claim
-from dpmerge.tensors import DTYPES, Header, header_bytes
+from dpmerge import example_portfolio
+from dpmerge.tensors import DTYPES, Header, header_bytes, next_rung
 
 WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
 REPEAT = 5
@@ -32,6 +33,19 @@ start = time.perf_counter()
 merge_models({n: root / n for n in "abc"}, {"a": 0.2, "b": 0.3, "c": 0.5}, root / "out", digests=digests)
 taken = time.perf_counter() - start
 # Not getrusage: that also counts what the parent had before it became this process.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(taken, int(status["VmHWM"].split()[0]) / 1024)
+"""
+# One thread. It prints the processor's seconds of the merge, which other processes do not lengthen, and its peak memory in MB.
+NOISE = """
+import sys, time
+from pathlib import Path
+from dpmerge.tensors import Noise, NoisePath, merge_models
+root, deviation = Path(sys.argv[1]), float.fromhex(sys.argv[2])
+noise = Noise(NoisePath(bytes(32), 0.02), deviation) if deviation else None
+start = time.process_time()
+merge_models({"a": root / "a"}, {"a": 1.0}, root / "out", digests=False, threads=1, noise=noise)
+taken = time.process_time() - start
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(taken, int(status["VmHWM"].split()[0]) / 1024)
 """
@@ -161,4 +175,86 @@ def bfloat16() -> Iterator[Claim]:
     yield from measure("BF16", 5.0, 2.0)
 
 
-ALL = (single_precision, bfloat16)
+def noise_at_release() -> Iterator[Claim]:
+    """One fp32 model of 10⁷ parameters and one of 10⁸, seconds of one core: the first release of a path, and a far one."""
+    rng = np.random.default_rng(0)
+    normals = np.empty(1 << 16)
+    rungs = {"the first release of a path": 0.02, "75 rungs above it": next_rung(0.02, 0.02 * 2 ** (74.5 / 32))}
+    for size, limit in ((10**7, 2.0), (10**8, 20.0)):
+        with tempfile.TemporaryDirectory(prefix="dpmerge-benchmark-") as folder:
+            root = Path(folder)
+            (root / "a").mkdir()
+            header, _ = header_bytes([Header("weight", DTYPES["F32"], (size,))], {"format": "pt"})
+            with (root / "a" / "model.safetensors").open("wb") as file:
+                file.write(header)
+                for _ in range(10):
+                    file.write((0.05 * rng.standard_normal(size // 10, dtype=np.float32)).data)
+            (plain, _), start = _noised(root, 0.0), time.process_time()
+            for _ in range(size // normals.size):
+                rng.standard_normal(out=normals)
+            numpy = time.process_time() - start
+            for name, deviation in rungs.items():
+                taken, memory = min(_noised(root, deviation) for _ in range(2))
+                yield Claim(
+                    f"noise on {size:.0e} fp32 parameters, one core, {name}",
+                    f"{taken:.2f} s, {memory:.0f} MB (without noise {plain:.2f} s, numpy's own normals alone {numpy:.2f} s)",
+                    f"< {limit:g} s, < 150 MB",
+                    taken < limit and memory < 150,
+                )
+
+
+def _noised(root: Path, deviation: float) -> tuple[float, float]:
+    command = [sys.executable, "-c", NOISE, str(root), deviation.hex()]
+    taken, memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    shutil.rmtree(root / "out")
+    return float(taken), float(memory)
+
+
+def whole_command() -> Iterator[Claim]:
+    """`dpmerge merge` with a ledger on three fp32 models of 400 MB, less the same command on models of a few numbers."""
+    with tempfile.TemporaryDirectory(prefix="dpmerge-benchmark-") as folder:
+        root = Path(folder)
+        for size, name in ((1000, "small"), (10**8, "big")):
+            _portfolio(root / name, size)
+        files = [str(path) for path in sorted((root / "big").glob("*/model.safetensors"))]
+        limits, small, big = [], [], []
+        for _ in range(REPEAT):
+            limits.append(seconds(["cat", *files]) + seconds(["cp", files[0], str(root / "copy")]))
+            small.append(_released(root, "small"))
+            big.append(_released(root, "big"))
+    taken, limit = min(big) - min(small), min(limits)
+    yield Claim(
+        "`dpmerge merge` with a ledger, three fp32 models of 400 MB, whole process less its accounting, beside cat and cp",
+        f"{taken:.2f} s against {limit:.2f} s: {taken / limit:.1f} times",
+        "≤ 5 times",
+        taken <= 5 * limit,
+    )
+
+
+def _portfolio(folder: Path, size: int) -> None:
+    """The example portfolio's records, each with a model of ten tensors."""
+    header, _ = header_bytes([Header(f"layer{k}", DTYPES["F32"], (size // 10,)) for k in range(10)], {"format": "pt"})
+    rng = np.random.default_rng(0)
+    for record in sorted(example_portfolio().glob("*/record.json")):
+        model = folder / record.parent.name
+        model.mkdir(parents=True)
+        shutil.copy(record, model)
+        with (model / "model.safetensors").open("wb") as file:
+            file.write(header)
+            for _ in range(10):
+                file.write((1e-5 * rng.standard_normal(size // 10, dtype=np.float32)).data)
+
+
+def _released(root: Path, name: str) -> float:
+    program, ledger, out = [sys.executable, "-m", "dpmerge"], root / "ledger.db", root / "out"
+    new = ["ledger", "new", str(ledger), "--dataset", "mnist-train-60000", "--epsilon", "30", "--delta", "1e-5"]
+    seconds([*program, *new])
+    weights = "mnist-c1-s0.5=0.1,mnist-c1-s2=0.7,mnist-c2-s0.5=0.2"
+    how = ["--rule", "combination", "--weights", weights, "--delta", "1e-5", "--ledger", str(ledger), "--out", str(out)]
+    taken = seconds([*program, "merge", str(root / name), *how])
+    shutil.rmtree(out)
+    ledger.unlink()
+    return taken
+
+
+ALL = (single_precision, bfloat16, noise_at_release, whole_command)

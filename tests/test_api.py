@@ -63,8 +63,9 @@ def test_options_that_do_not_fit_are_not_released(tmp_path: Path) -> None:
 def test_json_of_a_plan_has_the_fields_it_had() -> None:
     plan = dpmerge.plan(dpmerge.Portfolio(dpmerge.example_portfolio()), epsilon=1.0, delta=1e-5, rules=("single", "joint"))
     plain = json.loads(json.dumps(plan.as_dict()))
-    assert list(plain) == ["target", "provenance", "utilities", "utilities_source", "options"]
+    assert list(plain) == ["target", "provenance", "utilities", "utilities_source", "options", "why_no_noise"]
     fields = (
-        "rule by weights epsilon delta standing theorem expected_utility feasible why utility_kind assumptions details warnings"
+        "rule by weights epsilon delta standing theorem expected_utility feasible why utility_kind assumptions details "
+        "warnings noise predicted_deviation"
     )
     assert all(" ".join(option) == fields for option in plain["options"])

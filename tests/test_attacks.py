@@ -117,7 +117,7 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("private_metadata", "release.making", "input_names", list),
     ("private_metadata", "release.recheck", "Recheck._metadata", nothing),
     ("hidden_nan", "tensors.kernel", "fits", yes),
-    ("lattice_residues", "release.release", "_settled", lambda choice, folders: choice),
+    ("lattice_residues", "release.release", "settled", lambda choice, folders: choice),
 ]
 
 

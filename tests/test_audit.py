@@ -25,7 +25,6 @@ from dpmerge.audit import (
     FromFunctions,
     Game,
     Guessing,
-    about,
     as_dict,
     audit,
     check,
@@ -725,13 +724,10 @@ def test_report_and_picture() -> None:
     assert as_dict(one_run)["evidence"]["canaries"] == 100
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_scenarios_are_what_they_are_called(name: str) -> None:
-    game = find_game(name)
-    assert game.name == name
-    assert game.about
-    assert about(name)
-    checked = check(game)
+@pytest.mark.parametrize("name", ["gaussian-one-run", "digits-canaries", "digits-softmax"])
+def test_scenarios_can_be_audited_by_their_own_settings(name: str) -> None:
+    """Those that tests/test_watchdog.py plays by other trials or another δ than their own; the others it plays by their own."""
+    checked = check(find_game(name))
     assert checked.ceiling > 0
     assert checked.claims
 

@@ -889,6 +889,7 @@ def test_a_release_is_previewed_made_verified_and_broken(server: Server, chromiu
         verdict.get_by_text("it holds").wait_for()
         assert verdict.inner_text().startswith("✓ it holds")
         assert "null" not in verdict.inner_text()
+        assert "initialisation" in (verdict.text_content() or "")
         tensors = folder / "model.safetensors"
         content = bytearray(tensors.read_bytes())
         content[-1] ^= 1

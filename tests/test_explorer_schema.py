@@ -35,7 +35,7 @@ CHECKS: list[Any] = [
     response_schema_conformance,
 ]
 BOUNDED = settings(
-    max_examples=5 * EFFORT,
+    max_examples=3 * EFFORT,
     derandomize=True,
     database=None,
     deadline=None,

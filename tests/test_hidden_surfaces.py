@@ -20,7 +20,7 @@ EVERY_STEP = Accounting(only_release=False)
 
 
 def convex(name: str, sigma: float = 0.6, **changes: Any) -> Any:
-    known = {"steps": 100, "sampling": 0.02, "batch": 20.0, "smoothness": 0.2, "convex": "glm", **changes}
+    known = {"steps": 40, "sampling": 0.02, "batch": 20.0, "smoothness": 0.2, "convex": "glm", **changes}
     return builders.dp_sgd(name, sigma=sigma, **known)
 
 
@@ -89,7 +89,7 @@ def test_weights_chosen_by_looking_are_refused_before_their_noise_is_solved_for(
 @pytest.mark.parametrize("epsilon", [1e-4, 0.0])
 def test_a_target_near_nothing_has_its_noise(epsilon: float) -> None:
     """Before, a grid that was too coarse for so much noise ended in a refusal, with a reason that was not true."""
-    weights = builders.portfolio(convex("a")).weights({"a": 1.0})
+    weights = builders.portfolio(convex("a", steps=100)).weights({"a": 1.0})
     noise, found = least_noise(weights, epsilon=epsilon, delta=DELTA)
     assert found.epsilon <= epsilon
     assert noise < 1e9

@@ -300,7 +300,7 @@ def test_a_ladder_counts_as_its_least_noisy_release(portfolio: Portfolio, tmp_pa
     assert "from this ladder is free now" in dpmerge(*planned).stdout
     state = json.loads(dpmerge("ledger", "show", where, "--json").stdout)
     assert json.loads(dpmerge(*planned, "--json").stdout)["free"] == state["free"]
-    assert state["free"]["noise"] == first.certificate.rule.deviation
+    assert state["free"][0]["noise"] == first.certificate.rule.deviation
     history = " ".join(dpmerge("ledger", "history", where).stdout.split())
     assert "to ann" in history and "noise" in history
     seen = preview(
@@ -341,9 +341,54 @@ def test_with_any_other_release_of_its_runs_a_ladder_counts_whole(portfolio: Por
         merge(portfolio, tmp_path / "two", epsilon=1.0, ledger=where)
     counted = whole(portfolio, "a", "b") if other == "other weights" else whole(portfolio, "a")
     assert total(ledger) == pytest.approx(counted, rel=1e-4)
-    assert ledger.free_now() is None
+    assert ledger.free_now() == []
     with pytest.raises(LedgerError, match="each run counts whole, whatever noise is added"):
         enter_floor(ledger, portfolio, portfolio.weights(A), epsilon=2.0)
+
+
+def test_ladders_of_different_runs_each_keep_their_own_guarantee(portfolio: Portfolio, tmp_path: Path) -> None:
+    """Both are Gaussian: together they are √(M_a² + M_b²)-GDP. A draw of one of them makes that one count whole."""
+    ledger, where = ledger_of(tmp_path, epsilon=30.0), tmp_path / "ledger.db"
+    noises = {"a": 0.25, "b": 0.5}
+    for name, noise in noises.items():
+        weights = portfolio.weights({name: 1.0})
+        seen = preview(
+            portfolio,
+            choose(portfolio, "combination", weights=weights, delta=DELTA, noise=noise),
+            tmp_path / "x",
+            ledger=ledger,
+        )
+        merge(portfolio, tmp_path / name, {name: 1.0}, noise=noise, ledger=where)
+        assert seen.total is not None and seen.total.epsilon == total(ledger)
+    sigmas = {"a": 4.0, "b": 40.0}
+    shifts = [STEPS * EFFECT / math.sqrt(STEPS * (sigmas[name] * EFFECT) ** 2 + noise**2) for name, noise in noises.items()]
+    assert gaussian_delta(math.hypot(*shifts), total(ledger)) == pytest.approx(DELTA, rel=1e-3)
+    found = ledger.cumulative()
+    assert found is not None and found.theorem == "several-releases"
+    assert any("nothing of these runs but this release" in text for text in found.assumptions)
+    assert len(found.assumptions) == len(set(found.assumptions))
+    free = {tuple(one["weights"]): one for one in ledger.free_now()}
+    assert set(free) == {("a",), ("b",)}
+    assert gaussian_delta(shifts[0], free["a",]["epsilon"]) == pytest.approx(DELTA, rel=1e-3)
+    before = total(ledger)
+    merge(portfolio, tmp_path / "more", {"a": 1.0}, noise=0.3, ledger=where, dependent=True)
+    assert total(ledger) == before
+    library.merge(portfolio, {"b": 1.0}, out=tmp_path / "drawn", rule="selection", delta=DELTA, ledger=where)
+    whole_b = math.sqrt(STEPS) / 40.0
+    assert gaussian_delta(math.hypot(shifts[0], whole_b), total(ledger)) == pytest.approx(DELTA, rel=1e-3)
+    assert [tuple(one["weights"]) for one in ledger.free_now()] == [("a",)]
+    library.merge(portfolio, {"a": 1.0}, out=tmp_path / "too", rule="selection", delta=DELTA, ledger=where)
+    assert total(ledger) == pytest.approx(whole(portfolio, "a", "b"), rel=1e-3)
+
+
+def test_a_floor_beside_other_releases_takes_what_the_budget_leaves(portfolio: Portfolio, tmp_path: Path) -> None:
+    ledger, where = ledger_of(tmp_path, epsilon=1.0), tmp_path / "ledger.db"
+    merge(portfolio, tmp_path / "b", {"b": 1.0}, noise=0.05, ledger=where)
+    found = enter_floor(ledger, portfolio, portfolio.weights(A))
+    assert 0.95 < total(ledger) <= 1.0
+    with pytest.raises(BudgetExceeded, match="would bring the total to"):
+        merge(portfolio, tmp_path / "below", noise=0.9 * found.noise, ledger=where)
+    merge(portfolio, tmp_path / "above", noise=found.noise, ledger=where, dependent=True)
 
 
 def test_under_a_floor_everything_is_free(portfolio: Portfolio, tmp_path: Path) -> None:

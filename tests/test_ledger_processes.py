@@ -472,7 +472,7 @@ def many(count: int) -> Portfolio:
 
 
 def test_of_many_concurrent_releases_only_so_many_pass_as_fit(where: str, tmp_path: Path) -> None:
-    portfolio, fitting, count = many(8), 3, 8
+    portfolio, fitting, count = many(5), 3, 5
     written(tmp_path / "p", portfolio)
     (tmp_path / "out").mkdir()
     budget = joint(*portfolio.names[:fitting], portfolio=portfolio)

@@ -199,7 +199,7 @@ def test_thousand_different_phases_compose_like_dp_accounting() -> None:
     assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-6), rel=1e-5)
 
 
-@settings(max_examples=8 * EFFORT, deadline=None)
+@settings(max_examples=4 * EFFORT, deadline=None)
 @given(
     rate=st.floats(1e-4, 0.5),
     sigma=st.floats(0.4, 4),

@@ -61,7 +61,7 @@ def test_a_comparison_is_a_table(portfolio: Portfolio, frames: list[Any]) -> Non
     found = dpmerge.compare(portfolio, {"a": 0.5, "b<i>": 0.5}, delta=1e-5)
     first, *_, last = found.rows
     assert first.guarantee is not None and f"random selection: {first.guarantee.claim}" in repr(found)
-    assert len(found) == 8 and found._repr_html_().count("<tr>") == 9 and last.label in found._repr_html_()
+    assert len(found) == 8 and found._repr_html_().count("<tr>") == 10 and last.label in found._repr_html_()
     found.to_frame()
     assert frames[0][0]["ε"] == first.guarantee.epsilon and found.as_dict()["rows"][0]["epsilon"] == first.guarantee.epsilon
 

@@ -150,7 +150,7 @@ def test_targets_of_its_own_are_said_to_be(three: Path) -> None:
 
 
 def test_what_does_not_fit_says_why() -> None:
-    found = document(some("a", "b"), 0.001)
+    found = document(some("a", "b"), 0.001, accounting=dpmerge.Accounting(only_release=False))
     text = page(found)
     assert not any(one["feasible"] for one in found["plans"][0]["options"])
     assert "Nothing fits. The closest is" in text and "is above 0.001" in text

@@ -531,7 +531,8 @@ def test_compare_shows_refusals_as_rows() -> None:
     assert all(row.refusal is not None for row in rows[1:])
 
 
-@settings(max_examples=6 * EFFORT, deadline=None)
+@pytest.mark.uncounted  # runs the lines of other tests, at length
+@settings(max_examples=3 * EFFORT, deadline=None)
 @given(
     sigma=st.tuples(st.floats(0.5, 4), st.floats(0.5, 4)),
     lam=st.floats(0.001, 0.999),

@@ -292,6 +292,29 @@ def test_every_guarantee_prints_it(tmp_path: Path) -> None:
     assert "initialisation" in heatmap.HOW_TO_READ and "initialisation" in frontiers.HOW_TO_READ
 
 
+def test_plans_comparisons_and_verdicts_print_what_they_assume(tmp_path: Path) -> None:
+    """Also plans in which nothing fits, options that are not the best, tables in a notebook, and what is conditional."""
+    loaded, place, out = runs(tmp_path), tmp_path / "runs", tmp_path / "out"
+    rounding = "the average is one of real numbers"
+    for epsilon in (3, 0.01):
+        printed = dpmerge("plan", place, "--epsilon", epsilon, "--delta", DELTA)
+        assert printed.exit_code == 0 and "initialisation" in printed.stdout
+        assert "the draw uses fresh, secure randomness [selection]" in printed.stdout
+        assert (rounding in printed.stdout) == (epsilon == 3)
+    for found in (
+        library.plan(loaded, epsilon=3.0, delta=DELTA, rules=("joint", "single")),
+        library.compare(loaded, GIVEN, delta=DELTA),
+    ):
+        assert "initialisation" in found._repr_html_() and names_initialisation(found.assumptions)
+    assert dpmerge("merge", place, "--rule", "combination", "--weights", TEXT, "--delta", DELTA, "--out", out).exit_code == 0
+    printed = dpmerge("verify", out)
+    assert "· conditional: linear combination by transport, GDP\nassuming: each record" in printed.stdout
+    shown = answered("verify", out)
+    assert names_initialisation(shown["assumptions"]) and shown["assumptions"] == certificate(out)["guarantee"]["assumptions"]
+    (out / "model.safetensors").write_bytes(b"")
+    assert "certified: " not in dpmerge("verify", out).stdout, "of what does not hold nothing is certified"
+
+
 # --- 14: δ that nobody can want -----------------------------------------------------------------------------------------------
 
 SMALL = {"batch": 100.0}  # runs on a hundred records: every δ from 0.01 on is at least 1/n
@@ -356,7 +379,11 @@ def test_every_surface_warns(tmp_path: Path) -> None:
         assert result.exit_code == 0, (name, result.output)
         assert BEWARE in result.stdout, name
     assert BEWARE in printed["merge"].stderr, "before anything is written"
-    assert "warning: " in dpmerge("ledger", "show", ledger).stdout
+    assert all("warning: " in dpmerge("ledger", command, ledger).stdout for command in ("show", "history"))
+    small = dpmerge(
+        "merge", place, "--rule", "joint", "--weights", TEXT, "--delta", DELTA, "--out", tmp_path / "b", "--ledger", ledger
+    )
+    assert f"note: all releases together: δ = 0.01 {BEWARE}" in small.stdout
     assert "is at least 1/100" in (out / "README.md").read_text()
     assert BEWARE in certificate(out)["guarantee"]["warnings"][0]
     for command in (["verify", out], ["account", place, "--alone", "--delta", 0.01], ["ledger", "show", ledger]):

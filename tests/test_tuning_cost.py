@@ -222,7 +222,8 @@ def test_papernot_and_steinkes_poisson_theorem_needs_the_outcome_of_no_run() -> 
     assert np.all(tuned_renyi(profile, pairs_of(profile), Poisson(0.1), orders) >= 0)
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.uncounted  # runs the lines of other tests, at length
+@settings(max_examples=12, deadline=None)
 @given(some_trials, st.floats(0.05, 4.0), st.sampled_from([1e-3, 1e-5, 1e-9]))
 def test_the_bracket_is_a_bracket(law: Trials, mu: float, delta: float) -> None:
     cost = tuning_cost(Base.gaussian(mu), law, delta)
@@ -230,6 +231,7 @@ def test_the_bracket_is_a_bracket(law: Trials, mu: float, delta: float) -> None:
     assert cost.lower_own_score <= cost.lower <= cost.epsilon == min(cost.bounds.values())
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_for_at_least_one_trial_the_price_is_known(epsilon: float) -> None:
     """docs/theory.md §7: the worst score found comes within 2 % of the curve bound."""
@@ -239,6 +241,7 @@ def test_for_at_least_one_trial_the_price_is_known(epsilon: float) -> None:
             assert cost.lower <= cost.epsilon <= 1.02 * cost.lower
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize(("law", "shape"), [("poisson", None), ("geometric", None), ("logarithmic", None), ("tnb", -0.5)])
 def test_prices_grow_with_trials_and_with_epsilon(law: str, shape: float | None) -> None:
     over_trials = [price(1.0, mean, law, shape=shape) for mean in (1, 2, 8, 40, 300)]
@@ -259,6 +262,7 @@ def test_one_trial_costs_what_a_run_costs(law: str) -> None:
     assert cost.bounds[RENYI] == pytest.approx(Base.calibrated(1.0, DELTA).run.profile.epsilon_by_renyi(DELTA), abs=1e-9)
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize(
     ("claim", "own", "geometric"),
     list(zip(FIGURE_1, (4.64, 8.14, 41.5, 156), (2.61, 2.97, 16.07, 18.33), strict=True)),
@@ -325,6 +329,7 @@ def test_the_worst_score_is_an_event_of_a_real_mechanism() -> None:
     assert own_score_epsilon(mu, law, delta) < event <= worst_score_epsilon(mu, law, delta)
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.parametrize("mean", [2, 10, 72])
 def test_against_dp_accounting(mean: int) -> None:
     """Equal for the negative binomial; for Poisson its δ̂ from Rényi divergences is looser."""
@@ -451,6 +456,7 @@ def test_refusals_are_one_line(
     assert len(lines) == 1 and told in lines[0]
 
 
+@pytest.mark.uncounted  # runs the lines of other tests, at length
 @pytest.mark.uncounted  # of the laboratory
 def test_the_experiment_contradicts_the_papers_caption(tmp_path: Path) -> None:
     result = tuning_cost_figure(Options(quick=True, jobs=1))

@@ -127,8 +127,15 @@ def setting(section: str, **values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content[section].update(values)
 
 
+def places(content: dict[str, Any]) -> list[Path_]:
+    """Every place; of the records, which have the same fields, one in full: another one for another rule."""
+    names = list(content["records"])
+    whole = names[RULES.index(content["rule"]["rule"]) % len(names)]
+    return [path for path in paths(content) if path[0] != "records" or len(path) <= 2 or path[1] == whole]
+
+
 def edits(content: dict[str, Any]) -> list[tuple[Path_, dict[str, Any]]]:
-    return [(path, put(content, path, other)) for path in paths(content) for other in others(path, at(content, path))]
+    return [(path, put(content, path, other)) for path in places(content) for other in others(path, at(content, path))]
 
 
 @pytest.fixture
@@ -146,7 +153,7 @@ def test_every_edit_is_noticed_from_the_folder_alone(released: Released) -> None
     content = certificate(released.folder)
     assert verify(released.folder).code == 0
     every = edits(content)
-    assert len(every) > 150
+    assert len(every) > 120
     for path, changed in every:
         write(released.folder, changed)
         assert verify(released.folder).code == 1, path
@@ -259,7 +266,7 @@ def test_nothing_in_a_certificate_can_crash_a_recheck(released: Released, tmp_pa
         [{}],
         {"": None},
     ]
-    for path in paths(content):
+    for path in places(content):
         for value in strange:
             changed = put(content, path, value)
             try:
@@ -526,7 +533,7 @@ def test_the_second_path_notices_a_grid_that_is_too_kind(tmp_path: Path, monkeyp
 
 
 def mechanisms(adjacency: Adjacency) -> dict[str, Model]:
-    common: dict[str, Any] = {"adjacency": adjacency, "steps": 20, "batch": 50.0}
+    common: dict[str, Any] = {"adjacency": adjacency, "steps": 6, "batch": 50.0}
     made = {
         "full": builders.dp_sgd("full", sigma=6.0, **common),
         "poisson": builders.dp_sgd("poisson", sigma=1.5, sampling=0.05, smoothness=0.1, convex="unclipped", **common),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpmerge.audit import CanaryGame, Game, audit, find_game
+from dpmerge.audit import CanaryGame, Game, about, audit, find_game
 from dpmerge_lab.audit import SCENARIOS
 
 FALSE_ALARMS = 5e-7
@@ -33,9 +33,12 @@ def settings(game: Game | CanaryGame) -> dict[str, int | float | None]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_proved_guarantee_is_exceeded(name: str) -> None:
     game = find_game(name)
+    assert game.name == name and game.about and about(name)
     result = audit(game, confidence=CONFIDENCE, jobs=1, **settings(game))  # type: ignore[arg-type]
     assert not result.alarm, [found.verdict for found in result.findings if found.standing == "proved" and found.exceeded]
-    assert result.findings, "nothing was claimed, so nothing was watched"
+    labels = [found.claim for found in result.findings]
+    assert labels, "nothing was claimed, so nothing was watched"
+    assert len(set(labels)) == len(labels) and not any("ought to refuse" in label for label in labels)
     assert result.epsilon > 0 or not game.simulated, "an attack that shows nothing watches nothing"
     for found in result.findings:
         if found.standing == "refuted":

@@ -24,13 +24,14 @@ from tests.test_watchdog import CONFIDENCE, SEED
 from tests.violations import Alarm, Report, check_checkpoints, check_ledger, check_transport
 
 Bug = Callable[[pytest.MonkeyPatch], None]
-TRIALS = 200_000
+# Fewer than the watchdog plays: these bugs are far off, but for the one in `selection`.
+TRIALS, MORE_TRIALS = 60_000, {"selection": 200_000}
 
 
 def attacked(scenario: str) -> Audit:
     game = find_game(scenario)
     assert isinstance(game, Game) and game.simulated
-    return audit(game, trials=TRIALS, confidence=CONFIDENCE, seed=SEED, jobs=1)
+    return audit(game, trials=MORE_TRIALS.get(scenario, TRIALS), confidence=CONFIDENCE, seed=SEED, jobs=1)
 
 
 def drop_the_factor_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,26 +128,26 @@ def poisson_batches() -> Report:
 
 
 def averages_of_checkpoints() -> Report:
-    return check_checkpoints(400, seed=1)
+    return check_checkpoints(100, seed=1)
 
 
 def ledgers() -> Report:
     return check_ledger(30, seed=1)
 
 
-FOUND: list[tuple[Bug, Callable[[], Report]]] = [
-    (drop_the_factor_two, full_batches),
-    (drop_the_factor_two, ledgers),
-    (look_in_one_direction, poisson_batches),
-    (take_checkpoints_for_runs, averages_of_checkpoints),
-    (forget_the_drift, full_batches),
-    (forget_the_drift, poisson_batches),
+FOUND: list[tuple[Callable[[], Report], tuple[Bug, ...]]] = [
+    (full_batches, (drop_the_factor_two, forget_the_drift)),
+    (ledgers, (drop_the_factor_two,)),
+    (poisson_batches, (look_in_one_direction, forget_the_drift)),
+    (averages_of_checkpoints, (take_checkpoints_for_runs,)),
 ]
 
 
-@pytest.mark.parametrize(("bug", "search"), FOUND, ids=[f"{bug.__name__}-{search.__name__}" for bug, search in FOUND])
-def test_the_search_finds_it(bug: Bug, search: Callable[[], Report], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("search", "bugs"), FOUND, ids=[search.__name__ for search, _ in FOUND])
+def test_the_search_finds_them(search: Callable[[], Report], bugs: tuple[Bug, ...]) -> None:
     assert search().largest > 0  # it looked at something, and raised no alarm
-    bug(monkeypatch)
-    with pytest.raises(Alarm):
-        search()
+    for bug in bugs:
+        with pytest.MonkeyPatch.context() as patch:
+            bug(patch)
+            with pytest.raises(Alarm):
+                search()

@@ -273,6 +273,8 @@ interface VerdictAnswer {
   broken: Array<string>;
   unchecked: Array<string>;
   warnings: Array<string>;
+  certified: string;
+  assumptions: Array<string>;
 }
 
 interface VerifyRequest {

@@ -199,7 +199,7 @@ def _print_comparison(found: rules.Comparison) -> None:
     table(title, columns, [[str(row[column]) for column in columns] for row in cells])
     answers = {row.label: row.guarantee for row in found if row.guarantee is not None}
     print_warnings(text for guarantee in answers.values() for text in guarantee.warnings)
-    print_whose_assumptions(rules.assumed_by((label, guarantee.assumptions) for label, guarantee in answers.items()))
+    print_whose_assumptions(found.assumptions)
     for row in found:
         if row.guarantee is None:
             typer.echo(f"refused, {row.label}: {row.refusal}")

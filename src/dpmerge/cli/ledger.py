@@ -71,7 +71,9 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
         cells[0] += " (filter)" if total is not None and total["theorem"] == "adaptive-filter" else ""
         rows.append([str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]])
     table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
-    print_assumptions(opened.summary(entries)["spent"]["assumptions"])
+    state = opened.summary(entries)
+    print_assumptions(state["spent"]["assumptions"])
+    print_warnings(state["warnings"], "  ")
 
 
 def _what(entry: Entry) -> str:
@@ -159,7 +161,7 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
         "interrupted": [number for number, runs in found.items() if not runs],
     }
     free = ledger.free_now()
-    state = {**ledger.summary(entries), **running, **({} if free is None else {"free": free}), **(more or {})}
+    state = {**ledger.summary(entries), **running, **({"free": free} if free else {}), **(more or {})}
     if json:
         print_json(state)
         return

@@ -49,10 +49,10 @@ def print_assumptions(texts: Sequence[str]) -> None:
 
 def print_whose_assumptions(assumptions: Mapping[str, Sequence[str]]) -> None:
     """Each assumption once, with the names of the options that need it unless all do."""
-    everyone = {name for names in assumptions.values() for name in names}
+    from dpmerge.rules import whose
+
     typer.echo("assuming:")
-    for text, names in assumptions.items():
-        typer.echo(f"  - {text}" + ("" if everyone == set(names) else f" [{', '.join(names)}]"))
+    print_lines("  - ", whose(assumptions))
 
 
 def stated(weights: Mapping[str, float], digits: int = 10) -> str:

@@ -68,11 +68,11 @@ def plan(
         progress=show_progress,
     )
     show_progress("")
-    free = None if ledger is None else dpmerge.Ledger(ledger).free_now()
+    free = [] if ledger is None else dpmerge.Ledger(ledger).free_now()
     if json:
         print_json({**found.as_dict(), **({} if ledger is None else {"free": free})})
     else:
-        print_lines("", [] if free is None else [free["text"]])
+        print_lines("", (ladder["text"] for ladder in free))
         _print(found, portfolio, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
 
 
@@ -84,10 +84,11 @@ def _print(found: Plan, portfolio: Path, title: str) -> None:
     best, closest = found.best, found.closest
     if best is None:
         typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
-        return
-    assert best.guarantee is not None
-    typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}; assuming:")
-    print_lines("  - ", best.guarantee.assumptions)
+    else:
+        assert best.guarantee is not None
+        typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}")
+    if found.assumptions:
+        print_whose_assumptions(found.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
         typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
     if found.question.worth.predicted:

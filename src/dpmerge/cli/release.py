@@ -157,5 +157,8 @@ def verify(
     else:
         for kind, word in _VERDICTS.items():
             print_lines(f"{word}: ", getattr(verdict, kind))
+        if verdict.certified and not verdict.broken:
+            print_lines("certified: ", [verdict.certified])
+            print_lines("assuming: ", verdict.assumptions)
         typer.echo(verdict.sentence)
     raise typer.Exit(verdict.code)

@@ -270,6 +270,8 @@ class VerdictAnswer(_Answer):
     broken: list[str]
     unchecked: list[str]
     warnings: list[str]
+    certified: str
+    assumptions: list[str]
 
 
 class Health(_Answer):

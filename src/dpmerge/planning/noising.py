@@ -20,6 +20,8 @@ from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.rules import Accounting, Combination, Guarantee, build, least_noise, not_hidden
 
 _MOST = 6  # models that are tried alone, and sizes of averages
+_CLOSE = 1.005  # how much larger than the least the deviation of an average may be
+_DOUBLINGS = 40
 _BETTER = 0.99  # of the noise that would make two options equal
 PUBLISHED = (
     "something else of these runs is published, so every step counts and noise at release hides nothing; it would if this were "
@@ -82,22 +84,54 @@ class Noising:
         return self._hidden(weights, _BETTER * math.sqrt(room)) <= self.epsilon
 
     def _average(self, alone: Option) -> Option | None:
-        worth = self.question.worth
-        candidates = _averages(self.question.portfolio, worth, self._members)
-        if len(candidates) > 1 and alone.deviation is not None:
-            total = alone.deviation**2
+        """Its noise is the least to half a percent of the deviation that all noise leaves: more digits would take long."""
+        worth, made = self.question.worth, _averages(self.question.portfolio, self.question.worth, self._members)
+        tried = []
+        for weights in made if alone.deviation is not None else []:
+            own = worth.variance(weights.values) or 0.0
+            room = math.sqrt(max((alone.deviation or 0.0) ** 2 - own, 1e-6 * own))
+            epsilon = self._hidden(weights, room)
+            tried.append((round(epsilon, 3), -len(weights.used), math.sqrt(own), room, epsilon, weights))
+        if not tried:
+            return self._noised(made[0]) if made else None
+        *_, deviation, noise, epsilon, weights = min(tried, key=lambda one: one[:2])
+        self.question.progress(f"noise for {', '.join(model.name for model, _ in weights.used)}")
+        low, above = 0.0, math.inf
+        for _ in range(_DOUBLINGS):
+            if epsilon <= self.epsilon:
+                break
+            low, above, noise = noise, epsilon, 2 * noise
+            epsilon = self._hidden(weights, noise)
+        else:
+            return None
+        while math.hypot(deviation, noise) > _CLOSE * math.hypot(deviation, low):
+            share = 0.5
+            if low > 0 and 0 < epsilon < self.epsilon < above < math.inf:  # a power law, and a little more noise
+                share = min(max(1.1 * math.log(above / self.epsilon) / math.log(above / epsilon), 0.1), 0.9)
+            middle = low * (noise / low) ** share if low > 0 else noise / 4
+            found = self._hidden(weights, middle)
+            if found <= self.epsilon:
+                noise, epsilon = middle, found
+            else:
+                low, above = middle, found
+        return self._with(weights, noise, none_may_do=noise < 0.2 * deviation)
 
-            def spent(weights: Weights) -> tuple[float, int]:
-                room = total - (worth.variance(weights.values) or 0.0)
-                epsilon = math.inf if room <= 0 else self._hidden(weights, math.sqrt(room))
-                return round(epsilon, 3), -len(weights.used)
-
-            candidates = [min(candidates, key=spent)]
-        return self._noised(candidates[0]) if candidates else None
+    def _with(self, weights: Weights, noise: float, *, none_may_do: bool) -> Option | None:
+        """This average with this noise; without, if that will do."""
+        asked = self.question
+        for one in (0.0, noise) if none_may_do else (noise,):
+            rule = build("combination", weights, asked.accounting, noise=one)
+            found = asked.accounting.guarantee(rule, delta=asked.delta)
+            if found.epsilon <= self.epsilon:
+                return asked.option("combination", weights, found, noise=one)
+        return self._noised(weights)
 
     def _noised(self, weights: Weights) -> Option | None:
         asked = self.question
         asked.progress(f"noise for {', '.join(model.name for model, _ in weights.used)}")
+        known = asked.alone[weights.used[0][0].name] if len(weights.used) == 1 else None
+        if isinstance(known, Guarantee) and known.epsilon <= self.epsilon:
+            return asked.option("combination", weights, known)
         try:
             noise, found = least_noise(weights, epsilon=self.epsilon, delta=asked.delta, accounting=asked.accounting)
         except (AccountingError, TargetError):

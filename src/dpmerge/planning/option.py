@@ -234,7 +234,6 @@ class Option:
             "rule": self.rule,
             "by": "none" if found is None else found.by,
             "weights": self.weights.as_dict(),
-            "noise": self.noise,
             "epsilon": self.epsilon,
             "delta": self.delta,
             "standing": self.standing,
@@ -243,10 +242,11 @@ class Option:
             "feasible": self.feasible,
             "why": self.why,
             "utility_kind": self.utility_kind,
-            "predicted_deviation": self.deviation,
             "assumptions": () if found is None else found.assumptions,
             "details": {} if found is None else dict(found.details),
             "warnings": () if found is None else found.warnings,
+            "noise": self.noise,
+            "predicted_deviation": self.deviation,
         }
 
     def row(self) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpmerge.notebook import frame, html_table
 from dpmerge.planning.option import Option, OptionRule, Question
-from dpmerge.planning.search import Search
-from dpmerge.rules import Target, round_down, round_up
+from dpmerge.planning.search import NOT_DRAWN, Search
+from dpmerge.rules import Target, about_records, assumed_by, round_down, round_up, whose
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -76,6 +76,19 @@ class Plan:
         """The warnings of all options, each once."""
         found = [option.guarantee for option in self.options if option.guarantee is not None]
         return tuple(dict.fromkeys(text for guarantee in found for text in guarantee.warnings))
+
+    @property
+    def assumptions(self) -> dict[str, list[str]]:
+        """Every assumption of the options once, with the rules that make it; what records rest on once, for all models."""
+        models = self.question.portfolio.models
+        stated: list[tuple[str, list[str]]] = []
+        for option in self.options:
+            if option.guarantee is not None:
+                counted = models if option.rule == "joint" else tuple(model for model, _ in option.weights.used)
+                own = about_records(counted)
+                rest = [text for text in option.guarantee.assumptions if text not in own]
+                stated.append((option.rule, [*rest, *(about_records(models) if own else ())]))
+        return assumed_by(stated)
 
     def at(self, epsilon: float, *, search: Sequence[OptionRule] | None = None) -> Plan:
         """The plan for another ε at the same δ.
@@ -157,7 +170,7 @@ class Plan:
         if not self._meets(option, epsilon):
             why = f"ε = {round_up(found.epsilon)} at δ = {found.delta:g} is above {epsilon:g}" + self._hint(option)
         elif self.question.looked and option.rule not in ("joint", "tempered"):
-            why = _LOOKED
+            why = NOT_DRAWN if self.question.private_scores else _LOOKED
         elif found.epsilon < epsilon:
             why, feasible = f"leaves ε = {round_down(epsilon - found.epsilon):g}", True
         else:
@@ -179,8 +192,8 @@ class Plan:
             "provenance": self.provenance,
             "utilities": self.utilities,
             "utilities_source": self.source,
-            "why_no_noise": self.why_no_noise,
             "options": [option.as_dict() for option in self.options],
+            "why_no_noise": self.why_no_noise,
         }
 
     def to_frame(self) -> DataFrame:
@@ -194,7 +207,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         rows = [option.row() for option in self.options]
-        return html_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+        shown = html_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+        return shown + html_table([], [("assumes", whose(self.assumptions))])
 
 
 def _telling(ranked: Sequence[Option]) -> tuple[Option, ...]:

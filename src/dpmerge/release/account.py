@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from dpmerge.cache import without_cache
-from dpmerge.errors import AccountingError, BudgetExceeded, LedgerError
+from dpmerge.errors import AccountingError, LedgerError
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.release.certificate import now
 from dpmerge.release.counting import Counted, charged, least_noisy
-from dpmerge.release.entries import Budget, Entry, PendingEntry, models_content
+from dpmerge.release.entries import Budget, Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.known import KnownModels, contents_of
+from dpmerge.release.known import KnownModels
 from dpmerge.rules import (
     DRAWING,
     Charge,
+    Combination,
     Exposure,
     Filter,
     Guarantee,
@@ -29,8 +25,6 @@ from dpmerge.rules import (
     Rule,
     Sum,
     Validated,
-    round_up,
-    significant,
 )
 
 FILTER = "adaptive-filter"
@@ -132,7 +126,7 @@ class Account:
         )
 
     def _runs_of(self, names: Iterable[str]) -> str:
-        return ", ".join(f"run {run!r}" for run in sorted({self._models[name].run for name in names}))
+        return ", ".join(f"run {run!r}" for run in sorted(self._runs(names)))
 
     @property
     def _independent(self) -> list[Counted]:
@@ -142,17 +136,19 @@ class Account:
     def rules(self) -> list[Rule]:
         """Rules that each bound the independent releases together with everything declared."""
         releases = self._independent
-        exposures = [one.exposure for one in releases]
-        if self._declared:
-            exposures.insert(0, Exposure.whole(self._declared))
-        if not exposures:
+        if not releases and not self._declared:
             return []
         forms = [form for one in releases for form in one.forms]
         whole = self._portfolio
-        # A single release has the guarantee of its own rule. Several are counted by the set of models that have leaked.
-        if self._counted_by_itself is None:
-            return [_with_validation(Releases(whole, exposures, _shuffle(forms)), forms)]
-        return [forms[0].build(whole, proved=True)]
+        # A single release has the guarantee of its own rule. Several are counted by the set of models that have leaked, and a
+        # ladder of whose runs nothing else was released by its own rule.
+        if self._counted_by_itself is not None:
+            return [forms[0].build(whole, proved=True)]
+        alone = self._ladders
+        beside = tuple(rule for one in alone if isinstance(rule := one.forms[0].build(whole, proved=True), Combination))
+        shown = [Exposure.whole(self._declared)] if self._declared else []
+        shown += [one.exposure for one in releases if one not in alone]
+        return [_with_validation(Releases(whole, shown, _shuffle(forms), beside), forms)]
 
     @property
     def _portfolio(self) -> Portfolio:
@@ -167,10 +163,28 @@ class Account:
         return releases[0] if _is_itself(releases[0].forms[0], self._portfolio, releases[0].exposure) else None
 
     @property
-    def ladder(self) -> Counted | None:
-        """The least noisy one of a ladder, while nothing else was released: down to its noise all of the ladder is free."""
-        found = self._counted_by_itself if self.is_tight else None
-        return found if found is not None and found.ladder is not None else None
+    def ladders(self) -> list[Counted]:
+        """The least noisy one of each ladder of whose runs nothing else was released: down to its noise all of it is free."""
+        return self._ladders if self.is_tight else []
+
+    @property
+    def _ladders(self) -> list[Counted]:
+        releases, whole = self._independent, self._portfolio
+        declared = self._runs(self._declared)
+
+        def is_alone(one: Counted) -> bool:
+            others = [self._runs(other.involved) for other in releases if other is not one]
+            apart = self._runs(one.involved).isdisjoint(declared.union(*others))
+            return one.ladder is not None and apart and _is_itself(one.forms[0], whole, one.exposure)
+
+        return [one for one in releases if is_alone(one)]
+
+    def _runs(self, names: Iterable[str]) -> set[str]:
+        return {self._models[name].run for name in names}
+
+    def own(self, one: Counted) -> Guarantee:
+        """What a release guarantees by itself, at the δ that all have together."""
+        return one.forms[0].build(self._portfolio, proved=True).guarantee(delta=self.tight_delta)
 
     def about_last(self) -> list[str]:
         """Whether the last release adds nothing because of its ladder, in words."""
@@ -273,43 +287,3 @@ def _with_validation(rule: Rule, forms: Sequence[RuleForm]) -> Rule:
         largest = max((one for one, _ in paid if one.disjoint), key=lambda one: one.divisor)
         rule = Validated(rule, largest, math.fsum(cost + DRAWING for _, cost in paid))
     return rule
-
-
-# --- what a ledger provides from its start for releases that depend on what earlier ones showed -------------------------------
-
-
-def provisions(budget: Budget, declared: Sequence[Portfolio], filter_share: float, filter_order: float | None) -> list[Entry]:
-    """The first entries: the filter, and the portfolios declared, which the budget must cover together."""
-    contents: list[dict[str, Any]] = []
-    if not 0 <= filter_share < 1:
-        raise LedgerError(f"a filter's share of δ is {filter_share:g}; it must lie in [0, 1), and 0 means no filter")
-    if (
-        filter_share > 0 and filter_share * budget.delta < 4 * sys.float_info.min
-    ):  # half is for (ε, δ) pairs; neither half may underflow to 0
-        raise LedgerError(
-            f"a filter's share of δ is {filter_share:g}, and that of δ = {budget.delta:g} is too small a number to compute "
-            "with: give a larger share, or 0 for no filter"
-        )
-    if filter_share:
-        rule = Filter.sharing(budget.epsilon, filter_share * budget.delta, filter_order)
-        numbers = {"order": rule.order.hex(), "delta": rule.delta.hex(), "pairs": rule.pairs.hex()}
-        contents.append({"kind": "filter", "at": now(), **numbers})
-    elif filter_order is not None:
-        raise LedgerError("the order of a filter was given, and no share of δ for it")
-    for portfolio in declared:
-        budget.require_same_data(portfolio, "the ledger")
-        held = models_content(portfolio, set(portfolio.names), contents_of(portfolio.models))
-        contents.append({"kind": "portfolio", "at": now(), "nonce": secrets.token_hex(32), **held})
-    entries: list[Entry] = []
-    for content in contents:
-        entries.append(Entry.following(entries, budget.hash, content))
-    if declared:
-        with without_cache():
-            account = Account(budget, entries)
-            found = budget.total(account.rules(), account.tight_delta)
-        if not budget.allows(found, account.tight_delta):
-            raise BudgetExceeded(
-                f"all models declared cost ε = {round_up(found.epsilon)} at δ = {significant(account.tight_delta)} "
-                f"together, and the budget is ε = {budget.epsilon:g}: declare fewer models, or a larger budget"
-            )
-    return entries

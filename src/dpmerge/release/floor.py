@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +18,8 @@ from dpmerge.release.ledger import Ledger
 from dpmerge.release.release import folders_of, settled, stored_spacing
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, least_cover
 
-_RUNGS = 3  # to try, where a grid rounds the total up a little more than the choice of the noise did
+_CLOSE = 1.03  # a rung is 1.022 times the one below
+_DOUBLINGS = 40  # of the noise, after which what was released leaves no room for any
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,34 @@ def enter_floor(
     choice = settled(choice, folders)
     contents = contents_of(model for model in portfolio.models if model.name in choice.form.involved)
     ladder = Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
-    for _ in range(_RUNGS):
-        choice = choice.on_ladder(ladder.rung, ladder.id)
-        planned = _planned(portfolio, choice, contents)
-        _require_ladder(ledger, planned)
-        try:
-            entry = ledger.enter(planned)
-        except BudgetExceeded:
-            more = ladder.rung(math.nextafter(choice.form.deviation, math.inf))
-            choice = replace(choice, form=choice.form.model_copy(update={"noise": more.hex()}))
-            continue
-        total = ledger.cumulative()
-        assert total is not None
-        return Floor(choice.form.deviation, entry, total)
-    raise BudgetExceeded(f"{ledger.name}: no noise of this ladder is within the budget")
+    choice = choice.on_ladder(ladder.rung, ladder.id)
+    _require_ladder(ledger, _planned(portfolio, choice, contents))
+
+    def at(noise: float) -> PendingEntry:
+        rung = ladder.rung(noise).hex()  # more noise than its guarantee is for, so that holds
+        return _planned(portfolio, replace(choice, form=choice.form.model_copy(update={"noise": rung})), contents)
+
+    planned = at(choice.form.deviation)
+    if epsilon is None and not ledger.total_with(planned).fits:
+        planned = _least_that_fits(ledger, at, choice.form.deviation)
+    entry, total = ledger.enter(planned), ledger.cumulative()
+    assert total is not None
+    return Floor(planned.forms[0].deviation, entry, total)
+
+
+def _least_that_fits(ledger: Ledger, at: Callable[[float], PendingEntry], low: float) -> PendingEntry:
+    """The least noise of the ladder above one that does not fit the budget beside what was released."""
+    high = low
+    for _ in range(_DOUBLINGS):
+        low, high = high, 2 * high
+        if ledger.total_with(at(high)).fits:
+            break
+    else:
+        raise BudgetExceeded(f"{ledger.name}: what was released leaves no room for this ladder, whatever noise is added")
+    while high > low * _CLOSE:
+        middle = at(math.sqrt(low * high) * (1 - 1e-9)).forms[0].deviation
+        low, high = (low, middle) if ledger.total_with(at(middle)).fits else (middle, high)
+    return at(high)
 
 
 def _planned(portfolio: Portfolio, choice: Chosen, contents: dict[str, str]) -> PendingEntry:
@@ -80,8 +96,8 @@ def _planned(portfolio: Portfolio, choice: Chosen, contents: dict[str, str]) -> 
 def _require_ladder(ledger: Ledger, planned: PendingEntry) -> None:
     """Refuse a floor that would mean nothing: these runs count whole already, or their noise buys nothing."""
     account = Account(ledger.budget, ledger.history(), planned)
-    if account.ladder is None:
+    if planned.forms[0].ladder not in {one.forms[0].ladder for one in account.ladders}:
         raise LedgerError(
-            f"{ledger.name}: a floor is for a ladder that is all that is released. Here other releases count too, or noise "
-            "buys nothing, so each run counts whole, whatever noise is added"
+            f"{ledger.name}: a floor is for a ladder of whose runs nothing else is released. Here something is, or noise buys "
+            "nothing, so each run counts whole, whatever noise is added"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from dpmerge.errors import DependentRuns, LedgerError
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.release.certificate import record_digest
-from dpmerge.tensors import content_digest
+from dpmerge.tensors import content_digests
 
 _State = tuple[str, int]
 
@@ -78,13 +78,12 @@ def contents_of(models: Iterable[Model]) -> dict[str, str]:
 
     Two models at one step of one run must hold the same.
     """
-    found: dict[str, str] = {}
+    held = [model for model in models if model.folder is not None]
+    found = content_digests({model.name: model.folder for model in held if model.folder is not None})
     states: dict[_State, tuple[str, str]] = {}
-    for model in models:
-        if model.folder is not None:
-            found[model.name] = content_digest(model.folder, model.name)
-            if model.covers_iterates:
-                require_one_state(states, model, found[model.name], repr(model.name))
+    for model in held:
+        if model.covers_iterates:
+            require_one_state(states, model, found[model.name], repr(model.name))
     return found
 
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total, provisions
+from dpmerge.release.account import FILTER, Account, Total
 from dpmerge.release.certificate import now
 from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
+from dpmerge.release.provisions import provisions
 from dpmerge.release.summary import free_now, how_counted
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
@@ -125,8 +126,8 @@ class Ledger:
         """What is to be said of a release beside the entries that were there before it."""
         return Account(self.budget, self.history()[: before.number - 1], planned).about_last()
 
-    def free_now(self) -> dict[str, Any] | None:
-        """The ladder whose releases cost nothing more, down to which noise and up to which ε; none if there is none."""
+    def free_now(self) -> list[dict[str, Any]]:
+        """The ladders whose releases cost nothing more, each down to which noise and up to which ε."""
         entries = self.history()
         return free_now(self.budget, entries, self.cumulative(entries))
 

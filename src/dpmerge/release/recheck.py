@@ -37,12 +37,17 @@ from dpmerge.tensors import (
 
 @dataclass(repr=False)
 class Verdict:
-    """What was checked and holds, what does not, what could not be checked; `warnings`: guarantees that promise little."""
+    """What was checked and holds, what does not, what could not be checked; `warnings`: guarantees that promise little.
+
+    `certified` is the guarantee that followed again, with its standing, and `assumptions` is what it assumes.
+    """
 
     holds: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    certified: str = ""
+    assumptions: list[str] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -74,6 +79,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         found = {"does NOT hold": self.broken, "not checked": self.unchecked, "beware": self.warnings, "holds": self.holds}
+        found |= {"certified": [self.certified] if self.certified else [], "assumes": self.assumptions}
         return html_table([], [(name, tuple(texts)) for name, texts in found.items() if texts])
 
 

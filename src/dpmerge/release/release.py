@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,7 +22,7 @@ from dpmerge.release.ladder import Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.signing import Signer
-from dpmerge.rules import Combination, Exposure, Guarantee, coupled_outcomes, covers
+from dpmerge.rules import Combination, Exposure, Guarantee, about_delta, coupled_outcomes, covers
 from dpmerge.tensors import (
     Checkpoint,
     coarsest_spacing,
@@ -37,6 +38,7 @@ NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
 _AVERAGE = Merge()
+_NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,13 @@ def release(
     folders = folders_of(portfolio)
     _check_choice(portfolio, choice, merge, dependent, ledger)
     _check_files(choice, folders, merge)
-    choice = settled(choice, folders)
-    drawn = (draw(choice),) if choice.form.draws else ()
     used = [folders[name] for name in choice.form.weights]
     before = _file_states(used)
-    contents = _contents(portfolio, [choice], ledger)
+    with ThreadPoolExecutor(1) as beside:  # hashing lets the accounting run
+        hashed = beside.submit(_contents, portfolio, [choice], ledger)
+        choice = settled(choice, folders)
+    contents = hashed.result()
+    drawn = (draw(choice),) if choice.form.draws else ()
     # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
     ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
     choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
@@ -104,7 +108,7 @@ def release(
                 "released. Release it again when it is finished"
             )
         place.certificates.append(released.certificate.sha256)
-    return replace(released, notes=(*_notes(ledger, dependent, place), *choice.guarantee.notes, *released.notes))
+    return replace(released, notes=(*_notes(portfolio, [choice], dependent, place), *choice.guarantee.notes, *released.notes))
 
 
 def release_together(
@@ -139,7 +143,7 @@ def release_together(
         made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
         place.certificates.extend(one.certificate.sha256 for one in written)
-    notes = tuple(_notes(ledger, dependent, place))
+    notes = tuple(_notes(portfolio, choices.values(), dependent, place))
     return [replace(one, folder=out / name, notes=notes) for name, one in zip(choices, written, strict=True)]
 
 
@@ -160,12 +164,14 @@ def preview(
     folders = folders_of(portfolio)
     choice = settled(choice, folders)
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
+    counted = choice
     if choice.form.noise is not None:
         ladder = Ladders.beside(folders, choice.form).find(choice.form, _contents(portfolio, [choice], ledger))
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
+        counted = choice.on_ladder(lambda noise: noise, _NEW_LADDER) if ladder is None else choice
     if ledger is None:
         return Preview(choice, files, None, None)
-    total = ledger.total_with(_planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent))
+    total = ledger.total_with(_planned(portfolio, [counted], choice.form.exposure(portfolio), out, dependent))
     before = ledger.cumulative()
     adds = total.guarantee.epsilon - (0.0 if before is None else before.epsilon)
     return Preview(choice, files, total.guarantee, total.fits, max(adds, 0.0))
@@ -290,5 +296,10 @@ def _file_states(folders: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     return [(str(path), state.st_ino, state.st_size, state.st_ctime_ns) for path, state in found]
 
 
-def _notes(ledger: Ledger | None, dependent: bool, place: Entered) -> list[str]:
-    return [NO_LEDGER] if ledger is None else [*place.notes, *([_DEPENDENT] if dependent else [])]
+def _notes(portfolio: Portfolio, choices: Iterable[Chosen], dependent: bool, place: Entered) -> list[str]:
+    """What the ledger has to say, with what its own δ promises where that is not the release's (rules/statements.py)."""
+    if place.entry is None:
+        return [NO_LEDGER]
+    own = {text for choice in choices for text in choice.guarantee.warnings}
+    total = [text for text in about_delta(place.entry.content["total"]["delta"], portfolio.models) if text not in own]
+    return [*place.notes, *([_DEPENDENT] if dependent else []), *(f"all releases together: {text}" for text in total)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dpmerge.cache import without_cache
@@ -135,12 +136,11 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
         if not _same(getattr(stated, name), getattr(computed, name)) and (name != "warnings" or stated.warnings)
     ]
     verdict.warnings += again.warnings  # also where the certificate is older than they are
-    if second is None:
-        verdict.note(faults, "the guarantee follows again, by Rényi divergences, the only path there is")
-        return
-    if second.epsilon > _with_tolerance(certificate) or second.delta > stated.delta * (1 + _SAME):
+    how = "by Rényi divergences, the only path there is" if second is None else _in_words(certificate, second)
+    if second is not None and (second.epsilon > _with_tolerance(certificate) or second.delta > stated.delta * (1 + _SAME)):
         faults.append(f"a second path gives {_pair(second)} from loss distributions on finer grids, more than is certified")
-    verdict.note(faults, f"the guarantee follows again; {_in_words(certificate, second)}")
+    if verdict.note(faults, f"the guarantee follows again{',' if second is None else ';'} {how}"):
+        verdict.certified, verdict.assumptions = replace(again, warnings=()).claim, [*again.assumptions]
 
 
 def _in_words(certificate: Certificate, second: Guarantee) -> str:

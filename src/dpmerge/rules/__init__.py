@@ -60,6 +60,7 @@ from dpmerge.rules.statements import (
     round_down as round_down,
     round_up as round_up,
     significant as significant,
+    whose as whose,
 )
 from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
 from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem

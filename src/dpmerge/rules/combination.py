@@ -174,6 +174,10 @@ class Combination(Rule):
         )
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        return self.with_profile(target, by, conversion)[0]
+
+    def with_profile(self, target: Target, by: By, conversion: Conversion) -> tuple[Guarantee, Profile]:
+        """The guarantee, and the profile that it was read from: that composes with what is independent of these runs."""
         asked = _Asked(target, by, conversion)
         routes = list(self._routes(asked))
         route = min(routes, key=lambda route: asked(route.profile).size)
@@ -190,7 +194,8 @@ class Combination(Rule):
         # Joint release of the models that have weight does not cover a choice of them by looking at all (theory.md §4).
         fixed = () if WEIGHTS in THEOREMS[route.theorem].assumptions else (WEIGHTS,)
         assumptions = (*fixed, *self._independence, *route.assumptions, *assumed)
-        return self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
+        found = self._build(answer, route.theorem, assumptions, route.conditional or unproved, conversion, details)
+        return found, route.profile
 
     def _once_more(self, routes: Sequence[_Route], asked: _Asked) -> float:
         """What these runs cost (ε, or δ if that was asked) once anything else of them is released: each counts whole (§5)."""

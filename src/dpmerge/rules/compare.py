@@ -16,7 +16,7 @@ from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, Looked, build
 from dpmerge.rules.guarantee import Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.joint import PairComposition
 from dpmerge.rules.release_noise import least_noise
-from dpmerge.rules.statements import require_wanted, round_up, significant
+from dpmerge.rules.statements import assumed_by, require_wanted, round_up, significant, whose
 from dpmerge.rules.theorems import THEOREMS
 
 if TYPE_CHECKING:
@@ -77,7 +77,13 @@ class Comparison:
         return "\n".join(f"{row.label}: {row.guarantee.claim if row.guarantee else f'refused: {row.refusal}'}" for row in self)
 
     def _repr_html_(self) -> str:
-        return html_table(list(self.rows[0].cells), [list(row.cells.values()) for row in self.rows])
+        shown = html_table(list(self.rows[0].cells), [list(row.cells.values()) for row in self.rows])
+        return shown + html_table([], [("assumes", whose(self.assumptions))])
+
+    @property
+    def assumptions(self) -> dict[str, list[str]]:
+        """Every assumption once, with the rules that make it."""
+        return assumed_by((row.label, row.guarantee.assumptions) for row in self.rows if row.guarantee is not None)
 
     def to_frame(self) -> DataFrame:
         """One row for each rule, with exact numbers; needs pandas."""

@@ -232,6 +232,8 @@ def _content(part: object) -> Any:
         ]
     if isinstance(part, Rule):
         return part._content()
+    if isinstance(part, tuple) and part and all(isinstance(one, Rule) for one in part):
+        return [one._content() for one in part]
     # The default repr of an object is its address; only the repr of plain data identifies its content.
     assert part is None or isinstance(part, float | int | str | tuple | list) or is_dataclass(part), type(part)
     return repr(part)

@@ -90,9 +90,10 @@ class PairComposition(Joint):
         return best
 
     def _singles(self, delta: float, by: By, conversion: Conversion) -> list[float]:
-        """Each run's ε at an equal share of δ."""
+        """Each run's ε at an equal share of δ; runs that are alike are asked once."""
         target = Target(delta=delta / len(self._profiles))
-        return [ask(ProfileBound(profile), target, by, conversion).epsilon for profile in self._profiles]
+        asked = {profile: ask(ProfileBound(profile), target, by, conversion).epsilon for profile in set(self._profiles)}
+        return [asked[profile] for profile in self._profiles]
 
     def _delta(self, epsilon: float, by: By, conversion: Conversion) -> float:
         """The smallest δ (to 1e-6 of it) at which the composition gives ε, by bisection; 1 if there is none."""

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dpmerge.errors import PortfolioError
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import Model, Portfolio, Weights, latest_checkpoints, require_independent
+from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, ask
 from dpmerge.rules.selection import SelectionBound
+from dpmerge.rules.statements import about_records
+from dpmerge.rules.theorems import THEOREMS
 
 _SUBSETS = 256
 _Set = TypeVar("_Set", frozenset[str], tuple[str, ...])
@@ -76,39 +79,61 @@ def coupled_outcomes(weights: Sequence[Weights]) -> list[tuple[Fraction, tuple[s
 
 
 class Releases(Rule):
-    """Everything that was released from one portfolio, together."""
+    """Everything that was released from one portfolio, together.
+
+    `beside` are averages of runs of which nothing else was released: each keeps its own guarantee, and composes with the rest.
+    """
 
     name = "releases"
 
-    def __init__(self, portfolio: Portfolio, releases: Sequence[Exposure], shuffle: ShuffleAsPoisson | None = None) -> None:
-        law = leaked(releases)
+    def __init__(
+        self,
+        portfolio: Portfolio,
+        releases: Sequence[Exposure],
+        shuffle: ShuffleAsPoisson | None = None,
+        beside: tuple[Combination, ...] = (),
+    ) -> None:
+        law = leaked(releases) or ({frozenset[str](): 1.0} if beside else {})
         if not law:
             raise PortfolioError("nothing was released, so there is nothing to account for")
-        seen = frozenset[str]().union(*law)
+        exposed = frozenset[str]().union(*law)
+        seen = exposed | {model.name for rule in beside for model, _ in rule.weights.used}
         portfolio.require_names(sorted(seen), PortfolioError)
         self.weights = portfolio.weights({name: 1 / len(seen) for name in seen})
         models = {model.name: model for model in portfolio.models}
         self.shuffle = shuffle
-        runs = {name: run_profile(models[name], shuffle) for name in sorted(seen)}
+        runs = {name: run_profile(models[name], shuffle) for name in sorted(exposed)}
         assumed, self._conditional = gathered(runs.values())
         independence: dict[str, None] = {}
         parts: dict[tuple[str, ...], float] = {}
         for names, probability in law.items():
             latest: tuple[Model, ...] = latest_checkpoints(tuple(models[name] for name in sorted(names)))
-            independence.update(dict.fromkeys(require_independent(latest)))
+            everyone = latest_checkpoints((*latest, *(models[name] for name in sorted(seen - exposed))))
+            independence.update(dict.fromkeys(require_independent(everyone)))
             key = tuple(sorted(model.name for model in latest))
             _add(parts, key, probability)
         self._assumptions = (*independence, *assumed)
         # Above the rounding of sums over at most 257 sets.
-        self.bound = SelectionBound(
-            [(share * (1 + 1e-12), Profile.composed(runs[name].profile for name in key)) for key, share in parts.items()]
-        )
+        self._parts = [(share * (1 + 1e-12), [runs[name].profile for name in key]) for key, share in parts.items()]
+        self._beside = beside
         self.law: Mapping[tuple[str, ...], float] = parts
 
+    def bound(self, alone: Iterable[Profile] = ()) -> SelectionBound:
+        """All that was exposed, composed with what was averaged beside it."""
+        beside = list(alone)
+        return SelectionBound([(share, Profile.composed([*exposed, *beside])) for share, exposed in self._parts])
+
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        answer = ask(self.bound, target, by, conversion)
-        details = {"exposed": [{"models": list(key), "probability": share} for key, share in self.law.items()]}
-        return self._build(answer, "several-releases", self._assumptions, self._conditional, conversion, details)
+        alone = [rule.with_profile(target, by, conversion) for rule in self._beside]
+        answer = ask(self.bound(profile for _, profile in alone), target, by, conversion)
+        details: dict[str, Any] = {"exposed": [{"models": list(key), "probability": share} for key, share in self.law.items()]}
+        if alone:
+            details["alone"] = [{"weights": dict(found.weights), "theorem": found.theorem} for found, _ in alone]
+        own = dict.fromkeys(text for found, _ in alone for text in found.assumptions)
+        held = {*THEOREMS["several-releases"].assumptions, *self._assumptions, *about_records(self.covered)}
+        assumptions = (*self._assumptions, *(text for text in own if text not in held))
+        conditional = self._conditional or any(found.standing == "conditional" for found, _ in alone)
+        return self._build(answer, "several-releases", assumptions, conditional, conversion, details)
 
 
 def leaked(releases: Sequence[Exposure]) -> dict[frozenset[str], float]:

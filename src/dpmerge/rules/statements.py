@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dpmerge.errors import TargetError
 from dpmerge.profiles import ShuffleAsPoisson
@@ -136,3 +136,9 @@ def assumed_by(stated: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[st
             if title not in found.setdefault(text, []):
                 found[text].append(title)
     return found
+
+
+def whose(assumptions: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Each assumption, with the names of the rules that make it unless all do."""
+    everyone = {name for names in assumptions.values() for name in names}
+    return tuple(text if everyone == set(names) else f"{text} [{', '.join(names)}]" for text, names in assumptions.items())

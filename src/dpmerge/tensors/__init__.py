@@ -1,7 +1,11 @@
 """Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
 
 from dpmerge.tensors.checkpoint import Checkpoint as Checkpoint, Header as Header, Tensor as Tensor
-from dpmerge.tensors.digests import content_digest as content_digest, folder_digest as folder_digest
+from dpmerge.tensors.digests import (
+    content_digest as content_digest,
+    content_digests as content_digests,
+    folder_digest as folder_digest,
+)
 from dpmerge.tensors.dtypes import DTYPES as DTYPES, Scratch as Scratch
 from dpmerge.tensors.folder import (
     abandoned as abandoned,

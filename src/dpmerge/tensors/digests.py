@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import TensorFile
 from dpmerge.tensors.opening import open_model
 from dpmerge.tensors.safetensors_file import SafetensorsFile
 
-_CHUNK = 1 << 20
+THREADS = min(4, os.cpu_count() or 1)
+_CHUNK = 1 << 17  # what was just read is still in the cache when it is hashed
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Stopped(Exception):
@@ -54,6 +60,17 @@ def passing_digest(file: TensorFile, order: Sequence[str], stop: threading.Event
     if not isinstance(file.source, SafetensorsFile) or list(in_file) != [name for name in order if name in in_file]:
         return None
     return PassingDigest(file.source.bytes(0, file.source.data_start), file.source.size, stop)
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """The function of each item, in order. Hashing, reading and numpy let other threads run."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(function, items))
+
+
+def content_digests(folders: Mapping[str, Path]) -> dict[str, str]:
+    """The digest of each model's tensors, several models at a time."""
+    return dict(zip(folders, in_threads(lambda name: content_digest(folders[name], name), folders), strict=True))
 
 
 def content_digest(folder: Path, name: str | None = None) -> str:

@@ -13,18 +13,16 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpmerge.tensors.dtypes import Dtype, Floats, Raw, Scratch, fits, narrowed
 from dpmerge.tensors.kernel import NotFinite
 from dpmerge.tensors.normals import BLOCK, ERROR, MOST, Normals, Workspace
 from dpmerge.tensors.path import Noise
 
-_CHUNK = 1 << 14  # elements: all arrays of a chunk stay in the cache
 _HIGH_BITS = np.uint64(2**64 - 2**29)  # of a double: what has 24 bits
 _GUARD = 20  # bits that mpmath may lose
 _ONE_AT_A_TIME = threading.Lock()  # mpmath's precision belongs to a whole context
@@ -43,8 +41,8 @@ class Noising:
 
     def __init__(self, elements: int) -> None:
         self._low = np.empty(elements)
-        self._buffers = np.empty((4, min(elements, _CHUNK)))
-        self._workspace = Workspace(min(elements, _CHUNK))
+        self._buffers = np.empty((4, BLOCK))
+        self._workspace = Workspace()
 
     def noised_sum(
         self,
@@ -64,9 +62,14 @@ class Noising:
             count = raw.size
             largest += weight * self._add(weight, raw, dtype, scratch, models == 1)
         values, error = scratch.sum[:count], _error(noise.noise, models, largest)
-        for first in range(0, count, BLOCK):
-            block, part = (start + first) // BLOCK, slice(first, min(first + BLOCK, count))
-            self._round(values[part], self._low[part], dtype, noise, block, error, first, exactly)
+        for begin in range(0, count, BLOCK):
+            part = slice(begin, min(begin + BLOCK, count))
+            for place in self._round(values[part], self._low[part], dtype, noise, (start + begin) // BLOCK, error):
+                step = _exact_step(exactly(begin + place), noise, start + begin + place)
+                try:
+                    values[begin + place] = float(step * Fraction(noise.noise.spacing))
+                except OverflowError:
+                    raise NotFinite from None
         if not fits(values, dtype):
             raise NotFinite
         return scratch.narrow(values, dtype)
@@ -79,8 +82,8 @@ class Noising:
         """
         leading, rest = _split(weight)
         largest = 0.0
-        for begin in range(0, raw.size, _CHUNK):
-            part = slice(begin, min(begin + _CHUNK, raw.size))
+        for begin in range(0, raw.size, BLOCK):
+            part = slice(begin, min(begin + BLOCK, raw.size))
             high, low = scratch.sum[part], self._low[part]
             term, product, total, back = self._buffers[:, : high.size]
             scratch.widen(raw[part], dtype, term)
@@ -109,41 +112,33 @@ class Noising:
             np.copyto(high, total)
         return largest
 
-    def _round(
-        self,
-        high: Floats,
-        low: Floats,
-        dtype: Dtype,
-        noise: TensorNoise,
-        block: int,
-        error: float,
-        first: int,
-        exactly: Callable[[int], Fraction],
-    ) -> None:
-        """From the average's two parts to h·k, in place of the first."""
-        spacing, coefficients = noise.noise.spacing, noise.noise.coefficients
-        streams = [noise.normals.words(part.node, block) for part in noise.noise.parts]
-        for begin in range(0, high.size, _CHUNK):
-            values, rest = high[begin : begin + _CHUNK], low[begin : begin + _CHUNK]
-            whole, total, near, off = self._buffers[:, : values.size]
-            np.multiply(values, 1 / spacing, out=values)
-            np.rint(values, out=whole)
-            np.subtract(values, whole, out=total)
-            np.multiply(rest, 1 / spacing, out=rest)
-            np.add(total, rest, out=total)
-            rare = [self._workspace.add(*one, total) for one in zip(streams, coefficients, strict=True)]
-            np.rint(total, out=near)
-            np.subtract(total, near, out=off)
-            np.abs(off, out=off)
-            _stored(whole, near, spacing, values)
-            near_a_tie = np.flatnonzero(~(off <= 0.5 - error))
-            for place in _open(near_a_tie, np.concatenate(rare), whole, total, error, spacing, dtype):
-                element = block * BLOCK + begin + int(place)
-                step = _exact_step(exactly(first + begin + int(place)), noise, element)
-                try:
-                    values[place] = float(step * Fraction(spacing))
-                except OverflowError:
-                    raise NotFinite from None
+    def _round(self, values: Floats, rest: Floats, dtype: Dtype, noise: TensorNoise, block: int, error: float) -> list[int]:
+        """From the average's two parts to h·k, in place of the first; returns the places where doubles do not decide."""
+        spacing = noise.noise.spacing
+        whole, total, near, off = self._buffers[:, : values.size]
+        np.multiply(values, 1 / spacing, out=values)
+        np.rint(values, out=whole)
+        np.subtract(values, whole, out=total)
+        np.multiply(rest, 1 / spacing, out=rest)
+        np.add(total, rest, out=total)
+        doubtful = [
+            self._workspace.add(noise.normals.words(part.node, block), coefficient, total)
+            for part, coefficient in zip(noise.noise.parts, noise.noise.coefficients, strict=True)
+        ]
+        np.rint(total, out=near)
+        np.subtract(total, near, out=off)
+        np.abs(off, out=off)
+        _stored(whole, near, spacing, values)
+        errors = [math.inf] * len(doubtful)
+        doubtful.append(np.flatnonzero(~(off <= 0.5 - error)))
+        places = np.concatenate(doubtful)
+        bounds = np.repeat([*errors, error], [some.size for some in doubtful])
+        # What is stored is decided where it is the same for both ends of the error, since rounding is monotone.
+        ends = np.empty((2, places.size))
+        for end, sign in zip(ends, (-1, 1), strict=True):
+            _stored(whole[places], np.rint(total[places] + sign * bounds), spacing, end)
+        low, high = (narrowed(end, dtype).view(f"u{dtype.size}") for end in ends)
+        return [int(place) for place in places[(low != high) | ~np.isfinite(ends).all(axis=0)]]
 
 
 def _stored(whole: Floats, near: Floats, spacing: float, out: Floats) -> None:
@@ -151,28 +146,6 @@ def _stored(whole: Floats, near: Floats, spacing: float, out: Floats) -> None:
     np.add(whole, near, out=out)
     np.add(out, 0.0, out=out)
     np.multiply(out, spacing, out=out)
-
-
-def _open(
-    near_a_tie: NDArray[np.intp],
-    rare: NDArray[np.intp],
-    whole: Floats,
-    total: Floats,
-    error: float,
-    spacing: float,
-    dtype: Dtype,
-) -> NDArray[np.intp]:
-    """The places where what is stored is not the same for all numbers within the error."""
-    places = np.union1d(near_a_tie, rare)
-    if not places.size:
-        return places
-    errors = np.where(np.isin(places, rare), math.inf, error)
-    ends = np.empty((2, places.size))
-    for end, sign in zip(ends, (-1, 1), strict=True):
-        _stored(whole[places], np.rint(total[places] + sign * errors), spacing, end)
-    low, high = (narrowed(end, dtype).view(f"u{dtype.size}") for end in ends)
-    undecided = (low != high) | ~np.isfinite(ends).all(axis=0)
-    return places[np.flatnonzero(undecided)]
 
 
 def _error(noise: Noise, models: int, largest: float) -> float:
@@ -198,19 +171,16 @@ def _split(weight: float) -> tuple[float, float]:
 
 def _exact_step(average: Fraction, noise: TensorNoise, element: int) -> int:
     """k, with as many bits of the normals as it takes."""
-    spacing = Fraction(noise.noise.spacing)
-    whole, rest = divmod(average / spacing, 1)
+    whole, rest = divmod(average / Fraction(noise.noise.spacing), 1)
     further = 64
     with _ONE_AT_A_TIME:
         mp = _context()
         while True:
-            mp.prec = further + 96
+            mp.prec = further + 48
             total = size = mp.mpf(rest.numerator) / rest.denominator
             radius = mp.zero
-            for part in noise.noise.parts:
-                square = part.square / spacing**2
-                coefficient = mp.sqrt(mp.mpf(square.numerator) / square.denominator)
-                normal, off = noise.normals.refined(part.node, element, further, mp)
+            for node, coefficient in _exact_coefficients(noise.noise, mp.prec):
+                normal, off = noise.normals.refined(node, element, further, mp)
                 total += coefficient * normal
                 size += coefficient * (1 + abs(normal))
                 radius += coefficient * off
@@ -220,8 +190,17 @@ def _exact_step(average: Fraction, noise: TensorNoise, element: int) -> int:
             further *= 2
 
 
+@lru_cache(maxsize=8)
+def _exact_coefficients(noise: Noise, precision: int) -> list[tuple[int, Any]]:
+    """Each node with its coefficient in units of the grid; the caller has set this precision."""
+    mp = _context()
+    squares = [(part.node, part.square / Fraction(noise.spacing) ** 2) for part in noise.parts]
+    return [(node, mp.sqrt(mp.mpf(square.numerator) / square.denominator)) for node, square in squares]
+
+
 @cache
 def _context() -> Any:
+    """A context of mpmath that nobody else uses."""
     from mpmath.ctx_mp import MPContext
 
     return MPContext()

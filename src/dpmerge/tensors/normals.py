@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,20 @@ from numpy.typing import NDArray
 from dpmerge.tensors.dtypes import Floats
 
 BLOCK = 1 << 16  # words of one stream; part of the definition of the noise, so it never changes
-MOST = 5.1  # |ξ| where the bound below holds
-ERROR = 2.0**-43  # of a double here: truncation of U at most 2⁻⁴⁴, scipy's ndtri below 2⁻⁴⁹ wherever it was measured
+MOST = 5.1  # at most, |ξ| where the bound below holds
+ERROR = 2.0**-44  # of a double here (docs/theory.md §9.6)
 _RARE = 1 << 42  # a word below has p < 2⁻²²: the bound does not hold, and the number is left to `refined`
 _BITS = np.uint64((1 << 63) - 1)
+# Of a double: the bits that name a piece of the table, 1024 in each octave from 2⁴² on, and the middle of a piece.
+_PIECE, _FIRST, _MIDDLE = 42, (1023 + 42) << 10, 1 << 41
 _GUARD = 20  # bits that mpmath may lose
 
 
 @dataclass(frozen=True)
 class Normals:
-    """The normals of one key and one tensor."""
+    """The normals of one path and one tensor."""
 
-    key: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
     tensor: str
 
     def words(self, node: int, block: int, first: int = 0) -> Any:
@@ -52,33 +55,63 @@ class Normals:
 
     def _subkey(self, use: bytes, node: int, place: int) -> bytes:
         message = node.to_bytes(8, "little", signed=True) + place.to_bytes(8, "little") + self.tensor.encode()
-        return hashlib.blake2b(message, digest_size=32, key=self.key, person=b"dpmerge " + use).digest()
+        return hashlib.blake2b(message, digest_size=32, key=self.seed, person=b"dpmerge " + use).digest()
 
 
 class Workspace:
-    """Memory that one thread reuses for doubles."""
+    """Memory that one thread reuses for the doubles of a block."""
 
-    def __init__(self, elements: int) -> None:
-        self._nothing = bytes(8 * elements)
-        self._words = np.empty(elements, np.uint64)
-        self._bits = np.empty(elements, np.uint64)
-        self._values = np.empty(elements)
+    def __init__(self) -> None:
+        self._nothing = bytes(8 * BLOCK)
+        self._words = np.empty((2, BLOCK), np.uint64)
+        self._places = np.empty(BLOCK, np.int64)
+        self._doubles = np.empty((3, BLOCK))
 
     def add(self, stream: Any, coefficient: float, total: Floats) -> NDArray[np.intp]:
-        """Add coefficient·ξ of the stream's next words to `total`; returns the places whose words are too small for doubles."""
-        from scipy.special import ndtri
-
+        """Add coefficient·ξ of a stream's first words to `total`; returns the places whose words are too small for doubles."""
         count = total.size
-        words, bits, values = self._words[:count], self._bits[:count], self._values[:count]
+        words, bits = self._words[:, :count]
         stream.update_into(memoryview(self._nothing)[: 8 * count], words.view(np.uint8))
         np.bitwise_and(words, _BITS, out=bits)
-        np.copyto(values, bits.view(np.int64))
-        np.multiply(values, 2.0**-64, out=values)
-        ndtri(values, out=values)
-        np.multiply(values, coefficient, out=values)
-        np.copysign(values, words.view(np.float64), out=values)
-        np.add(total, values, out=total)
+        normals = self._upper_quantiles(bits.view(np.int64))
+        np.multiply(normals, coefficient, out=normals)
+        np.copysign(normals, words.view(np.float64), out=normals)
+        np.add(total, normals, out=total)
         return np.flatnonzero(bits < _RARE) if bits.min() < _RARE else np.empty(0, np.intp)
+
+    def _upper_quantiles(self, tails: NDArray[np.int64]) -> Floats:
+        """x with 1 − Φ(x) = (tails + ½)·2⁻⁶⁴: the cubic of the piece in which each lies. Valid until the next call."""
+        found: Floats
+        offset, found, coefficient = self._doubles[:, : tails.size]
+        places = self._places[: tails.size]
+        np.copyto(offset, tails)
+        bits, middle = offset.view(np.int64), found
+        np.right_shift(bits, _PIECE, out=places)
+        np.subtract(places, _FIRST, out=places)
+        np.bitwise_and(bits, -2 * _MIDDLE, out=middle.view(np.int64))
+        np.bitwise_or(middle.view(np.int64), _MIDDLE, out=middle.view(np.int64))
+        np.subtract(offset, middle, out=offset)
+        highest, *lower = _cubics()
+        np.take(highest, places, out=found, mode="clip")
+        for table in lower:
+            np.multiply(found, offset, out=found)
+            np.take(table, places, out=coefficient, mode="clip")
+            np.add(found, coefficient, out=found)
+        return found
+
+
+@cache
+def _cubics() -> Floats:
+    """The Taylor polynomials of the upper quantile at the middles of all pieces, highest coefficients first.
+
+    Each is moved by half a unit: a word stands for all p between it and the next one.
+    """
+    from scipy.special import ndtri
+
+    bits = np.arange(_FIRST, _FIRST + (22 << 10)) << _PIECE | _MIDDLE
+    x = -ndtri(bits.view(np.float64) * 2.0**-64)
+    slope = -(2.0**-64) * np.sqrt(2 * np.pi) * np.exp(x * x / 2)  # dx/dp = −1/φ(x), and d/dp of that again and again
+    return np.stack([slope**3 * (1 + 2 * x * x) / 6, slope**2 * x / 2, slope, x + slope / 2])
 
 
 def _stream(key: bytes, counter: int) -> Any:
@@ -93,7 +126,8 @@ def _upper_quantile(tail: Any, mp: Any) -> Any:
 
     found = mp.mpf(-float(ndtri(float(tail))))
     while True:
-        step = (mp.erfc(found / mp.sqrt(2)) / 2 - tail) / mp.npdf(found)
+        density = mp.exp(-(found**2) / 2) / mp.sqrt(2 * mp.pi)
+        step = (mp.erfc(found / mp.sqrt(2)) / 2 - tail) / density
         found += step + found * step**2 / 2
         if abs(step) < mp.ldexp(1, -(mp.prec // 3) - 4):
             return found

@@ -8,6 +8,7 @@ below by the bridge to 0, and rungs inside an octave by bisection. docs/theory.m
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -48,6 +49,11 @@ class NoisePath:
         if len(self.key) != 32:
             raise CheckpointError(f"a key of {len(self.key)} bytes cannot make noise; a key has 32 random bytes")
         _check(self.root)
+
+    @cached_property
+    def seed(self) -> bytes:
+        """What the normals are made of. The root is part of it: paths with two roots would otherwise cancel each other."""
+        return hashlib.blake2b(self.root.hex().encode(), digest_size=32, key=self.key, person=b"dpmerge path").digest()
 
     def rung(self, noise: float) -> float:
         """The smallest rung that is at least this noise."""

@@ -148,7 +148,7 @@ def _average(first: Checkpoint, weights: tuple[float, ...], noise: Noise | None)
 
     def make(inputs: tuple[Tensor, ...]) -> Output:
         name = one_name.get(inputs[0].name, inputs[0].name)
-        added = None if inputs[0].name in noise.without else TensorNoise(noise, Normals(noise.path.key, name))
+        added = None if inputs[0].name in noise.without else TensorNoise(noise, Normals(noise.path.seed, name))
         return Output.like_first(inputs, Sum(weights, added))
 
     return make

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,12 @@ import numpy as np
 
 from dpmerge.errors import CheckpointError, DpmergeError
 from dpmerge.tensors.checkpoint import Header, Source, Tensor
-from dpmerge.tensors.digests import PassingDigest, Stopped
+from dpmerge.tensors.digests import THREADS, PassingDigest, Stopped, in_threads
 from dpmerge.tensors.dtypes import Floats, Raw, Scratch, fits, narrowed, widened
 from dpmerge.tensors.kernel import BLOCK, NotFinite, weighted_sum
 from dpmerge.tensors.noising import Noising, TensorNoise
 
 Progress = Callable[[int, int], None]
-_MOST_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Stream:
             raise CheckpointError(f"{threads} threads cannot merge anything; give at least 1")
         self.outputs = outputs
         self.stop = threading.Event()
-        self._threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
+        self._threads = threads or THREADS
         self._progress = progress
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -131,17 +129,21 @@ def coarsest_spacing(outputs: Sequence[Output]) -> float:
     Every tensor counts, also one that is equal in all models: whether it is may depend on the data. Values that are not
     finite are refused by name.
     """
-    widest, scratch = 0.0, Scratch(BLOCK)
-    for output in (output for output in outputs if isinstance(output.rule, Sum)):
-        for start in range(0, output.size, BLOCK):
-            count = min(BLOCK, output.size - start)
-            values = scratch.term[:count]
-            for tensor in output.inputs:
-                scratch.widen(tensor.part(start, count), tensor.dtype, values)
-                largest = max(float(values.max()), -float(values.min()))
-                if not math.isfinite(largest):
-                    raise _not_finite(output, start, count)
-                widest = max(widest, output.dtype.spacing(largest))
+    averaged = [output for output in outputs if isinstance(output.rule, Sum)]
+    return max(in_threads(_coarsest, averaged), default=0.0)
+
+
+def _coarsest(output: Output) -> float:
+    widest = 0.0
+    for start in range(0, output.size, BLOCK):
+        count = min(BLOCK, output.size - start)
+        for tensor in output.inputs:
+            raw = tensor.part(start, count)
+            values = widened(raw, tensor.dtype) if tensor.dtype.size < 4 else raw  # numpy has no bfloat16, and a slow float16
+            largest = max(float(values.max()), -float(values.min()))
+            if not math.isfinite(largest):
+                raise _not_finite(output, start, count)
+            widest = max(widest, output.dtype.spacing(largest))
     return widest
 
 

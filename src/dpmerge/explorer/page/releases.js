@@ -93,7 +93,8 @@ export class Releases {
       const [sign, kind] = VERDICTS[found.code];
       const wrong = [...found.broken, ...found.unchecked, ...found.warnings];
       fill(result, h("strong", { class: `verdict-${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.sentence),
-        wrong.length ? list(wrong) : null, folded(`${found.holds.length} checks hold`, [list(found.holds)]));
+        wrong.length ? list(wrong) : null, folded(`${found.holds.length} checks hold`, [list(found.holds)]),
+        found.certified && !found.broken.length ? folded("What is certified, and what it assumes", [h("p", {}, found.certified), list(found.assumptions)]) : null);
     };
     button.addEventListener("click", async () => {
       button.disabled = true;
