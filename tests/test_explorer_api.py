@@ -340,6 +340,18 @@ def test_noise_is_released_to_recipients_and_the_total_stays(hidden: tuple[Portf
     assert "noise at release has no meaning for selection" in words
 
 
+def test_beside_other_releases_of_a_model_only_the_total_holds(tmp_path: Path) -> None:
+    on_disk(tmp_path / "runs", builders.dp_sgd("a", sigma=4.0, steps=10, smoothness=0.2, convex="unclipped"))
+    ledger_builders.new(tmp_path / "ledger.db", epsilon=100.0)
+    with explorer(tmp_path, ledger=str(tmp_path / "ledger.db"), allow_release=True) as client:
+        asked = {"rule": "combination", "weights": {"a": 1.0}, "delta": DELTA, "noise": 0.01, "name": "noisy"}
+        assert not any("other releases" in text for text in client.post("/v1/releases/preview", json=asked).json()["after"])
+        finished(client, "/v1/releases", {"rule": "joint", "weights": {"a": 1.0}, "delta": DELTA, "name": "whole"}, **BEARER)
+        seen = client.post("/v1/releases/preview", json=asked).json()
+        assert seen["total"]["epsilon"] > seen["guarantee"]["epsilon"]
+        assert "what holds is the total" in seen["after"][1]
+
+
 # --- ε over the weights -------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from dpmerge.release import (
     Ledger,
     Preview,
     Released,
+    RuleForm,
     Verdict,
     choose,
     files_to_write,
@@ -121,7 +122,7 @@ class Releases:
             "total": None if seen.total is None else _pair(seen.total),
             "fits": seen.fits,
             "noise": seen.choice.form.deviation,
-            "after": [] if self._ledger is None else _after(seen, self._ledger.budget),
+            "after": [] if self._ledger is None else _after(seen, self._ledger),
             "notes": [*notes, *seen.choice.guarantee.notes],
         }
 
@@ -177,10 +178,11 @@ class Releases:
         return self._folder / name
 
 
-def _after(seen: Preview, budget: Any) -> list[str]:
+def _after(seen: Preview, ledger: Ledger) -> list[str]:
     """What the budget allows after a release."""
     if seen.total is None:
         return []
+    budget = ledger.budget
     spent, left = seen.total.epsilon, budget.epsilon - seen.total.epsilon
     added = "adds nothing to" if not seen.adds else f"adds ε = {round_up(seen.adds)} to"
     if not seen.fits:
@@ -192,7 +194,21 @@ def _after(seen: Preview, budget: Any) -> list[str]:
             f"After it, this same model with any more noise is free, for anyone: any ε up to {round_down(spent):g}. The total "
             f"stays {round_up(spent)}, as long as nothing else of these runs is released."
         )
+    elif seen.choice.guarantee.theorem == "hidden-run" and _released_otherwise(ledger.history(), seen.choice.form):
+        told.append(
+            "The ledger knows other releases of these models. Its own ε assumes that there are none: what holds is the total."
+        )
     return told
+
+
+def _released_otherwise(entries: list[Entry], form: RuleForm) -> bool:
+    """Whether something else of these models was released, except by the same ladder."""
+    others = [entry.content for entry in entries if entry.kind == "release"]
+    return any(
+        set(form.weights) & set(one["names"].values())
+        for one in others
+        if form.ladder is None or one["forms"][0].get("ladder") != form.ladder
+    )
 
 
 def _pair(of: Any) -> dict[str, float]:

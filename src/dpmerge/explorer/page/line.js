@@ -50,8 +50,9 @@ export class Line {
   draw() {
     if (this.answer === null) return;
     const { range, points, delta, done, total, worst } = this.answer;
-    const [low, high] = range;
-    const inside = points.filter(({ epsilon }) => epsilon >= low && epsilon <= high);
+    const high = range[1];
+    const inside = points.filter(({ epsilon }) => epsilon >= range[0] / 2 && epsilon <= high);
+    const low = Math.min(range[0], inside[0]?.epsilon ?? range[0]); // the least noisy points that span the range lie a little outside
     const predicted = points.some((point) => point.utility_kind === "predicted");
     /** @param {{expected_utility: number | null, predicted_deviation: number | null}} point how high it stands: less noise is higher; what is worse than every model, below them all */
     const value = (point) => (predicted ? -Math.log(point.predicted_deviation || 1e-300) : Math.max(Number(point.expected_utility), worst));

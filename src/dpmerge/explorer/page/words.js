@@ -22,7 +22,7 @@ export function showAloud(sentences) {
   const focused = document.activeElement instanceof HTMLElement && place.contains(document.activeElement) ? document.activeElement.dataset.term : undefined;
   const seen = new Set();
   const terms = Object.keys(glossary).sort((a, b) => b.length - a.length);
-  const pieces = terms.length ? text.split(new RegExp(`(?<![\\p{L}])(${terms.join("|")})(?![\\p{L}])`, "u")) : [text];
+  const pieces = terms.length ? text.split(new RegExp(`(?<![\\p{L}\\p{N}_-])(${terms.join("|")})(?![\\p{L}\\p{N}_-])`, "u")) : [text];
   fill(place, pieces.map((piece) => {
     if (!Object.hasOwn(glossary, piece) || seen.has(piece)) return piece;
     seen.add(piece);
