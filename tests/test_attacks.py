@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ def anywhere(folder: Path, name: str, where: str) -> Path:
     return folder / name
 
 
+def one_ladder(content: Mapping[str, Any]) -> tuple[str] | None:
+    return ("whichever",) if "ladder" in content["forms"][0] else None
+
+
 class Everything(dict[str, Any]):
     """A table of methods that has them all."""
 
@@ -118,6 +122,8 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("private_metadata", "release.recheck", "Recheck._metadata", nothing),
     ("hidden_nan", "tensors.kernel", "fits", yes),
     ("lattice_residues", "release.release", "settled", lambda choice, folders: choice),
+    ("second_noise", "release.ladder", "Ladder.is_itself", True),
+    ("second_noise", "release.counting", "ladder_of", one_ladder),
 ]
 
 

@@ -12,7 +12,7 @@ import dpmerge as library
 from dpmerge import Accounting, Ledger, Portfolio
 from dpmerge.errors import TargetError
 from dpmerge.release import choose, preview
-from dpmerge.rules import compare, least_noise
+from dpmerge.rules import Combination, compare, least_noise
 from tests import builders
 from tests.release_builders import DELTA, certificate, dpmerge, on_disk
 
@@ -193,3 +193,12 @@ def test_a_certificate_that_claims_it_for_a_draw_is_refused(portfolio: Portfolio
     form = choose(portfolio, "selection", weights=portfolio.weights({"a": 1.0}), delta=DELTA).form
     told = form.model_copy(update={"last_only": True}).contradictions
     assert told["the last iterate only, under a rule that does not average"]
+
+
+def test_delta_at_the_epsilon_of_a_delta() -> None:
+    """With large δ more may be given up than with a small one: whoever asks for δ gets what that buys too."""
+    model = convex("a", 1.2, steps=15, eta=0.11, sampling=0.2, batch=287.4, clip=7.2112, smoothness=13.0)
+    rule = Combination(Portfolio([model]).weights({"a": 1.0}), noise=0.028)
+    found = rule.guarantee(delta=1e-4)
+    assert found.theorem == "hidden-run"
+    assert rule.guarantee(epsilon=found.epsilon).delta <= 1e-4 * (1 + 1e-9)

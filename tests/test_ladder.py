@@ -18,13 +18,12 @@ from scipy.special import ndtr
 
 import dpmerge as library
 from dpmerge import Ledger, Portfolio
-from dpmerge.errors import BudgetExceeded, CertificateError, LedgerError, TargetError
+from dpmerge.errors import BudgetExceeded, CertificateError, CheckpointError, LedgerError, TargetError
 from dpmerge.profiles import ShiftLaw
 from dpmerge.profiles.formulas import gaussian_delta
 from dpmerge.release import choose, enter_floor, preview
 from dpmerge.release.entries import standing
 from dpmerge.release.forms import RuleForm
-from dpmerge.release.ladder import Ladders
 from dpmerge.rules import Rounding
 from dpmerge.tensors import merge_models
 from tests import builders
@@ -173,6 +172,31 @@ def test_noise_that_does_not_cover_the_stored_numbers_counts_as_joint_release(tm
     assert "the noise at release covers the arithmetic of the stored numbers" in verdict.holds
 
 
+@pytest.mark.parametrize("stored", ["integers", "copies"])
+def test_what_noise_would_not_hide_is_refused_before_anything_is_charged(tmp_path: Path, stored: str) -> None:
+    portfolio, ledger = on_disk(tmp_path / "runs", convex("a")), ledger_of(tmp_path)
+    values = np.random.default_rng(0).normal(size=(8, 8)) / 64
+    second = (values * 64).astype(np.int8) if stored == "integers" else values.copy()
+    save_file({"one": values, "two": second}, tmp_path / "runs/a/model.safetensors")
+    words = {"integers": "tensor 'two' holds I8, to which no noise can be added", "copies": "'one' and 'two' hold the same"}
+    for make in (
+        lambda: merge(portfolio, tmp_path / "out", noise=0.25, ledger=tmp_path / "ledger.db"),
+        lambda: enter_floor(ledger, portfolio, portfolio.weights(A), epsilon=1.0),
+    ):
+        with pytest.raises((CheckpointError, CertificateError), match=words[stored]):
+            make()
+    assert not ledger.history() and not (tmp_path / "runs/.dpmerge").exists()
+    assert merge(portfolio, tmp_path / "out", noise=0.0).certificate.rule.noise is None
+
+
+def test_an_average_with_a_model_without_noise_is_hidden_by_noise_at_release(tmp_path: Path) -> None:
+    portfolio = on_disk(tmp_path / "runs", convex("a", 0.0), convex("b"))
+    made = merge(portfolio, tmp_path / "out", {"a": 0.5, "b": 0.5}, noise=0.25)
+    assert made.guarantee.theorem == "hidden-run"
+    assert any("After any other release each run counts whole: which bounds nothing" in note for note in made.notes)
+    assert library.verify(tmp_path / "out", portfolio=portfolio).code == 0
+
+
 # --- what is checked ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,20 +215,16 @@ def test_verify_finds_another_noise_another_ladder_and_none(portfolio: Portfolio
     missing = library.verify(out, portfolio=portfolio)
     assert missing.code == 2 and "the ladder of the noise is not in this portfolio" in missing.unchecked[0]
     content = json.loads(kept)
-    file.write_text(json.dumps({**content, "key": "0" * 64}))
-    assert any("tensor" in fault for fault in library.verify(out, portfolio=portfolio).broken)
-    file.write_text(json.dumps({**content, "models": {"a": {**content["models"]["a"], "content": "0" * 64}}}))
-    assert any("was edited or renamed" in fault for fault in library.verify(out, portfolio=portfolio).broken)
+    models = {"a": {**content["models"]["a"], "content": "0" * 64}}
+    for edited in ({"key": "0" * 64}, {"root": (1.0).hex()}, {"id": "0" * 32}, {"models": models}):
+        file.write_text(json.dumps({**content, **edited}))
+        assert any("was edited or renamed" in fault for fault in library.verify(out, portfolio=portfolio).broken)
     file.unlink()
-    moved = json.loads(json.dumps(content).replace(content["models"]["a"]["content"], "0" * 64))
-    Ladders(runs).folder.joinpath(f"{_fingerprint(moved)}.json").write_text(json.dumps(moved))
-    assert any("that of another average" in fault for fault in library.verify(out, portfolio=portfolio).broken)
-
-
-def _fingerprint(content: dict[str, Any]) -> str:
-    from dpmerge.release.ladder import Ladder, fingerprint
-
-    return fingerprint(Ladder.model_validate_json(json.dumps(content)).models)
+    merge(portfolio, tmp_path / "anew", noise=0.25)  # the portfolio lost the file, and made another
+    assert any("is not the one certified" in fault for fault in library.verify(out, portfolio=portfolio).broken)
+    file.write_bytes(kept)
+    file.with_name("other.json").write_text("{")  # what is wrong with other ladders is no matter
+    assert library.verify(out, portfolio=portfolio).code == 0
 
 
 def test_forms_without_noise_are_written_as_before() -> None:

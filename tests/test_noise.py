@@ -350,6 +350,33 @@ def test_tied_tensors_have_one_noise(tmp_path: Path) -> None:
     assert bits(found["embed"]) == bits(found["head"]) != bits(found["other"])
 
 
+def test_numbers_that_are_stored_twice_are_refused(tmp_path: Path) -> None:
+    """Two noises on one number could be averaged."""
+    torch = pytest.importorskip("torch", reason="PyTorch files need torch")
+    values = torch.arange(6.0).reshape(2, 3)
+    twice = {
+        "transposed": {"one": values, "two": values.T},
+        "part": {"one": values, "two": values[1:]},
+        "columns": {"one": values[:, :2], "two": values[:, 1:]},
+        "copied": {"one": values, "two": values.clone()},
+    }
+    once = {
+        "rows": {"one": values[:1], "two": values[1:]},
+        "tied": {"one": values, "two": values},
+        "constant": {"one": torch.ones(5), "two": torch.ones(5)},
+        "empty": {"one": values[:0], "two": values[:0].T},
+    }
+    for name, state in (twice | once).items():
+        (tmp_path / name).mkdir()
+        torch.save(state, tmp_path / name / "model.pt")
+    for name in once:
+        combine_tensors({"m": tmp_path / name}, {"m": 1.0}, noise=at(0))
+    for name in twice:
+        combine_tensors({"m": tmp_path / name}, {"m": 1.0})
+        with pytest.raises(CheckpointError, match=r"'one' and 'two' hold the same numbers|'two' and 'one' hold the same"):
+            combine_tensors({"m": tmp_path / name}, {"m": 1.0}, noise=at(0))
+
+
 @pytest.mark.parametrize("noise", [0.0, -1.0, math.inf, math.nan, 1e-200])
 def test_noise_that_cannot_be_added_is_refused(noise: float) -> None:
     with pytest.raises(CheckpointError, match="cannot be added; a standard deviation is between"):

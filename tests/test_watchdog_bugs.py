@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,13 +22,17 @@ from dpmerge.profiles import mixture, profile, runs
 from dpmerge.records import Adjacency, Model, Portfolio, Weights
 from dpmerge.rules import combination, joint, selection, transport
 from dpmerge.rules.transport import Trajectories
+from dpmerge.tensors import Noise, path, plan
+from dpmerge.tensors.noising import TensorNoise
+from dpmerge.tensors.normals import Normals
+from dpmerge.tensors.path import Part, rung
 from dpmerge_lab.audit.scenarios.shuffled import Shuffled
 from tests.test_watchdog import CONFIDENCE, SEED
 from tests.violations import Alarm, Report, check_checkpoints, check_ledger, check_transport
 
 Bug = Callable[[pytest.MonkeyPatch], None]
-# Fewer than the watchdog plays: these bugs are far off, but for the one in `selection`.
-TRIALS, MORE_TRIALS = 60_000, {"selection": 200_000}
+# Fewer than the watchdog plays: these bugs are far off, but for those in `selection` and `pooled-recipients`.
+TRIALS, MORE_TRIALS = 60_000, {"selection": 200_000, "pooled-recipients": 100_000}
 
 
 def attacked(scenario: str) -> Audit:
@@ -114,6 +121,69 @@ def test_the_watchdog_fires(bug: Bug, scenario: str, monkeypatch: pytest.MonkeyP
     unsound = attacked(scenario)
     assert unsound.alarm
     assert unsound.epsilon == sound.epsilon  # the attack is the same: only what is claimed has changed
+
+
+# --- bugs in the noise of a release: what is claimed stays, and the releases say more than that ------------------------------
+
+
+def own_noise_for_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every release has fresh noise, of the right size: two of them average it away."""
+
+    def parts(root: float, index: int) -> tuple[Part, ...]:
+        return (Part(index, Fraction(1), Fraction(rung(root, index)) ** 2),)
+
+    monkeypatch.setattr(path, "parts", parts)
+
+
+def one_normal_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise of another size is the same noise, scaled: two releases give away the average."""
+
+    def parts(root: float, index: int) -> tuple[Part, ...]:
+        return (Part(0, Fraction(1), Fraction(rung(root, index)) ** 2),)
+
+    monkeypatch.setattr(path, "parts", parts)
+
+
+def add_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Increments of τ where they belong to v = τ²: far from the root there is less noise than is said."""
+
+    def parts(root: float, index: int) -> tuple[Part, ...]:
+        deviations = [Fraction(0), *(Fraction(rung(root, k)) for k in (*range(0, index, 32), index))]
+        return tuple(Part(k, Fraction(1), (b - a) ** 2) for k, (a, b) in enumerate(pairwise(deviations)))
+
+    monkeypatch.setattr(path, "parts", parts)
+
+
+def forget_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two tensors is averaged without noise."""
+
+    def noise_of(noise: Noise, normals: Normals) -> TensorNoise | None:
+        return None if normals.tensor == "bias" else TensorNoise(noise, normals)
+
+    monkeypatch.setattr(plan, "TensorNoise", noise_of)
+
+
+NOISE_BUGS: list[tuple[Bug, str]] = [
+    (own_noise_for_each_release, "ladder"),
+    (own_noise_for_each_release, "pooled-recipients"),
+    (one_normal_for_all, "ladder"),
+    (add_deviations, "noised-release"),
+    (forget_a_tensor, "noised-release"),
+    (forget_a_tensor, "ladder"),
+    (forget_a_tensor, "pooled-recipients"),
+]
+
+
+@cache
+def sound(scenario: str) -> Audit:
+    return attacked(scenario)
+
+
+@pytest.mark.parametrize(("bug", "scenario"), NOISE_BUGS, ids=[f"{bug.__name__}-{scenario}" for bug, scenario in NOISE_BUGS])
+def test_the_watchdog_sees_wrong_noise(bug: Bug, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not sound(scenario).alarm
+    bug(monkeypatch)
+    assert attacked(scenario).alarm
 
 
 # --- the searches for violations, which know the exact laws (tests/violations.py) --------------------------------------------

@@ -27,7 +27,7 @@ def reproduce(
     json: JsonOption = False,
 ) -> None:
     """Run one of the papers' experiments: numbers with their configuration as JSON, and pictures as PNG and HTML."""
-    from dpmerge.cli import print_json, show_progress
+    from dpmerge.cli import print_json, show_progress, table
     from dpmerge.figures import require_library
     from dpmerge.jobs import ProgressBar
     from dpmerge_lab.experiments.catalogue import find
@@ -50,6 +50,9 @@ def reproduce(
     if json:
         print_json({**result.as_dict(), "files": [str(path) for path in written]})
         return
+    if result.table is not None:
+        title, headings, rows = result.table
+        table(title, headings, rows)
     for path in written:
         typer.echo(str(path))
 

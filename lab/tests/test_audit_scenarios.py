@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from dpmerge_lab.audit.scenarios import digits as audited_digits, poisson
 from dpmerge_lab.audit.scenarios.accounts import DATASET, even
 from dpmerge_lab.audit.scenarios.checkpoints import Checkpoints
 from dpmerge_lab.audit.scenarios.digits import DigitsCanaries, DigitsSoftmax
+from dpmerge_lab.audit.scenarios.ladders import NoisedReleases
 from dpmerge_lab.audit.scenarios.last_iterate import LastIterate
 from dpmerge_lab.audit.scenarios.logistic import TransportLogistic
 from dpmerge_lab.audit.scenarios.loose_weights import LooseWeights
@@ -34,9 +36,11 @@ from tests.ledger_builders import planned
 MINE = ("same-noise", "same-batches", "checkpoints", "loose-weights", "selection", "repeated-draws", "transport-logistic")
 HIDDEN = ("last-iterate", "last-iterate-noised")
 REAL = ("digits-softmax", "digits-canaries")
+NOISED = ("noised-release", "ladder", "pooled-recipients", "pooled-independent")
+RESULTS = Path(__file__).parent.parent / "results" / "audit"
 
 
-@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *REAL, "shuffled"])
+@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *NOISED, *REAL, "shuffled"])
 def test_a_scenario_says_what_it_is(name: str) -> None:
     game = find_game(name)
     assert (game.name, game.simulated) == (name, name not in REAL)
@@ -209,3 +213,44 @@ def test_the_last_iterate_is_claimed_by_hidden_run(name: str) -> None:
     found = Combination(game.trained(), noise=game.release_noise * game.unit).guarantee(delta=game.delta)
     assert (found.theorem, found.standing) == ("hidden-run", "proved")
     assert found.epsilon < 0.75 * Joint(game.trained()).guarantee(delta=game.delta).epsilon
+
+
+# --- noise at release ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_releases_have_the_record_and_the_noise_of_one_path(name: str) -> None:
+    """Of each release the participations, the training's noise and the path's, whose covariance is the smaller variance."""
+    game = find_game(name)
+    assert isinstance(game, NoisedReleases)
+    trials = 4_000
+    participations = game.steps * (game.rate or 1.0)
+    coins = participations * (1 - (game.rate or 1.0)) / 2
+    for with_record in (False, True):
+        generator = np.random.default_rng(1)
+        rows = game._released(game._train(generator, trials, with_record), generator.bytes(32))[::2]  # of one tensor
+        noises = np.array(game.deviations) / game.unit
+        path = np.minimum.outer(noises, noises) ** 2 if game.one_path else np.diag(noises**2)
+        law = path + game.steps * game.noise_multiplier**2 + with_record * coins
+        error = 6 * np.sqrt(law.diagonal() / trials)
+        assert np.all(np.abs(rows.mean(axis=1) - with_record * participations / math.sqrt(2)) < error)
+        assert np.atleast_2d(np.cov(rows)) == pytest.approx(law, abs=0.12 * law.max())
+
+
+@pytest.mark.parametrize("name", ["noised-release", "ladder"])
+def test_the_attacker_of_noised_releases_finds_the_least_noisy_one(name: str) -> None:
+    game = find_game(name)
+    assert isinstance(game, NoisedReleases)
+    weights = game._weights()
+    least = int(np.argmin(game.deviations))
+    assert weights[2 * least : 2 * least + 2] == pytest.approx([0.5, 0.5], abs=0.02)
+    assert np.abs(weights).sum() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_kept_audits_reach_three_fifths_of_what_noise_promises(name: str) -> None:
+    """Of ε at the scenario's own δ, of the bound that is proved."""
+    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    (proved,) = (claim for claim in kept["claims"] if claim["standing"] == "proved")
+    assert 0.6 <= proved["share"] <= 1 and not proved["exceeded"]
+    assert all(claim["exceeded"] for claim in kept["claims"] if claim["standing"] == "refuted")

@@ -55,7 +55,7 @@ def test_one_row_made_anew() -> None:
 
 
 def test_records_are_those_of_the_portfolio_file() -> None:
-    portfolio = last_iterate._of_file("digits.yaml", 1437)
+    portfolio = last_iterate.portfolio_of(last_iterate.portfolio_file("digits.yaml"), 1437)
     assert portfolio.names == ("noise-1", "noise-2", "noise-6")
     mechanism = portfolio["noise-2"].mechanism
     assert isinstance(mechanism, DpSgd)

@@ -24,4 +24,8 @@ SCENARIOS = {
     "own-count": "dpmerge_lab.audit.scenarios.own_count:own_count",
     "last-iterate": "dpmerge_lab.audit.scenarios.last_iterate:last_iterate",
     "last-iterate-noised": "dpmerge_lab.audit.scenarios.last_iterate:last_iterate_noised",
+    "noised-release": "dpmerge_lab.audit.scenarios.ladders:noised_release",
+    "ladder": "dpmerge_lab.audit.scenarios.ladders:ladder",
+    "pooled-recipients": "dpmerge_lab.audit.scenarios.ladders:pooled_recipients",
+    "pooled-independent": "dpmerge_lab.audit.scenarios.ladders:pooled_independent",
 }

@@ -36,6 +36,7 @@ EXPERIMENTS = {
     "mnist": Experiment("three softmax regressions: heatmaps and frontiers", "mnist:mnist", ("mnist",)),
     "mnist-full-batch": Experiment("full batches, and Poisson ones with coupled runs", "mnist:mnist_full_batch", ("mnist",)),
     "last-iterate": Experiment("linear portfolios, if nothing but the release is published", "last_iterate:last_iterate"),
+    "knob": Experiment("one portfolio with noise at release, and models trained anew for each ε", "knob:knob"),
     "cifar10": Experiment("ResNet-18 from scratch", "cifar10:cifar10", ("cifar10",), torch=True),
     "cifar10-pretrained": Experiment("ResNet-18, fine-tuned privately", "cifar10:cifar10_pretrained", ("cifar10",), torch=True),
     "checkpoints": Experiment("random selection over checkpoints of one run", "checkpoints:checkpoints", ("mnist",)),

@@ -53,14 +53,17 @@ def _portfolios(options: Options) -> dict[str, tuple[Portfolio, Sequence[Weights
     """Every portfolio with the averages of it that the docs speak of."""
     half, tenth = (0.5, 0.5), (0.1, 0.9)
     found: dict[str, tuple[Portfolio, Sequence[Weights]]] = {
-        "digits.yaml": (_of_file("digits.yaml", _DIGITS), [] if options.quick else [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.2, 0.7)])
+        "digits.yaml": (
+            portfolio_of(portfolio_file("digits.yaml"), _DIGITS),
+            [] if options.quick else [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.2, 0.7)],
+        )
     }
     if options.quick:
         return found
     # mnist-c1-s0.5, mnist-c1-s2, mnist-c2-s0.5
     averages = [(0.05, 0.95, 0.0), (0.05, 0.9, 0.05), (0.1, 0.8, 0.1), (1 / 3, 1 / 3, 1 / 3)]
     found["example portfolio"] = (Portfolio(dpmerge.example_portfolio()), averages)
-    found["mnist.yaml"] = (_of_file("mnist.yaml", _MNIST), [(0.1, 0.1, 0.8)])
+    found["mnist.yaml"] = (portfolio_of(portfolio_file("mnist.yaml"), _MNIST), [(0.1, 0.1, 0.8)])
     found["warm-up and decay"] = (_of_setting(full_batch(1.0, decay=True)), [tenth, half])
     found["constant rate"] = (_of_setting(full_batch(LONGEST, decay=False)), [tenth, half])
     found["Poisson twin"] = (_of_setting(poisson_twin()), [tenth, (0.13, 0.87), half])
@@ -76,11 +79,15 @@ def _of_setting(setting: Setting) -> Portfolio:
     return _portfolio(setting.recipes, _MNIST, setting.norm_bound, setting.loss)
 
 
-def _of_file(name: str, examples: int) -> Portfolio:
-    """The portfolio that `dpmerge train` would make of this file."""
+def portfolio_file(name: str) -> PortfolioFile:
+    """A file of the laboratory's portfolios."""
     if not (_FOLDER / name).is_file():
         raise TrainingError(f"{name} is not beside the laboratory; run this in a checkout of the repository")
-    file = PortfolioFile.load(_FOLDER / name)
+    return PortfolioFile.load(_FOLDER / name)
+
+
+def portfolio_of(file: PortfolioFile, examples: int) -> Portfolio:
+    """The records that `dpmerge train` would write for this file."""
     assert file.about.norm_bound is not None
     recipes = {run: form.recipe(np.zeros(examples, dtype=np.int64)) for run, form in file.runs.items()}
     return _portfolio(recipes, examples, file.about.norm_bound, "softmax")

@@ -52,9 +52,10 @@ class Result:
     numbers: dict[str, Any] = field(default_factory=dict)
     pictures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    table: tuple[str, list[str], list[list[str]]] | None = None  # a title, headings and rows to print
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the pictures, with what it was computed with."""
+        """Everything but pictures and table, with what it was computed with."""
         return {
             "experiment": self.name,
             "configuration": self.configuration,

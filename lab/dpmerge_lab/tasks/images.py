@@ -40,9 +40,9 @@ def load_images(folder: Path | None, name: str) -> Images:
     return Images(*parts, shape, f"{name}-train-{len(x_train)}")
 
 
-def digits_as_images() -> Images:
+def digits_as_images(centred: bool = False) -> Images:
     """The digits in the same form: 1,437 to train on, 360 to test on."""
-    train, test = sklearn_digits.load()
+    train, test = sklearn_digits.load(centred)
     parts = (train.images.astype(np.float32), train.labels, test.images.astype(np.float32), test.labels)
     return Images(*parts, (1, 8, 8), "sklearn-digits-train-1437")
 
@@ -52,6 +52,12 @@ def digits(folder: Path | None) -> Images:
     if folder is not None:
         raise DataError("the digits ship with scikit-learn and need no folder")
     return digits_as_images()
+
+
+def centred_digits(folder: Path | None) -> Images:
+    """The same without each image's own mean, of norm 5."""
+    digits(folder)
+    return digits_as_images(centred=True)
 
 
 def mnist(folder: Path | None) -> Images:

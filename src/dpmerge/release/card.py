@@ -81,7 +81,7 @@ def _noise(certificate: Certificate) -> str:
         return (
             f"It has noise of standard deviation {certificate.rule.deviation:.6g} on every parameter, part of which was added "
             f"to an earlier release by someone who held it. That release has the certificate {_code(certificate.parent)}; "
-            "whoever has that one too has its guarantee, not this one."
+            "whoever has that one too, or another one made of it, has its guarantee, not this one."
         )
     added = f"Noise of standard deviation {certificate.rule.deviation:.6g} was added to every parameter"
     if certificate.guarantee.theorem != "hidden-run":

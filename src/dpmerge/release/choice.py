@@ -103,7 +103,7 @@ def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen
         utility=asked.utility,
         provenance="a-priori" if alone else asked.provenance,
         kappa=asked.kappa if option.rule == "tempered" else None,
-        noise=getattr(option, "noise", 0.0),
+        noise=option.noise,
         accounting=asked.accounting.for_rule("combination" if alone and hidden else option.rule),
     )
 

@@ -51,7 +51,7 @@ HexFloat = Annotated[str, Field(pattern=r"^0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}$")
 
 
 PositiveFloat = Annotated[HexFloat, AfterValidator(positive_noise)]
-LadderId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # public, and drawn at random
+LadderId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # public: a digest of what is secret
 
 
 class ValidationForm(ValidationSet):

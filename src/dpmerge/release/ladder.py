@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,13 +31,27 @@ class Step(Strict):
 
 
 class Ladder(Strict):
-    """The whole of a ladder's file. `id` is public, `key` is the secret, `root` the noise of its first release."""
+    """The whole of a ladder's file. `key` is the secret, `root` the noise of its first release.
+
+    `id` is public: a digest of the rest, which tells nothing of it, since nobody can guess the key. So a ledger that counts
+    releases under one id counts one noise: a file with another key or root is no ladder, or another one.
+    """
 
     version: Literal[1] = 1
     id: LadderId
-    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", repr=False)]
     root: PositiveFloat
     models: Annotated[dict[str, Step], Field(min_length=1)]
+
+    @classmethod
+    def new(cls, root: str, models: Mapping[str, Step]) -> Ladder:
+        key = secrets.token_hex(32)
+        return cls(id=_id(key, root, models), key=key, root=root, models=dict(models))
+
+    @property
+    def is_itself(self) -> bool:
+        """Whether nothing was edited."""
+        return self.id == _id(self.key, self.root, self.models)
 
     @property
     def path(self) -> NoisePath:
@@ -49,10 +63,6 @@ class Ladder(Strict):
 
     def noise(self, deviation: float) -> Noise:
         return Noise(self.path, deviation)
-
-    def holds(self, form: RuleForm, contents: Mapping[str, str]) -> bool:
-        """Whether this is the ladder of this average of these models, under whatever names."""
-        return fingerprint(self.models) == fingerprint(_steps(form, contents))
 
 
 class Ladders:
@@ -77,9 +87,8 @@ class Ladders:
         path = self._file(steps)
         if not path.exists():
             assert form.noise is not None
-            made = Ladder(id=secrets.token_hex(16), key=secrets.token_hex(32), root=form.noise, models=steps)
             try:
-                self._keep(made, path)
+                self._keep(Ladder.new(form.noise, steps), path)
             except OSError as fault:
                 raise CertificateError(
                     f"{path}: the secret of the noise cannot be kept: {fault.strerror}. Noise that cannot be drawn again is "
@@ -87,20 +96,16 @@ class Ladders:
                 ) from None
         return self._load(path)
 
-    def by_id(self, ladder: str) -> Ladder | None:
-        return next((found for found in self._all() if found.id == ladder), None)
-
-    def _all(self) -> Iterator[Ladder]:
-        return (self._load(path) for path in sorted(self.folder.glob("*.json")))
-
     def _file(self, steps: Mapping[str, Step]) -> Path:
         """Named after what it is the ladder of: of two that are made at once one is there first, and both use it."""
         return self.folder / f"{fingerprint(steps)}.json"
 
     def _load(self, path: Path) -> Ladder:
         found = load_strict(Ladder, path, CertificateError, "it was written into the portfolio with the ladder's first release")
-        if self._file(found.models) != path:
-            raise CertificateError(f"{path}: was edited or renamed: it is not the ladder that its name says")
+        if self._file(found.models) != path or not found.is_itself:
+            raise CertificateError(
+                f"{path}: was edited or renamed: it is not the ladder that its name and id say. Put back the one that was there"
+            )
         return found
 
     def _keep(self, ladder: Ladder, path: Path) -> None:
@@ -132,3 +137,7 @@ def _steps(form: RuleForm, contents: Mapping[str, str]) -> dict[str, Step]:
 def fingerprint(steps: Mapping[str, Step]) -> str:
     """Of the exact weights and the contents, not of names: a folder that was renamed holds the same model."""
     return sha256(canonical(sorted([step.content, step.weight] for step in steps.values())))
+
+
+def _id(key: str, root: str, steps: Mapping[str, Step]) -> str:
+    return sha256(canonical(["ladder", key, root, fingerprint(steps)]))[:32]

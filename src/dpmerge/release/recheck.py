@@ -218,13 +218,13 @@ class Recheck:
     def _noise(self, folders: Mapping[str, Path]) -> Noise | None:
         """The noise of the release, from the ladder that the portfolio keeps; none where it cannot be drawn again."""
         form = self.certificate.rule
-        ladder = Ladders.beside(folders, form).by_id(form.ladder or "")
+        held = contents_of(model for model in self.portfolio.models if model.name in form.weights)
+        ladder = Ladders.beside(folders, form).find(form, held)
         if ladder is None:
             self.verdict.unchecked.append("the ladder of the noise is not in this portfolio: the tensors were not checked")
             return None
-        held = contents_of(model for model in self.portfolio.models if model.name in form.weights)
         faults = {
-            "the ladder of the noise is that of another average, or of models with other tensors": not ladder.holds(form, held),
+            "the ladder of these models and weights is not the one certified": ladder.id != form.ladder,
             "the noise certified is not on its ladder": ladder.rung(form.deviation) != form.deviation,
         }
         broken = [fault for fault, there in faults.items() if there]

@@ -25,6 +25,8 @@ from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, about_delta, coupled_outcomes, covers
 from dpmerge.tensors import (
     Checkpoint,
+    Noise,
+    NoisePath,
     coarsest_spacing,
     holds_only_tensors,
     open_model,
@@ -238,7 +240,8 @@ def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> F
     own = (NAME, CARD)
     with ExitStack() as stack:
         if not choice.form.draws:
-            checkpoints, plan = open_plan(stack, {name: folders[name] for name in used}, used, **merge.arguments())
+            how = {**merge.arguments(), "noise": _any_noise(choice.form)}
+            checkpoints, plan = open_plan(stack, {name: folders[name] for name in used}, used, **how)
             return Files((*plan.names, *own), {}, _has_openings(choice, checkpoints))
         # Any of them may be drawn, and a draw that cannot be released would tell which.
         drawn = [stack.enter_context(open_model(folders[name], name)) for name in used]
@@ -260,8 +263,20 @@ def settled(choice: Chosen, folders: Mapping[str, Path]) -> Chosen:
 def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
     """How far the stored numbers of the models averaged lie apart at the largest parameter."""
     with ExitStack() as stack:
-        _, plan = open_plan(stack, {name: folders[name] for name in form.values}, form.values)
+        _, plan = open_plan(stack, {name: folders[name] for name in form.values}, form.values, noise=_any_noise(form))
+        for output in plan.outputs:
+            if form.noise is not None and not output.dtype.floating:
+                raise CertificateError(
+                    f"tensor {output.name!r} holds {output.dtype.name}, to which no noise can be added: it would be released "
+                    "as it is, and the guarantee rests on the noise. Leave it out of the models, or store it as floating-point "
+                    "numbers"
+                )
         return coarsest_spacing(plan.outputs)
+
+
+def _any_noise(form: RuleForm) -> Noise | None:
+    """Noise as much as that of the release: tensors to which none can be added are refused before a ladder is made."""
+    return None if form.noise is None else Noise(NoisePath(bytes(32), form.deviation), form.deviation)
 
 
 def _has_openings(choice: Chosen, checkpoints: Sequence[Checkpoint]) -> bool:

@@ -183,7 +183,8 @@ class Combination(Rule):
         route = min(routes, key=lambda route: asked(route.profile).size)
         answer = asked(route.profile)
         if route.theorem == "hidden-run":
-            route.details["once_more"] = self._once_more(routes, asked)
+            more = self._once_more(routes, asked)
+            route.details["once_more"] = more if math.isfinite(more) else None
             route.details["once_more_is"] = "epsilon" if target.epsilon is None else "delta"
         assumed, unproved = gathered(self._profiles.values())
         details = dict(route.details)
@@ -263,7 +264,19 @@ class Combination(Rule):
         )
 
     def _hidden(self, target: Target, by: By, bar: float = math.inf) -> Iterable[_Route]:
-        """Theorem hidden-run: the last iterates, and noise at release, hide what came before. Above `bar` it is of no use."""
+        """Theorem hidden-run: the last iterates, and noise at release, hide what came before. Above `bar` it is of no use.
+
+        What may be given up, batches that are too large among it, is a share of δ. Where δ is asked for, it is first taken to
+        be small, and then what was found.
+        """
+        first = list(self._hidden_at(target, by, bar))
+        yield from first
+        for route in first if target.delta is None else ():
+            delta = _ask(route.profile, target, by, "tight").delta
+            if 1e-7 < delta < 0.5:
+                yield from self._hidden_at(Target(delta=delta), by, math.inf)
+
+    def _hidden_at(self, target: Target, by: By, bar: float) -> Iterable[_Route]:
         delta = target.delta or 1e-8
         runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-4 * delta, tamed=delta / 10)
         rows = hideable(runs)

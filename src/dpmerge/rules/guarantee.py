@@ -86,13 +86,19 @@ class Guarantee:
             found.append(f"the noise at release buys nothing here: {NOISE_PAYS}")
         elif self.details.get("noise") and self.theorem != "hidden-run":
             found.append("this much noise at release buys nothing: another theorem gives as little without it. More may")
-        if "once_more" in self.details:
+        if "rounded_by" in self.details:
+            found.append(
+                "this holds against whoever has nothing else of these runs: neither the release that this one was made of, nor "
+                "another one made of that; these have its guarantee"
+            )
+        elif "once_more" in self.details:
             spared = ", except this average with other noise of its ladder" if self.details.get("noise") else ""
             asked = "ε" if self.details["once_more_is"] == "epsilon" else "δ"
-            most = (round_up if asked == "ε" else significant)(self.details["once_more"])
+            most = self.details["once_more"]
+            whole = "which bounds nothing" if most is None else f"{asked} = {(round_up if asked == 'ε' else significant)(most)}"
             found.append(
                 f"this holds while nothing else of these runs is released{spared}. After any other release each run counts "
-                f"whole: {asked} = {most}"
+                f"whole: {whole}"
             )
         return tuple(found)
 

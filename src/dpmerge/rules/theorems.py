@@ -26,7 +26,7 @@ LAST = (
 REAL = "the training computed with real numbers: the rounding of its floating-point steps is far below their noise"
 NOISE = (
     "the noise of the release is fresh, of a cryptographic generator, 1024 spacings of the stored numbers or more, and added "
-    "to the exact average before any rounding"
+    "to the exact average before any rounding; no parameter is stored under two names"
 )
 NOISE_PAYS = (
     "it pays for convex models trained by plain SGD with flat clipping, whose records state a smoothness, if nothing else of "
@@ -35,7 +35,7 @@ NOISE_PAYS = (
 RENOISED = (
     "the noise is fresh, of a cryptographic generator, and 1024 spacings of the stored numbers or more; it was added to the "
     "exact average before any rounding, and more of it to the rounded numbers, which had been cut at a bound; bound and noise "
-    "were chosen without looking at the numbers"
+    "were chosen without looking at the numbers; no parameter is stored under two names"
 )
 COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)

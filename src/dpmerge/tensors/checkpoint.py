@@ -94,6 +94,7 @@ class Checkpoint:
     files: tuple[TensorFile, ...]
     adapter: Mapping[str, Any] = field(default_factory=dict)  # adapter_config.json of a LoRA adapter
     ties: frozenset[frozenset[str]] = frozenset()  # names that share memory in a PyTorch file
+    overlaps: tuple[tuple[str, str], ...] = ()  # names that share part of it, or all in another order
     notes: tuple[str, ...] = ()
     closes: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)  # open files
 

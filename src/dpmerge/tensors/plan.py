@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
 from dpmerge.tensors.companions import companions
@@ -22,6 +24,7 @@ from dpmerge.user_code import find_in
 LoraForm = Literal["factors", "exact"]
 Method = Callable[[str, list[Floats], list[float]], Floats]
 _FORMATS = {"pt", "np", "tf", "flax", "mlx", "jax"}
+_HEAD = 64  # elements by which tensors that may be equal are found
 _EMBEDDINGS = ("embed", "lm_head", "wte", "output.weight", "shared.weight", "decoder.weight")
 
 
@@ -81,6 +84,9 @@ def plan_merge(
         raise CheckpointError("noise is added to an average; a method, or an exact sum of adapters, is none")
     _check_layouts(checkpoints)
     _check_tensors([*checkpoints, base] if base else checkpoints, same_shapes=not exact)
+    if noise is not None:
+        for checkpoint in checkpoints:
+            _require_stored_once(checkpoint)
     make = _whole(load_method(method), list(weights), base) if method else _average(first, tuple(weights), noise)
     config = None
     if first.layout == "lora":
@@ -152,6 +158,35 @@ def _average(first: Checkpoint, weights: tuple[float, ...], noise: Noise | None)
         return Output.like_first(inputs, Sum(weights, added))
 
     return make
+
+
+def _require_stored_once(model: Checkpoint) -> None:
+    """Refuse numbers that are there twice: their two noises could be averaged (docs/theory.md §9.4).
+
+    No two tensors that were trained with noise are equal. Constants, of which nothing was trained, may be.
+    """
+    for names in model.overlaps:
+        raise _two_noises(model, *names)
+    copies = {name for tied in model.ties for name in tied - {min(tied)}}  # they have the noise of the first
+    alike: dict[tuple[str, int, bytes], list[Tensor]] = {}
+    for tensor in model.tensors.values():
+        if not tensor.dtype.floating or tensor.name in copies:
+            continue
+        head = tensor.part(0, min(tensor.size, _HEAD))
+        if np.all(head == head[:1]):
+            continue
+        same = alike.setdefault((tensor.dtype.name, tensor.size, head.tobytes()), [])
+        for other in same:
+            if _equal(other, tensor):
+                raise _two_noises(model, other.name, tensor.name)
+        same.append(tensor)
+
+
+def _two_noises(model: Checkpoint, one: str, other: str) -> CheckpointError:
+    return CheckpointError(
+        f"model {model.model!r}: tensors {one!r} and {other!r} hold the same numbers. Each would get noise of its own, and "
+        "their average would have less than is stated: leave one of them out"
+    )
 
 
 def _whole(method: Method, weights: list[float], base: Checkpoint | None) -> Callable[[tuple[Tensor, ...]], Output]:

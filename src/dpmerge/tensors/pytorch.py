@@ -55,8 +55,31 @@ def open_state_dict(path: Path, folder: Path, model: str) -> Checkpoint:
     ties = frozenset(frozenset(names) for names in shared.values() if len(names) > 1)
     notes.append(f"model {model!r}: {path.name} is a PyTorch file; the tensors are written to model.safetensors")
     return Checkpoint(
-        model, folder, "pytorch", (TensorFile(path, tuple(tensors), {"format": "pt"}, None),), ties=ties, notes=tuple(notes)
+        model,
+        folder,
+        "pytorch",
+        (TensorFile(path, tuple(tensors), {"format": "pt"}, None),),
+        ties=ties,
+        overlaps=_overlaps(state),
+        notes=tuple(notes),
     )
+
+
+def _overlaps(state: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Tensors whose memory overlaps, but is not the same: a transposed matrix, a part of another tensor."""
+    ranges = []
+    for name, value in state.items():
+        if value.numel():
+            last = value.storage_offset() + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+            first, end = (place * value.element_size() for place in (value.storage_offset(), last + 1))
+            ranges.append((value.untyped_storage().data_ptr(), first, end, (tuple(value.shape), value.stride()), name))
+    found, reach = [], None
+    for one in sorted(ranges):
+        if reach is not None and one[0] == reach[0] and one[1] < reach[2] and one[1:4] != reach[1:4]:
+            found.append((reach[4], one[4]))
+        if reach is None or one[0] != reach[0] or one[2] > reach[2]:
+            reach = one
+    return tuple(found)
 
 
 def _torch() -> Any:
