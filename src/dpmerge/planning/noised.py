@@ -161,7 +161,7 @@ def _measured(points: Sequence[Noised], scorer: NoisyScorer, run: Mapper) -> lis
         scores.setdefault((point, noise), []).append(score)
     drawn = [scores[one.weights, one.noise] for one in points]
     return [
-        replace(one, utility=math.fsum(found) / len(found), low=min(found), high=max(found))
+        replace(one, utility=min(max(math.fsum(found) / len(found), min(found)), max(found)), low=min(found), high=max(found))
         for one, found in zip(points, drawn, strict=True)
     ]
 
