@@ -21,7 +21,7 @@ from dpmerge.jobs import run_all
 from dpmerge.planning import Utilities
 from dpmerge.records import Portfolio
 from dpmerge.release import Ledger
-from dpmerge.rules import round_up
+from dpmerge.rules import GLOSSARY, chance_of_guessing, round_up
 from tests import builders
 from tests.release_builders import DELTA, dpmerge as command, on_disk, runs
 from tests.test_figures import without_plotly
@@ -147,6 +147,22 @@ def test_targets_of_its_own_are_said_to_be(three: Path) -> None:
     assert max(alone) <= high < 1.01 * max(alone)
     assert "No targets were requested." in page(found)
     assert any(one["feasible"] and one["rule"] == "single" for one in found["plans"][-1]["options"])
+
+
+def test_it_opens_with_a_paragraph_to_be_read_aloud() -> None:
+    found = document(some("a", "b", convex="unclipped"), 0.5, 1.0, 2.0)
+    best = next(option for option in found["plans"][1]["options"] if option["feasible"])
+    opening = page(found).split("<h2>")[0]
+    for words in (
+        "For ε = 1:",
+        "right 50 % of the time",
+        f"{round_up(100 * chance_of_guessing(best['epsilon'], DELTA), 2)} % of the time",
+        f"ε = {round_up(best['epsilon'])}",
+        "Noise of standard deviation",
+        "recipients who pool their copies know no more",
+        *(f"<dt>{term}</dt>" for term in GLOSSARY),
+    ):
+        assert words in opening
 
 
 def test_what_does_not_fit_says_why() -> None:

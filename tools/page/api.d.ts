@@ -32,12 +32,9 @@ interface EntryAnswer {
   models: Array<string>;
   own: Array<TargetAnswer>;
   total: TargetAnswer | null;
+  noise: number;
+  recipient: string | null;
   hash: string;
-}
-
-interface FigureAnswer {
-  data: Array<Record<string, any>>;
-  layout: Record<string, any>;
 }
 
 interface Fits {
@@ -72,6 +69,7 @@ interface GuaranteeAnswer {
   theorem_title: string | null;
   theorem_source: string | null;
   assumptions: Array<string>;
+  plain_assumptions: Array<string>;
   warnings: Array<string>;
   details: Record<string, any>;
   adjacency: string;
@@ -94,6 +92,26 @@ interface JobAnswer {
   result: PlanAnswer | ReleasedAnswer | VerdictAnswer | Record<string, any> | null;
 }
 
+interface LineAnswer {
+  delta: number;
+  range: Array<number>;
+  worst: number;
+  points: Array<LinePoint>;
+  done: number;
+  total: number;
+}
+
+interface LinePoint {
+  epsilon: number;
+  rule: string;
+  standing: "proved" | "conditional" | "refused" | "none";
+  weights: Record<string, number>;
+  noise: number;
+  expected_utility: number;
+  utility_kind: string;
+  predicted_deviation: number | null;
+}
+
 interface ModelCard {
   name: string;
   kind: string;
@@ -105,6 +123,11 @@ interface ModelCard {
   epsilon: Record<"pld" | "rdp", number | null>;
   standing: "proved" | "conditional" | "refused" | "none";
   warnings: Array<string>;
+}
+
+interface ModelsAnswer {
+  delta: number;
+  models: Array<ModelCard>;
 }
 
 interface OptionAnswer {
@@ -120,6 +143,7 @@ interface OptionAnswer {
   theorem_title: string | null;
   theorem_source: string | null;
   assumptions: Array<string>;
+  plain_assumptions: Array<string>;
   warnings: Array<string>;
   details: Record<string, any>;
   noise: number;
@@ -132,6 +156,7 @@ interface OptionAnswer {
 
 interface PlanAnswer {
   target: TargetAnswer;
+  aloud: Array<string>;
   provenance: string;
   utilities_source: string;
   why_no_noise: string;
@@ -144,7 +169,7 @@ interface PlanRequest {
   any_delta?: boolean;
   epsilon: number;
   delta?: number;
-  effort?: "quick" | "full";
+  effort?: "quick" | "exact" | "full";
 }
 
 interface PortfolioAnswer {
@@ -152,10 +177,10 @@ interface PortfolioAnswer {
   adjacency: string;
   delta: number;
   provenance: string;
-  utilities_source: string;
-  models: Array<ModelCard>;
+  models: Array<string>;
   may_release: boolean;
   has_ledger: boolean;
+  glossary: Record<string, string>;
 }
 
 interface Problem {
@@ -181,6 +206,8 @@ interface ReleasePreview {
   budget: TargetAnswer | null;
   total: TargetAnswer | null;
   fits: boolean | null;
+  noise: number;
+  after: Array<string>;
   notes: Array<string>;
 }
 
@@ -193,6 +220,8 @@ interface ReleaseRequest {
   name: string;
   delta: number;
   epsilon?: number | null;
+  noise?: number;
+  recipient?: string | null;
   depends_on_releases?: boolean;
 }
 

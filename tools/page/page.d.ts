@@ -22,6 +22,8 @@ interface Elements {
   "token-dialog": HTMLDialogElement;
   "release-dialog": HTMLDialogElement;
   "release-name": HTMLInputElement;
+  "release-recipient": HTMLInputElement;
+  "release-best": HTMLButtonElement;
   "release-depends": HTMLInputElement;
   "release-cancel": HTMLButtonElement;
   "release-confirm": HTMLButtonElement;
@@ -29,11 +31,5 @@ interface Elements {
   "weight-0": HTMLInputElement;
   "weight-1": HTMLInputElement;
   "weight-2": HTMLInputElement;
-  frontier: HTMLElement & { data: unknown[] };
 }
 type ElementOf<Id extends string> = Id extends keyof Elements ? Elements[Id] : HTMLElement;
-
-declare var Plotly: {
-  react(place: HTMLElement, data: object[], layout: object, config: object): Promise<void>;
-  update(place: HTMLElement, data: object, layout: object, traces: number[]): void;
-};

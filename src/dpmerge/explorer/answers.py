@@ -37,14 +37,21 @@ class ModelCard(_Answer):
 
 
 class PortfolioAnswer(_Answer):
+    """What is known without computing anything; `models` are names, `delta` is the one to begin with."""
+
     dataset: str
     adjacency: str
     delta: float
     provenance: str
-    utilities_source: str
-    models: list[ModelCard]
+    models: list[str]
     may_release: bool
     has_ledger: bool
+    glossary: dict[str, str]
+
+
+class ModelsAnswer(_Answer):
+    delta: float
+    models: list[ModelCard]
 
 
 class _Guaranteed(_Answer):
@@ -62,6 +69,7 @@ class _Guaranteed(_Answer):
     theorem_title: str | None
     theorem_source: str | None
     assumptions: list[str]
+    plain_assumptions: Annotated[list[str], Field(description="the same in plain words, one for each")]
     warnings: list[str]
     details: dict[str, Any]
 
@@ -95,15 +103,40 @@ class Warming(_Answer):
 
 
 class PlanAnswer(_Answer):
-    """The options for a target, best first; `best` is the index of the first that meets the target."""
+    """The options for a target, best first; `best` is the index of the first that meets the target, `aloud` tells it."""
 
     target: TargetAnswer
+    aloud: list[str]
     provenance: str
     utilities_source: str
     why_no_noise: str
     best: int | None
     options: list[OptionAnswer]
     warming: Warming
+
+
+class LinePoint(_Answer):
+    """One known release that nothing known beats."""
+
+    epsilon: float
+    rule: str
+    standing: ShownStanding
+    weights: dict[str, float]
+    noise: float
+    expected_utility: float
+    utility_kind: str
+    predicted_deviation: float | None
+
+
+class LineAnswer(_Answer):
+    """The best known at every ε, from private to useful. Each point has its own guarantee; later calls return more points."""
+
+    delta: float
+    range: Annotated[list[float], Field(min_length=2, max_length=2)]
+    worst: Annotated[float, Field(description="the least utility of a model")]
+    points: list[LinePoint]
+    done: int
+    total: int
 
 
 class GridAnswer(_Answer):
@@ -138,13 +171,6 @@ class JobAnswer(_Answer):
     result: PlanAnswer | ReleasedAnswer | VerdictAnswer | dict[str, Any] | None = None
 
 
-class FigureAnswer(_Answer):
-    """A plotly.js figure."""
-
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-
-
 class EntryAnswer(_Answer):
     """One ledger entry. An entry that completes, recovers or voids a release gives that release's number in `of`."""
 
@@ -157,6 +183,8 @@ class EntryAnswer(_Answer):
     models: list[str]
     own: list[TargetAnswer]
     total: TargetAnswer | None
+    noise: float
+    recipient: str | None
     hash: str
 
 
@@ -204,7 +232,10 @@ class BudgetAnswer(_Answer):
 
 
 class ReleasePreview(_Answer):
-    """What a release would write and spend. A draw also writes the drawn model's files; `fits` is null without a ledger."""
+    """What a release would write and spend. A draw also writes the drawn model's files; without a ledger `fits` is null.
+
+    `after` says what the budget allows after it.
+    """
 
     name: str
     weights: dict[str, float]
@@ -216,6 +247,8 @@ class ReleasePreview(_Answer):
     budget: TargetAnswer | None
     total: TargetAnswer | None
     fits: bool | None
+    noise: float
+    after: list[str]
     notes: list[str]
 
 

@@ -23,10 +23,9 @@ from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
 from dpmerge.explorer.telling import guarantee_answer, landscape_answer
-from dpmerge.figures import web_figure
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Utilities
-from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, require_wanted
+from dpmerge.rules import DEFAULT_ACCOUNTING, GLOSSARY, Accounting, require_wanted
 
 R = TypeVar("R")
 DELTA = 1e-5  # plans for this δ are computed from the start
@@ -145,20 +144,31 @@ def _reading(server: _Server) -> APIRouter:
         return {"status": "ok", "version": dpmerge.__version__}
 
     @router.get("/v1/portfolio", response_model=answers.PortfolioAnswer)
-    async def portfolio(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
-        """Each model alone: ε at δ by PLD and RDP, utility, training, warnings."""
-        require_wanted(delta, any_delta)
+    async def portfolio() -> Any:
+        """What this server is about, and the words of the page."""
         utility = state.utility
         return {
             "dataset": state.portfolio.models[0].record.dataset,
             "adjacency": state.portfolio.adjacency,
-            "delta": delta,
+            "delta": server.explorer.delta,
             "provenance": "a-priori" if utility is None else utility.provenance,
-            "utilities_source": await server.compute(state.source, delta),
-            "models": finite_or_null(await server.compute(state.models, delta)),
+            "models": state.portfolio.names,
             "may_release": server.explorer.allow_release,
             "has_ledger": server.releases.has_ledger,
+            "glossary": GLOSSARY,
         }
+
+    @router.get("/v1/line", response_model=answers.LineAnswer)
+    async def line(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
+        """The best known release at every ε: what the slider moves along. Nothing is interpolated."""
+        require_wanted(delta, any_delta)
+        return JSONResponse(finite_or_null(await server.compute(work.line, state.ladder(delta))))
+
+    @router.get("/v1/models", response_model=answers.ModelsAnswer)
+    async def models(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
+        """Each model alone: ε at δ by PLD and RDP, utility, training, warnings."""
+        require_wanted(delta, any_delta)
+        return {"delta": delta, "models": finite_or_null(await server.compute(state.models, delta))}
 
     @router.post("/v1/account", response_model=answers.GuaranteeAnswer)
     async def account(asked: requests.AccountRequest) -> Any:
@@ -177,12 +187,14 @@ def _reading(server: _Server) -> APIRouter:
 
     @router.post("/v1/plan", response_model=answers.PlanAnswer, responses={202: {"model": answers.JobAnswer}})
     async def plan(asked: requests.PlanRequest) -> Any:
-        """The best weights per rule for a target. `effort: full` starts a job (202) that searches like `dpmerge plan`."""
+        """What may be released for a target, in plain words first. `effort: full` starts a job (202) like `dpmerge plan`."""
         require_wanted(asked.delta, asked.any_delta)
         if asked.effort == "full":
             return JSONResponse(server.jobs.start("plan", partial(work.full_plan, state, asked), asked).status(), 202)
         ladder = state.ladder(asked.delta)
-        if not ladder.ready:
+        if asked.effort == "exact":
+            await server.compute(ladder.exactly, asked.epsilon)
+        elif not ladder.ready:
             await server.compute(lambda: ladder.known)
         return JSONResponse(work.with_progress(ladder.plan(asked.epsilon), ladder.done, ladder.total))
 
@@ -212,14 +224,6 @@ def _jobs(server: _Server) -> APIRouter:
     async def job_events(job: JobId) -> StreamingResponse:
         """Server-sent events: `progress` after each change, then one `end`."""
         return StreamingResponse(server.listen(server.job(job)), media_type="text/event-stream")
-
-    @router.get("/v1/jobs/{job}/figure", response_model=answers.FigureAnswer)
-    async def job_figure(job: JobId) -> Any:
-        """The figure of a finished frontier, for plotly.js."""
-        found = server.job(job)
-        if found.kind != "frontier" or found.result is None:
-            raise HTTPException(404, "this job has no figure: only a finished frontier has one")
-        return JSONResponse(web_figure(found.result))
 
     @router.delete("/v1/jobs/{job}", status_code=202, response_model=answers.JobAnswer)
     async def cancel_job(job: JobId) -> Any:

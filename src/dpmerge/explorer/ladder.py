@@ -1,34 +1,33 @@
-"""Plans and ε values at one δ, computed step by step in the background.
+"""Plans and ε values at one δ, computed step by step in the background: what is in view first.
 
-The page's slider is answered from here by `Plan.at`, without a search. `dpmerge plan`, and a plan with full effort, search at
-the exact target and may find slightly better weights.
+The page's slider is answered from here by `Plan.at`, without a search; where it is let go, by `exactly`. `dpmerge plan`, and a
+plan with full effort, search all rules at the exact target and may find slightly better weights.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import get_args
 
 import dpmerge
-from dpmerge.planning import GRID_RULES, Account, Landscape, Option, OptionRule, Plan, Utilities, noises_to_try
-from dpmerge.records import Portfolio, Weights
-from dpmerge.rules import Accounting, GridRule, PlainRule, build
+from dpmerge.planning import GRID_RULES, Account, Knob, Landscape, Option, OptionRule, Plan, Utilities
+from dpmerge.records import Portfolio
+from dpmerge.rules import Accounting, GridRule, PlainRule, round_down, significant
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
-RUNGS = 33
+RUNGS = 17
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
-_FEW = 8  # averages with noise before anything else
-_NOISES_PER_RUNG = 2
+_ACCURACY = 1e-3  # of ε on the safe side: what is in view is there sooner
+_LOWEST = 0.1  # with noise, any ε can be reached: the slider ends here, or where models are more private still
 
 
 class Ladder:
-    """The plans found so far at one δ. Selections are searched at `rungs` targets; averages are tried with many noises, or,
-    where noise does not pay, searched at `rungs` targets without.
-    """
+    """The plans found so far at one δ: selections and combinations are searched at `rungs` targets each."""
 
     def __init__(
         self,
@@ -44,10 +43,12 @@ class Ladder:
         self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
-        self._accounting, self._account, self._quick = accounting, account, quick
+        self._accounting, self._account = replace(accounting, accuracy=max(accounting.accuracy, _ACCURACY)), account
+        self._quick = quick
         self._rungs = max(2, rungs)
         self._known: Plan | None = None
         self._lock = threading.RLock()
+        self._working = threading.Lock()  # one search at a time: two would slow each other down
 
     @property
     def ready(self) -> bool:
@@ -70,22 +71,30 @@ class Ladder:
                 )
             return self._known
 
+    @cached_property
+    def range(self) -> tuple[float, float]:
+        """The ε of the slider."""
+        low, high = self.known.span()
+        if Knob(self.known.question, low, high).total:
+            return round_down(min(low, _LOWEST), 2), float(significant(high, 2))
+        return round_down(low, 2), float(significant(1.5 * high, 2))
+
+    @cached_property
+    def knob(self) -> Knob:
+        return Knob(self.known.question, *self.range)
+
+    @property
+    def climbing(self) -> tuple[GridRule, ...]:
+        """The rules that are searched at every rung; where noise at release pays, the knob has the averages."""
+        return ("selection",) if self.knob.total else GRID_RULES
+
     @property
     def done(self) -> int:
-        return sum(self.climbed.values())
+        return self.knob.done + sum(self.climbed[rule] for rule in self.climbing)
 
     @property
     def total(self) -> int:
-        return self._rungs + self._averages
-
-    @property
-    def _averages(self) -> int:
-        """How many steps averages take; unknown, and as many as selections, before the first."""
-        return len(self._noises) if self.ready and self._noises else self._rungs
-
-    @cached_property
-    def _noises(self) -> list[tuple[Weights, float]]:
-        return noises_to_try(self.known.question)[: _NOISES_PER_RUNG * self._rungs]
+        return self.knob.total + len(self.climbing) * self._rungs
 
     @property
     def complete(self) -> bool:
@@ -100,24 +109,30 @@ class Ladder:
         return found
 
     def advance(self) -> None:
-        """Do one step, what is in view first: averages at a few noises, the most recent landscape, and then more of each."""
-        landscape = self._unfinished
-        if self.climbed["combination"] < min(_FEW, len(self._noises)):
-            self._climb("combination")
-        elif landscape is not None and not landscape.in_view:
-            self._survey(landscape)
-        elif self.climbed["combination"] < self._averages:
-            self._climb("combination")
-        elif self.climbed["selection"] < self._rungs:
-            self._climb("selection")
-        elif landscape is not None:
-            self._survey(landscape)
+        """Do one step, what is in view first: the knob, a quick bound on all of the most recent landscape, then the rest."""
+        with self._working:
+            landscape = self._unfinished
+            if self.knob.done < self.knob.total:
+                self.learn([self.knob.advance()])
+            elif landscape is not None and not landscape.in_view:
+                self._survey(landscape)
+            elif any(self.climbed[rule] < self._rungs for rule in self.climbing):
+                self._climb(min(self.climbing, key=self.climbed.__getitem__))
+            elif landscape is not None:
+                self._survey(landscape)
 
     def _survey(self, landscape: Landscape) -> None:
         account = self._account if landscape.in_view or self._quick is None else self._quick
         rule, found = landscape.advance(account)
         if found is not None and math.isfinite(found.epsilon):
             self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
+
+    def exactly(self, epsilon: float) -> Plan:
+        """The plan for this very target, after a short search: the noise that it needs, and the best draw."""
+        with self._working:
+            self.learn(self.knob.meeting(epsilon))
+            self.learn(self.known.at(epsilon, search=("selection",)).options)
+        return self.plan(epsilon)
 
     def learn(self, options: Iterable[Option]) -> None:
         """Add the options of a search; they may also fit other targets."""
@@ -133,15 +148,7 @@ class Ladder:
         return next((one for one in reversed(tuple(self.landscapes.values())) if one.done < one.total), None)
 
     def _climb(self, rule: GridRule) -> None:
-        at = self.climbed[rule]
-        if rule == "combination" and self._noises:
-            self.learn(self._noised(*self._noises[at]))
-        else:
-            found = self.known.at(self.known.targets(self._rungs)[at], search=(rule,))
-            self.learn(option for option in found.options if option.rule == rule)
+        target = self.known.targets(self._rungs)[self.climbed[rule]]
+        found = self.known.at(target, search=(rule,))
+        self.learn(option for option in found.options if option.rule == rule)
         self.climbed[rule] += 1
-
-    def _noised(self, weights: Weights, noise: float) -> Iterator[Option]:
-        question = self.known.question
-        made = build("combination", weights, question.accounting, noise=noise)
-        yield question.option("combination", weights, question.accounting.guarantee(made, delta=self.delta), noise=noise)

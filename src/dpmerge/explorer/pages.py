@@ -1,18 +1,16 @@
-"""Everything besides the API: error answers, the page, plotly.js, and the API's description. No external resources."""
+"""Everything besides the API: error answers, the page, and the API's description. No external resources."""
 
 from __future__ import annotations
 
 import html
-import importlib.util
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from dpmerge.errors import DpmergeError, JobError
@@ -20,7 +18,6 @@ from dpmerge.explorer.releases import UnknownRelease
 from dpmerge.explorer.security import problem
 
 PAGE = Path(__file__).parent / "page"
-_PIECE = 1 << 16
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LOG = logging.getLogger("dpmerge.explorer")
 
@@ -53,23 +50,11 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def add_pages(app: FastAPI) -> None:
-    """Routes of the page, plotly.js, and the API's description."""
-    kept: dict[str, bytes] = {}
+    """Routes of the page and of the API's description."""
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(_description(app.openapi()))
-
-    @app.get("/plotly.min.js", include_in_schema=False)
-    async def plotly() -> Response:
-        """plotly.js from the installed plotly package: works offline."""
-        found = importlib.util.find_spec("plotly")
-        if found is None or found.origin is None:
-            raise HTTPException(404, "plotly is not installed: pip install 'dpmerge[explorer]'")
-        if "plotly" not in kept:  # large, so read once and shared by all requests
-            kept["plotly"] = await anyio.Path(found.origin).parent.joinpath("package_data", "plotly.min.js").read_bytes()
-        length = {"content-length": str(len(kept["plotly"]))}
-        return StreamingResponse(_pieces(kept["plotly"]), media_type="text/javascript", headers=length)
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in _TYPES}
 
@@ -81,12 +66,6 @@ def add_pages(app: FastAPI) -> None:
         if found is None:
             raise HTTPException(404, "no such page; the API is described at /docs")
         return Response(await anyio.Path(found).read_bytes(), media_type=_TYPES[found.suffix])
-
-
-async def _pieces(content: bytes) -> AsyncIterator[bytes]:
-    """Streamed, so slow readers use little memory."""
-    for start in range(0, len(content), _PIECE):
-        yield content[start : start + _PIECE]
 
 
 def _description(schema: dict[str, Any]) -> str:

@@ -155,10 +155,6 @@ class PortfolioState:
         """One question for each accountant, at this δ."""
         return [Question(self.portfolio, delta, accounting=replace(self.accounting, by=by)) for by in MIXTURE_ACCOUNTANTS]
 
-    def source(self, delta: float) -> str:
-        """Where the utilities come from by which plans are ranked."""
-        return self._questions(delta)[0].shown.source if self.utility is None else self.utility.source
-
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: training, guarantee of this model alone, warnings."""
         cards = [self._card(model, delta) for model in self.portfolio.models]

@@ -20,7 +20,9 @@ from dpmerge.release import (
     Chosen,
     Entry,
     Ledger,
+    Preview,
     Released,
+    RuleForm,
     Verdict,
     choose,
     files_to_write,
@@ -28,6 +30,7 @@ from dpmerge.release import (
     release,
     what_fits,
 )
+from dpmerge.rules import round_down, round_up
 
 _CHANGED = "the portfolio has changed since the explorer started, so its guarantees may have too: restart the explorer"
 
@@ -118,6 +121,8 @@ class Releases:
             "budget": None if self._ledger is None else _pair(self._ledger.budget),
             "total": None if seen.total is None else _pair(seen.total),
             "fits": seen.fits,
+            "noise": seen.choice.form.deviation,
+            "after": [] if self._ledger is None else _after(seen, self._ledger),
             "notes": [*notes, *seen.choice.guarantee.notes],
         }
 
@@ -134,6 +139,7 @@ class Releases:
                 folder,
                 ledger=self._ledger,
                 dependent=asked.depends_on_releases,
+                recipient=asked.recipient,
                 progress=progress,
             )
 
@@ -161,6 +167,7 @@ class Releases:
             weights=portfolio.weights(asked.weights),
             utility=self._state.utility,  # the page shows them, so the choice may depend on them
             provenance=asked.provenance,
+            noise=asked.noise,
             accounting=asked.accounting(self._state.accounting),
         )
 
@@ -169,6 +176,39 @@ class Releases:
         if not re.fullmatch(NAME, name):
             raise UnknownRelease("a release's name has at most 64 letters, digits, - and _")
         return self._folder / name
+
+
+def _after(seen: Preview, ledger: Ledger) -> list[str]:
+    """What the budget allows after a release."""
+    if seen.total is None:
+        return []
+    budget = ledger.budget
+    spent, left = seen.total.epsilon, budget.epsilon - seen.total.epsilon
+    added = "adds nothing to" if not seen.adds else f"adds ε = {round_up(seen.adds)} to"
+    if not seen.fits:
+        return [f"It would exceed the budget: all releases together would have ε = {round_up(spent)} of {budget.epsilon:g}."]
+    total = f"All releases together then have ε = {round_up(spent)}, which leaves {round_down(left):g} of {budget.epsilon:g}."
+    told = [f"It {added} what is spent. {total}"]
+    if seen.choice.form.noise is not None and seen.total.theorem == "hidden-run":
+        told.append(
+            f"After it, this same model with any more noise is free, for anyone: any ε up to {round_down(spent):g}. The total "
+            f"stays {round_up(spent)}, as long as nothing else of these runs is released."
+        )
+    elif seen.choice.guarantee.theorem == "hidden-run" and _released_otherwise(ledger.history(), seen.choice.form):
+        told.append(
+            "The ledger knows other releases of these models. Its own ε assumes that there are none: what holds is the total."
+        )
+    return told
+
+
+def _released_otherwise(entries: list[Entry], form: RuleForm) -> bool:
+    """Whether something else of these models was released, except by the same ladder."""
+    others = [entry.content for entry in entries if entry.kind == "release"]
+    return any(
+        set(form.weights) & set(one["names"].values())
+        for one in others
+        if form.ladder is None or one["forms"][0].get("ladder") != form.ladder
+    )
 
 
 def _pair(of: Any) -> dict[str, float]:
@@ -192,6 +232,8 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "models": sorted(content["names"].values()) if released else [],
         "own": content["own"] if released else [],
         "total": {name: content["total"][name] for name in ("epsilon", "delta")} if released else None,
+        "noise": float.fromhex(content["forms"][0].get("noise") or "0x0p+0") if released else 0.0,
+        "recipient": content.get("recipient"),
     }
 
 

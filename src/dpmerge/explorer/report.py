@@ -18,7 +18,7 @@ from dpmerge.explorer.telling import plan_answer
 from dpmerge.figures import describe
 from dpmerge.planning import Mapper, Plan, Utilities, edge, frontier, heatmap, simplex_grid
 from dpmerge.records import Portfolio
-from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Target, about_delta, round_down, significant
+from dpmerge.rules import DEFAULT_ACCOUNTING, GLOSSARY, Accounting, Target, about_delta, round_down, significant
 
 _ON_THE_FRONTIER = 100  # additional targets at which random selection is solved
 _GIVEN = "These targets were requested."
@@ -95,6 +95,8 @@ def report(
         "provenance": known.provenance,
         "utilities_source": known.source,
         "warning": warning or None,
+        "aloud": [f"For ε = {plans[len(plans) // 2]['target']['epsilon']:g}:", *plans[len(plans) // 2]["aloud"]],
+        "glossary": GLOSSARY,
         "models": [{**card, "utility": known.utilities[card["name"]]} for card in cards],
         "targets_chosen": chosen,
         "plans": [{**plan["target"], "options": plan["options"]} for plan in plans],

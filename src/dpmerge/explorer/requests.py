@@ -48,11 +48,12 @@ class AccountRequest(_Merge):
 
 
 class PlanRequest(_RequestAtDelta):
-    """A target. `full` starts a job that searches at this target; `quick` answers from precomputed plans."""
+    """A target. `quick` answers from precomputed plans; `exact` finds the noise and the draw for this very target, in a second
+    or two; `full` starts a job that searches every rule."""
 
     epsilon: Epsilon
     delta: Delta = 1e-5
-    effort: Literal["quick", "full"] = "quick"
+    effort: Literal["quick", "exact", "full"] = "quick"
 
 
 class FrontierRequest(_RequestAtDelta):
@@ -64,11 +65,13 @@ class FrontierRequest(_RequestAtDelta):
 
 
 class ReleaseRequest(_Merge):
-    """A release with exactly these weights. If ε is given and not met, the release is refused."""
+    """A release with exactly these weights, and this noise on an average. If ε is given and not met, the release is refused."""
 
     name: Name
     delta: Delta
     epsilon: Epsilon | None = None
+    noise: Annotated[float, Field(ge=0, le=1e300, description="standard deviation, for each parameter")] = 0.0
+    recipient: Annotated[str, Field(min_length=1, max_length=200, description="noted in certificate and ledger")] | None = None
     depends_on_releases: bool = False
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import dpmerge
 from dpmerge.explorer.jobs import Job
-from dpmerge.explorer.ladder import PLANNED
+from dpmerge.explorer.ladder import PLANNED, Ladder
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.requests import FrontierRequest, PlanRequest, ReleaseRequest
-from dpmerge.explorer.telling import plan_answer
+from dpmerge.explorer.telling import line_point, plan_answer
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Plan, frontier
 
@@ -34,6 +34,14 @@ def with_progress(found: Plan, done: int, total: int) -> dict[str, Any]:
     """A plan, with the progress of the precomputed plans it was chosen from."""
     plain: dict[str, Any] = finite_or_null({**plan_answer(found), "warming": {"done": done, "total": total}})
     return plain
+
+
+def line(ladder: Ladder) -> dict[str, Any]:
+    """The best known at every ε, and the progress of the knob's points."""
+    known, knob = ladder.known, ladder.knob
+    points, worst = [line_point(option) for option in known.front], min(known.utilities.values())
+    found = {"delta": ladder.delta, "range": ladder.range, "worst": worst, "points": points}
+    return {**found, "done": knob.done, "total": knob.total}
 
 
 def draw_frontier(state: PortfolioState, asked: FrontierRequest, job: Job) -> Any:

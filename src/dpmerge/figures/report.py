@@ -72,6 +72,8 @@ def _page(report: Report) -> str:
     frontier, weights = describe(report.frontier), report.weights
     parts = [
         pages.heading(title, f"{report.adjacency} neighbours · δ = {delta} · dpmerge {report.version}", report.warning),
+        _paragraph(" ".join(report.aloud)),
+        _details("What these words mean", _words_meant(report.glossary)),
         pages.prose("Who chose the utilities", *frontier.more["Who chose the weights"]),
         *_models(report.models, delta),
         pages.prose("What fits a target", report.targets_chosen),
@@ -98,6 +100,11 @@ def _paragraph(text: str) -> str:
 
 def _details(summary: str, content: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
+
+
+def _words_meant(glossary: Mapping[str, str]) -> str:
+    rows = "\n".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in glossary.items())
+    return f"<dl>\n{rows}\n</dl>"
 
 
 def _models(cards: Sequence[Card], delta: str) -> Iterator[str]:

@@ -126,6 +126,8 @@ class Report(Form):
     adjacency: str
     delta: float
     warning: str | None
+    aloud: list[str]
+    glossary: dict[str, str]
     models: list[Card]
     targets_chosen: str
     plans: list[ReportedPlan]

@@ -11,7 +11,7 @@ from dpmerge.planning.frontier import (
     check_frontier as check_frontier,
     frontier as frontier,
 )
-from dpmerge.planning.noised import noises_to_try as noises_to_try
+from dpmerge.planning.knob import Knob as Knob
 from dpmerge.planning.optimum import (
     pld_optimum as pld_optimum,
     renyi_optimum as renyi_optimum,

@@ -17,18 +17,16 @@ import numpy as np
 from dpmerge.cache import code_fingerprint, without_cache
 from dpmerge.errors import AccountingError
 from dpmerge.planning.noising import candidates
-from dpmerge.planning.option import Question
 from dpmerge.planning.points import Mapper, NoisyScorer, Point
 from dpmerge.planning.worth import Worth
 from dpmerge.profiles import grids_of_accuracy
-from dpmerge.records import Portfolio, Weights
+from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, Combination, Standing, build, of_many
 
 DRAWS = 10  # of the noise, where an average is measured
 _FIRST = (1.0, 8.0, 64.0)  # noise in units of what one record does to the average in one step
 _BETWEEN = 6
 _ACCURACY = 1e-4
-_NOISES = 32
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,6 @@ def noised_averages(
     conditional = any(one["conditional"] for one in found)
     assumed = dict.fromkeys(text for one in found for text in one["assumptions"])
     return NoisedAverages(tuple(kept), "conditional" if conditional else "proved", tuple(assumed))
-
-
-def noises_to_try(question: Question) -> list[tuple[Weights, float]]:
-    """The best model and averages with noises from half to 500 times what one record does in a step; coarse ones first."""
-    made = candidates(question.portfolio, question.worth, question.accounting)
-    found = []
-    for index in sorted(range(_NOISES + 1), key=lambda index: (-math.gcd(index, 16), index)):
-        for weights in made:
-            rule = build("combination", weights, question.accounting)
-            assert isinstance(rule, Combination)
-            found.append((weights, rule.record_effect * 2.0 ** (index * 10 / _NOISES - 1)))
-    return found
 
 
 def _unbeaten(points: Sequence[Noised]) -> list[Noised]:

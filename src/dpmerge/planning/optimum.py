@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.cache import code_fingerprint, remembered
-from dpmerge.profiles import DIRECTIONS, ORDERS, Conversion, FloatArray, Profile, log_delta_from_renyi
+from dpmerge.profiles import DIRECTIONS, ORDERS, Conversion, FloatArray, Profile, grids_of_accuracy, log_delta_from_renyi
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, MixtureAccountant
 
 _SAFETY = 1 - 1e-12  # constraints are met with this much to spare, so that rounding does not undo them
@@ -39,7 +39,8 @@ def selection_optimum(
 
     def solve() -> list[Any] | None:
         if by == "pld":
-            found = pld_optimum(np.array([profile.delta(epsilon) for profile in profiles]).T / delta, values)
+            with grids_of_accuracy(accounting.accuracy):
+                found = pld_optimum(np.array([profile.delta(epsilon) for profile in profiles]).T / delta, values)
         else:
             curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
             found = _renyi_optimum_at(curves, values, epsilon, delta, conversion)
@@ -48,7 +49,7 @@ def selection_optimum(
     question = {
         "selection optimum": [repr(profile) for profile in profiles],
         "utilities": [value.hex() for value in values.tolist()],
-        "asked": [float(epsilon).hex(), float(delta).hex(), by, conversion, code_fingerprint("planning")],
+        "asked": [float(epsilon).hex(), float(delta).hex(), by, conversion, accounting.accuracy, code_fingerprint("planning")],
     }
     answer = remembered(question, solve)
     return None if answer is None else Optimum(tuple(answer[0]), *answer[1:])

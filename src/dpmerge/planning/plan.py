@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -123,6 +125,18 @@ class Plan:
 
     def _meets(self, option: Option, epsilon: float) -> bool:
         return option.epsilon <= epsilon and option.delta <= self.delta
+
+    @property
+    def front(self) -> list[Option]:
+        """The best known at every ε, from private to useful: nothing known is at least as private and more useful."""
+        best = -math.inf
+        kept = []
+        for option in sorted((one for found in self.known.values() for one in found), key=lambda one: one.epsilon):
+            covered = not self.question.looked or option.rule in ("joint", "tempered")
+            if covered and self._meets(option, sys.float_info.max) and (option.utility or 0.0) > best:
+                best = option.utility or 0.0
+                kept.append(option)
+        return kept
 
     def knowing(self, options: Iterable[Option]) -> Plan:
         """The same plan, which also knows these options when it is asked for other targets."""

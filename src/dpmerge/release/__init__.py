@@ -12,6 +12,7 @@ from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as
 from dpmerge.release.entering import what_fits as what_fits
 from dpmerge.release.entries import Entry as Entry, unfinished as unfinished
 from dpmerge.release.floor import Floor as Floor, enter_floor as enter_floor
+from dpmerge.release.forms import RuleForm as RuleForm
 from dpmerge.release.ledger import Ledger as Ledger
 from dpmerge.release.making import Merge as Merge, Released as Released
 from dpmerge.release.processes import under_way as under_way
@@ -19,6 +20,7 @@ from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (
     NO_LEDGER as NO_LEDGER,
     Files as Files,
+    Preview as Preview,
     files_to_write as files_to_write,
     preview as preview,
     release as release,

@@ -42,6 +42,12 @@ from dpmerge.rules.guarantee import (
     ask as ask,
 )
 from dpmerge.rules.joint import Joint as Joint, PairComposition as PairComposition
+from dpmerge.rules.plain import (
+    GLOSSARY as GLOSSARY,
+    chance_of_guessing as chance_of_guessing,
+    meaning as meaning,
+    plainly as plainly,
+)
 from dpmerge.rules.release_noise import least_noise as least_noise
 from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
 from dpmerge.rules.renoised import Rounding as Rounding

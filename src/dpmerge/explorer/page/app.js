@@ -2,14 +2,16 @@
 
 import { get, latest, messageOf, onTokenNeeded, post } from "./api.js";
 import { byId, deltaText } from "./dom.js";
-import { Frontier } from "./frontier.js";
 import { runJob } from "./jobs.js";
+import { Line } from "./line.js";
 import { showModels } from "./models.js";
-import { forgetPlan, showOptions, showVerdict } from "./options.js";
+import { bestOf, forgetPlan, showOptions, showVerdict } from "./options.js";
 import { Releases } from "./releases.js";
 import { Weights } from "./weights.js";
+import { setGlossary, showAfter, showAloud, showAssumptions } from "./words.js";
 
-const POLL_MS = 2000;
+const POLL_MS = 1000;
+const STILL_MS = 300; // after which a slider stands still: then the answer is for the very target
 const SMALLEST_DELTA = 1e-100;
 
 /** @type {Map<string, string>} by the part of the page that has one */
@@ -28,23 +30,31 @@ class Page {
   /** @type {number | undefined} */
   timer;
 
-  /** @param {PortfolioAnswer} portfolio */
-  constructor(portfolio) {
-    const alone = portfolio.models.map((model) => Math.min(...Object.values(model.epsilon).filter((one) => one !== null && one > 0).map(Number))).filter(Number.isFinite);
-    /** @type {[number, number]} */
-    this.range = alone.length ? [Number((Math.min(...alone) / 2).toPrecision(2)), Number((Math.max(...alone) * 1.5).toPrecision(2))] : [0.1, 10];
-    const [low, high] = this.range;
+  /** @type {number | undefined} */
+  still;
+  /** @type {PlanAnswer | null} */
+  shown = null;
+
+  /** @param {PortfolioAnswer} portfolio @param {Line} line */
+  constructor(portfolio, line) {
+    this.portfolio = portfolio;
+    this.line = line;
+    const [low, high] = line.answer?.range ?? [0.1, 10];
+    this.range = [low, high];
     this.target = { epsilon: Number(Math.sqrt(low * high).toPrecision(2)), delta: portfolio.delta };
-    this.delta = portfolio.delta; // the δ of the models shown
+    this.delta = 0; // the δ of the models shown: none yet
     this.releases = new Releases(portfolio);
     this.weights = new Weights(portfolio, this.target, (rule, weights) => this.releases.open(rule, weights, this.target, false), () => this.ask());
-    this.frontier = new Frontier(this.range, this.target);
     // Each part goes its own way: what is slow or fails keeps no other from following the target.
-    this.parts = [
-      following("plan", () => this.plan(this.target)),
-      following("weights", () => this.weights.setTarget(this.target)),
-      following("models", () => this.models(this.target.delta)),
-    ];
+    const plan = following("plan", () => this.plan(this.target, "quick"));
+    this.exact = following("exact", () => this.exactly(this.target));
+    this.redraw = following("line", () => this.draw(this.target.delta));
+    this.later = [following("weights", () => this.weights.setTarget(this.target)), following("models", () => this.models(this.target.delta))];
+    this.ask = () => {
+      plan();
+      if (this.line.complete) this.askLater();
+      else this.redraw();
+    };
     this.listen();
   }
 
@@ -66,6 +76,10 @@ class Page {
     });
     byId("target-form").addEventListener("submit", (event) => event.preventDefault());
     byId("search").addEventListener("click", () => this.search());
+    byId("release-best").addEventListener("click", () => {
+      const best = this.shown && bestOf(this.shown);
+      if (best) this.release(best);
+    });
   }
 
   /** @param {number} position */
@@ -100,56 +114,100 @@ class Page {
     byId("epsilon-slider").setAttribute("aria-valuetext", `ε at most ${epsilon}`);
     byId("delta-slider").setAttribute("aria-valuetext", `δ at most ${deltaText(delta)}`);
     byId("target-error").textContent = "";
+    this.line.target = this.target;
+    showAfter([]);
     this.ask();
+    clearTimeout(this.still);
+    this.still = setTimeout(() => this.exact(), STILL_MS);
   }
 
   // --- what follows from it -------------------------------------------------------------------------------------------------
 
-  ask() {
-    for (const part of this.parts) part();
+  /** What is not in view at first waits for the line, so that it does not slow it down. */
+  askLater() {
+    for (const part of this.later) part();
   }
 
-  /** @param {Target} target */
-  async plan(target) {
+  /** @param {number} delta */
+  async draw(delta) {
+    const before = this.line.complete;
+    await this.line.load(delta);
+    if (this.line.answer !== null) [this.range[0], this.range[1]] = this.line.answer.range;
+    byId("epsilon-slider").value = String(this.positionOf(this.target.epsilon));
+    if (this.line.complete && !before) this.askLater();
+  }
+
+  /** @param {Target} target @param {"quick" | "exact"} effort */
+  async plan(target, effort) {
     const started = performance.now();
     /** @type {PlanAnswer} */
     let found;
     try {
-      found = await post("/v1/plan", target);
+      found = await post("/v1/plan", { ...target, effort });
     } catch (error) {
-      forgetPlan();
-      this.frontier.setTarget(target, null);
+      this.forget(target);
       throw error;
     }
+    if (target.delta !== this.target.delta || (effort === "exact" && target !== this.target)) return;
     this.showPlan(found);
     byId("verdict").dataset.ms = (performance.now() - started).toFixed(1);
     byId("verdict").dataset.target = `${target.epsilon} ${target.delta}`;
-    this.frontier.setTarget(target, found);
+    this.line.setTarget(target, bestOf(found));
+  }
+
+  /** @param {Target} target nothing is known for it: what was known is for another */
+  forget(target) {
+    forgetPlan();
+    this.shown = null;
+    showAloud([]);
+    showAssumptions(null);
+    byId("release-best").disabled = true;
+    this.line.setTarget(target, null);
+  }
+
+  /** Where the slider stands still: the noise for this very target, and what the budget allows after it. @param {Target} target */
+  async exactly(target) {
+    await this.plan(target, "exact");
+    if (target !== this.target) return;
+    byId("aloud").dataset.exact = `${target.epsilon} ${target.delta}`;
+    this.redraw();
+    const best = this.shown && bestOf(this.shown);
+    if (!best) return;
+    const after = await this.releases.after(ruleOf(best), best.weights, target, best.noise);
+    if (target === this.target) showAfter(after);
   }
 
   /** @param {number} delta */
   async models(delta) {
     if (this.delta === delta) return;
-    showModels(await get(`/v1/portfolio?delta=${encodeURIComponent(delta)}`));
+    showModels(await get(`/v1/models?delta=${encodeURIComponent(delta)}`));
     this.delta = delta;
   }
 
   /** @param {PlanAnswer} plan */
   showPlan(plan) {
+    this.shown = plan;
+    showAloud(plan.aloud);
+    showAssumptions(bestOf(plan));
     showVerdict(plan);
-    // One model alone is the combination that gives it all the weight.
-    const rule = (/** @type {OptionAnswer} */ option) => /** @type {ReleaseRequest["rule"]} */ (option.rule === "single" ? "combination" : option.rule);
+    byId("release-best").disabled = plan.best === null;
+    byId("provenance").textContent = `Utilities: ${plan.utilities_source}${this.portfolio.provenance === "a-priori" ? " (stated without looking at the private models)" : " — measured on the private models, so weights chosen by them are not covered"}.`;
     showOptions(plan, {
       show: (option) => {
-        chooseRule(rule(option));
+        chooseRule(ruleOf(option));
         this.weights.show(option.weights);
       },
-      release: (option) => this.releases.open(rule(option), option.weights, this.target, option.feasible),
+      release: (option) => this.release(option),
     });
     const { done, total } = plan.warming;
     byId("warming").textContent = done < total ? `${done} of ${total} plans are ready; better weights may still be found` : "";
     clearTimeout(this.timer);
     if (done < total) this.timer = setTimeout(() => this.ask(), POLL_MS);
+  }
+
+  /** @param {OptionAnswer} option */
+  release(option) {
+    this.releases.open(ruleOf(option), option.weights, this.target, option.feasible, option.noise);
   }
 
   async search() {
@@ -160,6 +218,9 @@ class Page {
     this.ask();
   }
 }
+
+/** One model alone is the combination that gives it all the weight. @param {OptionAnswer} option */
+const ruleOf = (option) => /** @type {ReleaseRequest["rule"]} */ (option.rule === "single" ? "combination" : option.rule);
 
 /** @param {string} part @param {() => Promise<void>} follow */
 function following(part, follow) {
@@ -217,15 +278,14 @@ byId("token-cancel").addEventListener("click", () => byId("token-dialog").close(
 async function start() {
   /** @type {PortfolioAnswer} */
   const portfolio = await get("/v1/portfolio");
-  const { models, dataset, adjacency, utilities_source, provenance } = portfolio;
+  const { models, dataset, adjacency, delta } = portfolio;
   byId("about").textContent = `${models.length} ${models.length === 1 ? "model" : "models"} trained on ${dataset}; neighbouring datasets: ${adjacency}.`;
-  const looked = provenance === "a-priori" ? " (stated without looking at the private models)" : " — measured on the private models, so weights chosen by them are not covered";
-  byId("provenance").textContent = `Utilities: ${utilities_source}${looked}.`;
-  showModels(portfolio);
-  const page = new Page(portfolio);
+  setGlossary(portfolio.glossary);
+  const line = new Line({ epsilon: 1, delta });
+  await line.load(delta);
+  const page = new Page(portfolio, line);
   page.setTarget({});
   await page.releases.refresh();
-  await page.frontier.make(portfolio.delta);
 }
 
 start().catch((error) => tell("start", messageOf(error)));

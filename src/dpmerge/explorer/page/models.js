@@ -2,9 +2,9 @@
 
 import { badge, byId, deltaText, epsilonText, fill, h, list, numberText } from "./dom.js";
 
-/** @param {PortfolioAnswer} portfolio */
-export function showModels(portfolio) {
-  fill(byId("models"), portfolio.models.map((model) => card(model, portfolio.delta)));
+/** @param {ModelsAnswer} answer */
+export function showModels(answer) {
+  fill(byId("models"), answer.models.map((model) => card(model, answer.delta)));
 }
 
 /** @param {ModelCard} model @param {number} delta */

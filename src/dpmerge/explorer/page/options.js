@@ -10,8 +10,14 @@ let shown = "";
 /** @param {PlanAnswer} plan */
 export const bestOf = (plan) => (plan.best === null ? null : plan.options[plan.best]);
 
-/** @param {OptionAnswer} option */
-const worthOf = (option) => (option.expected_utility === null ? "" : `Utility ${numberText(option.expected_utility)} (${option.utility_kind})`);
+/** What it is worth. Far below every model nothing is known of a utility; one that is only predicted is told by its noise.
+ * @param {OptionAnswer} option @param {PlanAnswer} plan */
+function worthOf({ expected_utility, utility_kind, predicted_deviation }, plan) {
+  if (expected_utility === null) return "";
+  if (utility_kind === "predicted" && predicted_deviation !== null) return `Predicted noise ${numberText(predicted_deviation)} in a parameter`;
+  const least = Math.min(...plan.options.filter((one) => one.rule === "single" && one.expected_utility !== null).map((one) => Number(one.expected_utility)));
+  return expected_utility < least ? `Utility below ${numberText(least)}, that of the least useful model` : `Utility ${numberText(expected_utility)} (${utility_kind})`;
+}
 
 /** @param {OptionAnswer} option */
 const noiseOf = (option) => (option.noise > 0 ? `Noise of standard deviation ${numberText(option.noise)} is added to every parameter at release` : "");
@@ -20,9 +26,11 @@ const noiseOf = (option) => (option.noise > 0 ? `Noise of standard deviation ${n
 export function showVerdict(plan) {
   const place = byId("verdict");
   const best = bestOf(plan);
+  byId("why-no-noise").textContent = plan.why_no_noise && `No noise at release is offered: ${plan.why_no_noise}.`;
+  fill(byId("warnings"), [...new Set(plan.options.flatMap((option) => option.warnings))].map((text) => h("p", { class: "notice" }, text)));
   const target = `(${plan.target.epsilon}, ${deltaText(plan.target.delta)})`;
   if (best !== null) {
-    const worth = worthOf(best);
+    const worth = worthOf(best, plan);
     fill(place, h("strong", {}, `${ruleText(best.rule)}: ε = ${epsilonText(best.epsilon)}`), ` fits ${target} `, badge(best.standing), worth && ` ${worth}.`);
     return;
   }
@@ -34,7 +42,7 @@ export function showVerdict(plan) {
 /** Nothing is known for the target: what was known is for another. */
 export function forgetPlan() {
   shown = "";
-  for (const id of ["verdict", "options", "assumed"]) byId(id).replaceChildren();
+  for (const id of ["verdict", "options", "assumed", "warnings", "why-no-noise"]) byId(id).replaceChildren();
   delete byId("verdict").dataset.target;
 }
 
@@ -67,7 +75,7 @@ function card(option, others, common, plan, actions) {
     return h("article", { class: "option refused", "data-rule": rule }, title, h("p", {}, badge(option.standing)), h("p", { class: "sentence" }, option.why));
   }
   const joint = rule === "joint";
-  const worth = worthOf(option);
+  const worth = worthOf(option, plan);
   return h("article", { class: `option${best ? " first" : ""}`, "data-rule": rule },
     title,
     h("p", {}, badge(option.standing), " ", fitBadge(option.feasible, plan.target.epsilon)),

@@ -1,15 +1,17 @@
 // What the ledger allows, what was released, and releasing.
 
 import { get, messageOf, post } from "./api.js";
-import { badge, byId, declared, deltaText, epsilonText, exactWeights, fill, folded, h, list, quiet, row, ruleText, table, used, weightBars } from "./dom.js";
+import { badge, byId, declared, deltaText, epsilonText, exactWeights, fill, folded, h, list, numberText, quiet, row, ruleText, table, used, weightBars } from "./dom.js";
 import { runJob } from "./jobs.js";
 
 const VERDICTS = { 0: ["✓", "holds"], 1: ["✗", "broken"], 2: ["?", "unchecked"] };
-const COLUMNS = ["entry", "name", "rule", "models", "its own guarantee", "together", "state", "recheck"];
+const COLUMNS = ["entry", "name", "for", "rule", "models", "noise", "its own guarantee", "together", "state", "recheck"];
 const PAUSE_MS = 250;
 
 /** @param {string} text */
 const notice = (text) => h("p", { class: "notice" }, text);
+
+const newName = () => `release-${new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-")}`;
 
 /** @param {{epsilon: number | null, delta: number}} one */
 const pair = (one) => `(${epsilonText(one.epsilon)}, ${deltaText(one.delta)})`;
@@ -34,6 +36,7 @@ export class Releases {
     this.portfolio = portfolio;
     this.dialog = byId("release-dialog");
     byId("release-name").addEventListener("input", () => this.previewSoon());
+    byId("release-recipient").addEventListener("input", () => this.previewSoon());
     byId("release-depends").addEventListener("change", () => this.previewSoon());
     byId("release-cancel").addEventListener("click", () => this.dialog.close());
     byId("release-confirm").addEventListener("click", () => this.confirm());
@@ -74,9 +77,9 @@ export class Releases {
     const entered = entries.filter((entry) => entry.kind === "release").map((entry) => {
       const state = entries.find((other) => other.of === entry.number)?.kind ?? "not completed";
       const own = entry.own.map(pair).join(", ");
-      return row([String(entry.number), entry.name, ruleText(entry.rule ?? "").toLowerCase(), entry.models.join(", "), own, entry.total && pair(entry.total), state, this.verifying(places.get(entry.number))]);
+      return row([String(entry.number), entry.name, entry.recipient ?? "—", ruleText(entry.rule ?? "").toLowerCase(), entry.models.join(", "), numberText(entry.noise), own, entry.total && pair(entry.total), state, this.verifying(places.get(entry.number))]);
     });
-    const others = folders.filter((folder) => folder.entry === null).map(({ name }) => row(["—", name, "", "", "", "", "not in this ledger", this.verifying(name)]));
+    const others = folders.filter((folder) => folder.entry === null).map(({ name }) => row(["—", name, "", "", "", "", "", "", "not in this ledger", this.verifying(name)]));
     fill(byId("releases"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "History of releases" },
       table("Every release, and what all together guarantee after it", COLUMNS, [...entered, ...others])));
   }
@@ -111,8 +114,22 @@ export class Releases {
 
   // --- the dialogue ---------------------------------------------------------------------------------------------------------
 
-  /** @param {ReleaseRequest["rule"]} rule @param {Weighted} given @param {Target} target @param {boolean} bound whether it must meet the target */
-  open(rule, given, target, bound) {
+  /** What the budget allows after a release. @param {ReleaseRequest["rule"]} rule @param {Weighted} given @param {Target} target @param {number} noise
+   * @returns {Promise<string[]>} */
+  async after(rule, given, target, noise) {
+    if (!this.portfolio.has_ledger) return ["No ledger: releases from this data are not being added up. Start with --ledger."];
+    try {
+      /** @type {ReleasePreview} */
+      const found = await post("/v1/releases/preview", { rule, weights: used(given), delta: target.delta, noise, name: newName() });
+      return found.after;
+    } catch (error) {
+      return [messageOf(error)];
+    }
+  }
+
+  /** @param {ReleaseRequest["rule"]} rule @param {Weighted} given @param {Target} target @param {boolean} bound whether it must meet the target
+   * @param {number} [noise] */
+  open(rule, given, target, bound, noise = 0) {
     if (this.releasing) { // it is brought to its end before another begins
       this.dialog.showModal();
       return;
@@ -121,11 +138,12 @@ export class Releases {
     const { key } = from.dataset;
     this.opener = () => (key === undefined ? from : document.querySelector(`button[data-key="${key}"]`) || byId("search"));
     const weights = used(given);
-    this.asked = { rule, weights, delta: target.delta, ...(bound ? { epsilon: target.epsilon } : {}) };
+    this.asked = { rule, weights, delta: target.delta, ...(noise > 0 ? { noise } : {}), ...(bound ? { epsilon: target.epsilon } : {}) };
     const names = Object.keys(weights);
     const how = rule === "joint" ? "Release the models jointly" : `Release by ${ruleText(rule).toLowerCase()}`;
     byId("release-title").textContent = rule !== "joint" && names.length === 1 ? `Release ${names[0]} alone` : how;
-    byId("release-name").value = `release-${new Date().toISOString().slice(0, 19).replace(/[T:]/g, "-")}`;
+    byId("release-name").value = newName();
+    byId("release-recipient").value = "";
     byId("release-depends").checked = false;
     byId("release-cancel").textContent = "Cancel";
     byId("release-confirm").hidden = false;
@@ -135,7 +153,8 @@ export class Releases {
   }
 
   request() {
-    return { ...this.asked, name: byId("release-name").value, depends_on_releases: byId("release-depends").checked };
+    const recipient = byId("release-recipient").value.trim();
+    return { ...this.asked, name: byId("release-name").value, ...(recipient ? { recipient } : {}), depends_on_releases: byId("release-depends").checked };
   }
 
   /** @param {object} asked whether the dialogue still asks for this */
@@ -168,7 +187,7 @@ export class Releases {
   }
 
   /** @param {ReleasePreview} found @returns {Child} */
-  previewed({ name, weights, provenance, guarantee, files, files_if_drawn, keeps_openings, notes, ...spending }) {
+  previewed({ name, weights, provenance, guarantee, files, files_if_drawn, keeps_openings, noise, notes, ...spending }) {
     const drawn = Object.entries(files_if_drawn).map(([model, theirs]) => `${model} (${theirs.join(", ")})`);
     const written = files.map((file) => h("code", {}, file));
     return [
@@ -176,6 +195,7 @@ export class Releases {
       h("p", {}, badge(guarantee.standing), " ", h("strong", {}, `ε = ${epsilonText(guarantee.epsilon)} at δ = ${deltaText(guarantee.delta)}`)),
       h("p", { class: "sentence" }, guarantee.sentence),
       weightBars(weights),
+      noise > 0 ? h("p", {}, `Noise of standard deviation ${numberText(noise)} is added to every number.`) : null,
       quiet(`Exact weights: ${exactWeights(weights)}; chosen ${provenance === "a-priori" ? "without" : "after"} looking at the models.`),
       h("h3", {}, "What it will write"),
       h("p", {}, "A new folder ", h("code", {}, name), " among the releases, with:"),
@@ -188,16 +208,16 @@ export class Releases {
     ];
   }
 
-  /** @param {Pick<ReleasePreview, "total" | "budget" | "fits">} found */
-  spending({ total, budget, fits }) {
+  /** @param {Pick<ReleasePreview, "total" | "budget" | "fits" | "after">} found */
+  spending({ total, budget, fits, after }) {
     if (total === null || budget === null) return h("p", {}, "No ledger: nothing is added up.");
     const verdict = fits ? "That fits." : "That exceeds the budget, so it will be refused.";
-    return h("p", {}, `With it, all releases together are ${pair(total)}-DP, of a budget of (${budget.epsilon}, ${declared(budget.delta)}). `, h("strong", {}, verdict));
+    return [h("p", {}, `With it, all releases together are ${pair(total)}-DP, of a budget of (${budget.epsilon}, ${declared(budget.delta)}). `, h("strong", {}, verdict)), after.map((text) => h("p", {}, text))];
   }
 
   async confirm() {
     const asked = this.request();
-    const fields = [byId("release-name"), byId("release-depends")];
+    const fields = [byId("release-name"), byId("release-recipient"), byId("release-depends")];
     byId("release-confirm").disabled = true;
     byId("release-error").textContent = "";
     for (const field of fields) field.disabled = true;

@@ -35,7 +35,7 @@ export class Weights {
   constructor(portfolio, target, release, learned) {
     this.target = target;
     this.learned = learned;
-    this.names = portfolio.models.map((model) => model.name);
+    this.names = portfolio.models;
     this.covered = portfolio.provenance === "a-priori"; // else the utilities were measured on the private models
     this.asked = latest((/** @type {GridRule} */ rule, /** @type {Weighted} */ weights, /** @type {number} */ delta) => this.account(rule, weights, delta));
     this.alone = this.names.length < 2;
