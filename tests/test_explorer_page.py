@@ -94,7 +94,7 @@ def opened(server: Server, chromium: Browser, ready: str = READY, **options: Any
     """The page once everything on it is known; when it is left, nothing may have gone wrong on it."""
     with visiting(server, chromium, **options) as visit:
         visit.page.goto(server.url)
-        visit.page.wait_for_function(ready)
+        visit.page.wait_for_function(ready, timeout=120_000)  # some seconds of work, more where the machine is busy
         yield visit
         visit.assert_clean()
 

@@ -391,6 +391,6 @@ def test_what_fails_unexpectedly_shows_nothing(home: Path, monkeypatch: pytest.M
     monkeypatch.setattr("dpmerge.explorer.portfolio_state.PortfolioState.models", fail)
     with explorer(home) as made:
         quiet = TestClient(made.app, base_url=HOME, raise_server_exceptions=False)
-        response = quiet.get("/v1/portfolio")
+        response = quiet.get("/v1/models")
         assert "secret" not in is_problem(response, 500)
         assert response.headers["x-content-type-options"] == "nosniff"

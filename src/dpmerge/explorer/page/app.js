@@ -203,6 +203,7 @@ class Page {
     byId("warming").textContent = done < total ? `${done} of ${total} plans are ready; better weights may still be found` : "";
     clearTimeout(this.timer);
     if (done < total) this.timer = setTimeout(() => this.ask(), POLL_MS);
+    else if (!this.line.complete) this.redraw();
   }
 
   /** @param {OptionAnswer} option */
