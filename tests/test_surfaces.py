@@ -389,7 +389,7 @@ def test_every_surface_warns(tmp_path: Path) -> None:
     for command in (["verify", out], ["account", place, "--alone", "--delta", 0.01], ["ledger", "show", ledger]):
         assert "is at least 1/100" in answered(*command)["warnings"][0]
     with explorer(tmp_path) as client:
-        card = client.get("/v1/portfolio", params={"delta": 0.01}).json()["models"][0]
+        card = client.get("/v1/models", params={"delta": 0.01}).json()["models"][0]
         assert any(BEWARE in text for text in card["warnings"])
         found = client.post("/v1/account", json={"rule": "joint", "weights": GIVEN, "delta": 0.01}).json()
         assert BEWARE in found["sentence"] and BEWARE in found["warnings"][0]
@@ -470,7 +470,7 @@ def test_a_delta_above_one_in_a_hundred_is_refused_unless_it_is_asked_for(tmp_pa
             told = client.post(path, json=body)
             assert told.status_code in (400, 422) and "time in a hundred" in told.json()["detail"], path
             assert client.post(path, json={**body, "any_delta": True}).status_code in (200, 202), path
-        for path in ("/v1/portfolio", "/v1/simplex"):
+        for path in ("/v1/models", "/v1/simplex"):
             assert "time in a hundred" in client.get(path, params={"delta": 0.5}).json()["detail"]
             assert client.get(path, params={"delta": 0.5, "any_delta": True}).status_code == 200
 
