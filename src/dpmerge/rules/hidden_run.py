@@ -285,13 +285,26 @@ def _together(
         return pooled([*fixed, *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
 
     absorption = "minorant" if all(isinstance(one, Faces) for one in laid) else "drain"
-    looks = {power: at(power, _LOOK) for power in (2.5, 4.0, 5.5)}
-    scores = {power: score(law) for power, law in looks.items()}
-    best = min(scores, key=lambda power: scores[power])
-    if scores[best] > bar:
-        return absorption, looks[best]
-    scores |= {power: score(at(power, _LOOK)) for power in (best - 0.75, best + 0.75)}
+    for cells in (_LOOK, _FINE):  # of many participations too much is rounded up, and falls off a coarse grid
+        best, law, found = _searched(partial(at, cells=cells), score)
+        if found < math.inf:
+            break
+    if found > bar:
+        return absorption, law
+    scores = {best: found} | {power: score(at(power, _LOOK)) for power in (best - 0.75, best + 0.75)}
     return absorption, at(min(scores, key=lambda power: scores[power]), _FINE)
+
+
+def _searched(at: Callable[[float], ShiftLaw], score: Callable[[ShiftLaw], float]) -> tuple[float, ShiftLaw, float]:
+    """The best power, its law and score, until it is not at an edge: little noise wants large powers, much data small ones."""
+    found: dict[float, tuple[ShiftLaw, float]] = {}
+    asked, best = [2.5, 4.0, 5.5], 4.0
+    while asked:
+        laws = {power: at(power) for power in asked}
+        found |= {power: (law, score(law)) for power, law in laws.items()}
+        best = min(found, key=lambda power: found[power][1])
+        asked = [power for power in (best - 1.5, best + 1.5) if power not in found and -2 <= power <= 10]
+    return best, *found[best]
 
 
 def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
