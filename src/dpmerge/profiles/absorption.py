@@ -27,7 +27,7 @@ _CELLS = 1200
 _ROWS = 400  # of what may be there at once, in parts of a unit
 _FFT_ERROR = 1e-15  # of one cell of a convolution of probabilities
 _SUM_ERROR = 1e-13  # of the sum of a table of probabilities: what is missing from 1 is known no better
-# Energies are whole numbers of parts of all energy, so few that different quotients of counts and energies are different doubles.
+# Energies are whole numbers of parts of all energy: so few that different quotients of counts and energies differ as doubles.
 _QUANTA = 2.0**40
 _LARGEST = 400.0  # of M²: beyond, ε is of no interest
 
