@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.records import Portfolio, Weights
@@ -15,8 +14,8 @@ from dpmerge.release.entries import Entry, PendingEntry
 from dpmerge.release.known import contents_of
 from dpmerge.release.ladder import Ladders
 from dpmerge.release.ledger import Ledger
-from dpmerge.release.release import folders_of, settled, stored_spacing
-from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, least_cover
+from dpmerge.release.release import folders_of, settled
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, round_up
 
 _CLOSE = 1.03  # a rung is 1.022 times the one below
 _DOUBLINGS = 40  # of the noise, after which what was released leaves no room for any
@@ -50,11 +49,12 @@ def enter_floor(
         raise BudgetExceeded(f"{ledger.name}: the floor has ε = {wanted:g}; the budget is ε = {ledger.budget.epsilon:g}")
     folders = folders_of(portfolio)
     delta = account.tight_delta
-    find = partial(choose, portfolio, "combination", weights=weights, epsilon=wanted, delta=delta, accounting=accounting)
-    choice = find()
-    if choice.form.noise is None:  # it is within the budget without any: as little as stored numbers allow
-        least = least_cover(stored_spacing(choice.form, folders))
-        choice = find(noise=least)
+    choice = choose(portfolio, "combination", weights=weights, epsilon=wanted, delta=delta, accounting=accounting)
+    if choice.form.noise is None:  # as little as stored numbers allow would depend on them, and a floor is public
+        raise LedgerError(
+            f"{ledger.name}: this average has ε = {round_up(choice.guarantee.epsilon)} without any noise, which is within "
+            f"{wanted:g}: no noise is the least. Release it as it is, or give the floor a smaller ε"
+        )
     choice = settled(choice, folders)
     contents = contents_of(model for model in portfolio.models if model.name in choice.form.involved)
     ladder = Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)

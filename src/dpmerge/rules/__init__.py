@@ -3,7 +3,6 @@
 from dpmerge.rules.arithmetic import (
     Arithmetic as Arithmetic,
     covers as covers,
-    least_cover as least_cover,
     of_many as of_many,
     why_joint as why_joint,
 )

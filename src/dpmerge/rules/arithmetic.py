@@ -43,11 +43,6 @@ def covers(noise: Mapping[str, float], spacing: float) -> bool:
     return all(value > 0 and value >= COVER * spacing for value in noise.values())
 
 
-def least_cover(spacing: float) -> float:
-    """The least noise that covers numbers that lie `spacing` apart."""
-    return COVER * spacing
-
-
 def condition(noise: Mapping[str, float], arithmetic: Arithmetic | None) -> str:
     """The assumption as it is printed: with what it means for the formats that models are stored in."""
     least = min(noise.values(), default=math.inf)
