@@ -39,7 +39,7 @@ def moves() -> Iterator[Claim]:
             early[int(0.95 * len(early))] < 0.15,
         )
         yield Claim("explorer: a bound for every point of the triangle after", f"{known['grid']:.0f} s", "", True)
-        yield Claim("explorer: every plan made beforehand after", f"{known['ladder']:.0f} s", "", True)
+        yield Claim("explorer: every plan made beforehand after", f"{known['plans']:.0f} s", "", True)
         late = sorted(ask("POST", "/v1/plan", _target())[1] for _ in range(200))
         yield Claim("explorer: the same after, p95", _ms(late, 0.95), "< 150 ms", late[190] < 0.15)
         grid = ask("GET", f"/v1/simplex?delta={_DELTA}")[0]
@@ -84,7 +84,7 @@ def _until_known(ask: Any, started: float) -> tuple[list[float], dict[str, float
     ask("POST", "/v1/plan", _target())  # the first computes each model alone
     seconds: list[float] = []
     known = {"plan": time.perf_counter() - started}
-    while not {"line", "grid", "ladder"} <= set(known):
+    while not {"line", "grid", "plans"} <= set(known):
         plan, took = ask("POST", "/v1/plan", _target())
         seconds.append(took)
         line = ask("GET", f"/v1/line?delta={_DELTA}")[0]
@@ -94,7 +94,7 @@ def _until_known(ask: Any, started: float) -> tuple[list[float], dict[str, float
             if not any("pending" in rule["standings"] for rule in grid.values()):
                 known.setdefault("grid", time.perf_counter() - started)
         if plan["warming"]["done"] == plan["warming"]["total"]:
-            known.setdefault("ladder", time.perf_counter() - started)
+            known.setdefault("plans", time.perf_counter() - started)
         time.sleep(0.2)
     return sorted(seconds), known
 

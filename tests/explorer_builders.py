@@ -25,7 +25,7 @@ def explorer(folder: Path, *, door: Door | None = None, base: str = HOME, **opti
     """A client of an explorer over three full-batch runs."""
     if not (folder / "runs").exists():
         runs(folder)
-    app = Explorer(folder / "runs", door or Door(token=TOKEN), **{"rungs": 3, **options}).app()
+    app = Explorer(folder / "runs", door or Door(token=TOKEN), **{"targets": 3, **options}).app()
     with TestClient(app, base_url=base) as client:
         yield client
 

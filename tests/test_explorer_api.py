@@ -23,8 +23,8 @@ import dpmerge
 from dpmerge.errors import AccountingError, ExplorerError, JobError, UtilityError
 from dpmerge.explorer import Door, Explorer
 from dpmerge.explorer.jobs import Job, Jobs
-from dpmerge.explorer.ladder import Ladder
 from dpmerge.explorer.pages import PAGE
+from dpmerge.explorer.plans import Plans
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.telling import aloud, landscape_answer
 from dpmerge.planning import Landscape
@@ -435,14 +435,14 @@ def test_with_many_models_the_corners_are_chosen_by_privacy(tmp_path: Path) -> N
 def test_background_work_that_fails_is_given_up_and_the_rest_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    advance, delta = Ladder.advance, 3e-7  # other servers of these tests may still be at work, at other δ
+    advance, delta = Plans.advance, 3e-7  # other servers of these tests may still be at work, at other δ
 
-    def fail(self: Ladder) -> None:
+    def fail(self: Plans) -> None:
         if self.delta == delta:
             raise ZeroDivisionError("unexpected")
         advance(self)
 
-    monkeypatch.setattr(Ladder, "advance", fail)
+    monkeypatch.setattr(Plans, "advance", fail)
     with explorer(tmp_path, delta=delta) as client:
         for _ in range(3):
             found = client.post("/v1/plan", json={"epsilon": 1.0, "delta": delta}).json()
@@ -682,16 +682,16 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
         epsilon = sum(weight * alone[name].epsilon for name, weight in weights.items())
         return replace(alone["a"], epsilon=epsilon, rule=rule, weights=weights)
 
-    ladder = Ladder(loaded, None, Accounting(any_delta=True), DELTA, 3, account)
+    plans = Plans(loaded, None, Accounting(any_delta=True), DELTA, 3, account)
     for corners in itertools.permutations(loaded.names):
-        ladder.landscape(corners)
+        plans.landscape(corners)
     for corners in itertools.permutations(loaded.names, 2):
-        ladder.landscape(corners)
-    assert len(ladder.landscapes) == 8
-    while not ladder.complete:
-        ladder.advance()
+        plans.landscape(corners)
+    assert len(plans.landscapes) == 8
+    while not plans.complete:
+        plans.advance()
     for rule in ("selection", "combination"):
-        found = ladder.known.known[rule]
+        found = plans.known.known[rule]
         assert 0 < len(found) < 231
         assert not any(one.beats(other) for one, other in itertools.permutations(found, 2))
 
@@ -722,7 +722,7 @@ def test_two_hundred_plans_at_once_on_a_real_server(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = Explorer(tmp_path / "runs", Door(port=port, token=TOKEN), rungs=9).app()
+    app = Explorer(tmp_path / "runs", Door(port=port, token=TOKEN), targets=9).app()
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -55,7 +55,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two models; no ledger, and no releases allowed."""
     folder = tmp_path_factory.mktemp("two")
     on_disk(folder / "runs", *TWO)
-    with serving(folder, rungs=2) as found:
+    with serving(folder, targets=2) as found:
         yield found
 
 
@@ -66,7 +66,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     noise = {"a": 4.0, "b": 40.0, "c": 10.0, "d": 20.0}
     on_disk(folder / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=10) for name, sigma in noise.items()))
     ledger_builders.new(folder / "ledger.db", epsilon=0.01)
-    with serving(folder, rungs=2, ledger=str(folder / "ledger.db"), allow_release=True) as found:
+    with serving(folder, targets=2, ledger=str(folder / "ledger.db"), allow_release=True) as found:
         yield found
 
 
@@ -79,7 +79,7 @@ def conditional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     plain = builders.dp_sgd("b", sigma=8.0, steps=3).record.model_dump(by_alias=True, mode="json")["mechanism"]
     models = (builders.model(EVIL, shuffled, dataset=EVIL_DATASET), builders.model("b", plain, dataset=EVIL_DATASET))
     on_disk(folder / "runs", *models)
-    with serving(folder, rungs=2, accounting=dpmerge.Accounting(shuffle=dpmerge.ShuffleAsPoisson())) as found:
+    with serving(folder, targets=2, accounting=dpmerge.Accounting(shuffle=dpmerge.ShuffleAsPoisson())) as found:
         yield found
 
 
@@ -599,7 +599,7 @@ def test_no_guarantee_stands_beside_models_it_is_not_for(four: Server, chromium:
 def test_a_model_that_guarantees_nothing_is_not_called_proved(tmp_path: Path, chromium: Browser) -> None:
     plain = builders.dp_sgd("a", sigma=4.0, steps=3)
     on_disk(tmp_path / "runs", plain, builders.model("open", {"kind": "non-private"}))
-    with serving(tmp_path, rungs=2) as server, opened(server, chromium) as visit:
+    with serving(tmp_path, targets=2) as server, opened(server, chromium) as visit:
         page = visit.page
         card = text(page, "#models .card:nth-child(2)")
         assert card.startswith("open ✗ no guarantee") and "by PLD ∞" in card and "proved" not in card
@@ -705,7 +705,7 @@ def test_weights_asked_for_before_there_is_a_picture(four: Server, chromium: Bro
 def test_after_looking_no_weights_are_said_to_fit(tmp_path: Path, chromium: Browser) -> None:
     measured = {"schema": 1, "measured_on": "a test set", "models": "private", "utilities": {"a": 0.9, "b": 0.5, "c": 0.7}}
     (tmp_path / "utilities.json").write_text(json.dumps(measured))
-    with serving(tmp_path, rungs=2, utility=str(tmp_path / "utilities.json")) as server, opened(server, chromium) as visit:
+    with serving(tmp_path, targets=2, utility=str(tmp_path / "utilities.json")) as server, opened(server, chromium) as visit:
         page = visit.page
         set_target(page, 50)
         assert "○ not covered after looking" in text(page, "#weights-verdict")
@@ -786,7 +786,7 @@ def test_every_term_is_explained_by_keyboard_and_assumptions_stay_in_sight(serve
 def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> None:
     noise = {"a": 2.0, "b": 8.0, "c": 4.0}
     on_disk(tmp_path / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=100, sampling=0.01) for name, sigma in noise.items()))
-    with serving(tmp_path, rungs=1) as slow, visiting(slow, chromium) as visit:
+    with serving(tmp_path, targets=1) as slow, visiting(slow, chromium) as visit:
         page = visit.page
         page.goto(slow.url)
         page.wait_for_function("() => document.getElementById('verdict').dataset.target")
@@ -982,7 +982,7 @@ def test_the_dialogue_keeps_the_keyboard_and_gives_it_back(visit: Visit) -> None
 
 def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromium: Browser) -> None:
     on_disk(tmp_path / "runs", *TWO)
-    with serving(tmp_path, host="0.0.0.0", rungs=2) as open_server, visiting(open_server, chromium) as visit:
+    with serving(tmp_path, host="0.0.0.0", targets=2) as open_server, visiting(open_server, chromium) as visit:
         visit.expect("401")
         visit.page.goto(open_server.url)
         visit.page.locator("#token-dialog[open]").wait_for()
@@ -997,7 +997,7 @@ def test_off_loopback_the_page_asks_for_the_token_at_once(tmp_path: Path, chromi
 
 def test_without_the_token_nothing_is_shown(tmp_path: Path, chromium: Browser) -> None:
     on_disk(tmp_path / "runs", *TWO)
-    with serving(tmp_path, host="0.0.0.0", rungs=1) as open_server, visiting(open_server, chromium) as visit:
+    with serving(tmp_path, host="0.0.0.0", targets=1) as open_server, visiting(open_server, chromium) as visit:
         visit.expect("401")
         visit.page.goto(open_server.url)
         visit.page.locator("#token-dialog[open]").wait_for()

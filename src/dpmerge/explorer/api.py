@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 import dpmerge
 from dpmerge.explorer import answers, requests, work
 from dpmerge.explorer.jobs import Job, Jobs, unattended
-from dpmerge.explorer.ladder import RUNGS
 from dpmerge.explorer.pages import add_pages, handle_errors
+from dpmerge.explorer.plans import TARGETS
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import AUTHORISED, Door, Guard
@@ -55,7 +55,7 @@ class Explorer:
     allow_release: bool = False
     releases: Path | None = None
     delta: float = DELTA
-    rungs: int = RUNGS
+    targets: int = TARGETS
 
     def app(self) -> Guard:
         """The ASGI application with its access checks; raises if portfolio, utilities or ledger are invalid."""
@@ -63,7 +63,7 @@ class Explorer:
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            server.state.ladder(self.delta)
+            server.state.plans(self.delta)
             yield
             server.jobs.cancel_all()
             server.state.close()
@@ -92,7 +92,7 @@ class _Server:
         portfolio = dpmerge.Portfolio(explorer.portfolio)
         utility = Utilities.asked(portfolio, explorer.utility, None)
         self.explorer = explorer
-        self.state = PortfolioState(portfolio, utility, explorer.accounting, explorer.rungs)
+        self.state = PortfolioState(portfolio, utility, explorer.accounting, explorer.targets)
         folder = explorer.releases or explorer.portfolio / ".releases"
         check_folder(folder, explorer.allow_release)
         self.releases = Releases(self.state, folder, explorer.ledger)
@@ -162,7 +162,7 @@ def _reading(server: _Server) -> APIRouter:
     async def line(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
         """The best known release at every ε: what the slider moves along. Nothing is interpolated."""
         require_wanted(delta, any_delta)
-        return JSONResponse(finite_or_null(await server.compute(work.line, state.ladder(delta))))
+        return JSONResponse(finite_or_null(await server.compute(work.line, state.plans(delta))))
 
     @router.get("/v1/models", response_model=answers.ModelsAnswer)
     async def models(delta: DeltaQuery = DELTA, any_delta: AnyDeltaQuery = False) -> Any:
@@ -191,12 +191,12 @@ def _reading(server: _Server) -> APIRouter:
         require_wanted(asked.delta, asked.any_delta)
         if asked.effort == "full":
             return JSONResponse(server.jobs.start("plan", partial(work.full_plan, state, asked), asked).status(), 202)
-        ladder = state.ladder(asked.delta)
+        plans = state.plans(asked.delta)
         if asked.effort == "exact":
-            await server.compute(ladder.exactly, asked.epsilon)
-        elif not ladder.ready:
-            await server.compute(lambda: ladder.known)
-        return JSONResponse(work.with_progress(ladder.plan(asked.epsilon), ladder.done, ladder.total))
+            await server.compute(plans.exactly, asked.epsilon)
+        elif not plans.ready:
+            await server.compute(lambda: plans.known)
+        return JSONResponse(work.with_progress(plans.plan(asked.epsilon), plans.done, plans.total))
 
     return router
 

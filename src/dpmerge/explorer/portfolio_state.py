@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dpmerge.errors import AccountingError, UtilityError
-from dpmerge.explorer.ladder import RUNGS, Ladder
+from dpmerge.explorer.plans import TARGETS, Plans
 from dpmerge.explorer.telling import standing_of
 from dpmerge.planning import Landscape, Question, Utilities
 from dpmerge.records import DpSgd, Model, Portfolio
@@ -28,7 +28,7 @@ from dpmerge.rules import (
     build,
 )
 
-_LADDERS = 6  # values of δ whose plans are kept
+_KEPT = 6  # values of δ whose plans are kept
 _ANSWERS = 4096
 _QUICK = 1e-3  # the accuracy of what is shown first
 _CORNERS = 3  # most models in a plot over weights
@@ -43,7 +43,7 @@ class PortfolioState:
         portfolio: Portfolio,
         utility: Utilities | None = None,
         accounting: Accounting = DEFAULT_ACCOUNTING,
-        rungs: int = RUNGS,
+        targets: int = TARGETS,
     ) -> None:
         if utility is not None and utility.validation is not None:
             raise UtilityError(
@@ -52,45 +52,45 @@ class PortfolioState:
             )
         self.portfolio, self.utility = portfolio, utility
         self.accounting = replace(accounting, any_delta=True)  # the API has already confirmed a large δ
-        self._rungs = rungs
-        self._ladders: OrderedDict[float, Ladder] = OrderedDict()
+        self._targets = targets
+        self._plans: OrderedDict[float, Plans] = OrderedDict()
         self._remembered = lru_cache(_ANSWERS)(self._account)
-        self._questions = lru_cache(_LADDERS)(self._ask)
+        self._questions = lru_cache(_KEPT)(self._ask)
         self._lock = threading.Lock()
         self._closed = self._working = False
         self._climber: threading.Thread | None = None
 
     # --- plans ------------------------------------------------------------------------------------------------------------
 
-    def ladder(self, delta: float) -> Ladder:
+    def plans(self, delta: float) -> Plans:
         """The plans at this δ. Missing ones are computed in the background, for the latest request first."""
         Target(delta=delta)
         with self._lock:
-            found = self._ladders.get(delta)
+            found = self._plans.get(delta)
             if found is None:
                 account, quick = (partial(one, delta=delta) for one in (self.guarantee, self._quick))
-                found = Ladder(self.portfolio, self.utility, self.accounting, delta, self._rungs, account, quick)
-                self._ladders[delta] = found
-            self._ladders.move_to_end(delta)
-            while len(self._ladders) > _LADDERS:
-                self._ladders.popitem(last=False)
+                found = Plans(self.portfolio, self.utility, self.accounting, delta, self._targets, account, quick)
+                self._plans[delta] = found
+            self._plans.move_to_end(delta)
+            while len(self._plans) > _KEPT:
+                self._plans.popitem(last=False)
             self._work()
         return found
 
     def landscape(self, delta: float, models: tuple[str, ...]) -> Landscape:
         """ε over the weights of these models. Default: all; of more than three, the most, the median and the least private."""
-        ladder = self.ladder(delta)
-        wanted = models or self._corners(ladder)
+        plans = self.plans(delta)
+        wanted = models or self._corners(plans)
         with self._lock:
-            found = ladder.landscape(wanted)
+            found = plans.landscape(wanted)
             self._work()
         return found
 
-    def _corners(self, ladder: Ladder) -> tuple[str, ...]:
+    def _corners(self, plans: Plans) -> tuple[str, ...]:
         names = self.portfolio.names
         if len(names) <= _CORNERS:
             return names
-        alone = [option for option in ladder.known.options if option.rule == "single"]
+        alone = [option for option in plans.known.options if option.rule == "single"]
         ranked = [option.weights.used[0][0].name for option in sorted(alone, key=lambda option: option.epsilon)]
         chosen = {ranked[0], ranked[len(ranked) // 2], ranked[-1]}
         return tuple(name for name in names if name in chosen)
@@ -105,7 +105,7 @@ class PortfolioState:
         """Start the background thread if work remains; the caller holds the lock."""
         if not self._working and not self._closed:
             self._working = True
-            self._climber = threading.Thread(target=self._climb, name="explorer-ladders", daemon=True)
+            self._climber = threading.Thread(target=self._climb, name="explorer-plans", daemon=True)
             self._climber.start()
 
     def _climb(self) -> None:
@@ -116,10 +116,10 @@ class PortfolioState:
                 _LOG.exception("computing plans in the background failed")
                 latest.abandoned = True
 
-    def _unfinished(self) -> Ladder | None:
-        """The most recently requested incomplete ladder. None when all are complete; the worker then exits."""
+    def _unfinished(self) -> Plans | None:
+        """The most recently requested incomplete plans. None when all are complete; the worker then exits."""
         with self._lock:
-            left = [one for one in reversed(self._ladders.values()) if not one.complete]
+            left = [one for one in reversed(self._plans.values()) if not one.complete]
             self._working = bool(left) and not self._closed
             return left[0] if self._working else None
 

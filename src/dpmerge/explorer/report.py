@@ -11,7 +11,7 @@ from typing import Any
 
 import dpmerge
 from dpmerge.errors import AccountingError
-from dpmerge.explorer.ladder import PLANNED
+from dpmerge.explorer.plans import PLANNED
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.telling import plan_answer

@@ -7,7 +7,7 @@ from typing import Any
 
 import dpmerge
 from dpmerge.explorer.jobs import Job
-from dpmerge.explorer.ladder import PLANNED, Ladder
+from dpmerge.explorer.plans import PLANNED, Plans
 from dpmerge.explorer.portfolio_state import PortfolioState
 from dpmerge.explorer.releases import Releases
 from dpmerge.explorer.requests import FrontierRequest, PlanRequest, ReleaseRequest
@@ -26,7 +26,7 @@ def full_plan(state: PortfolioState, asked: PlanRequest, job: Job) -> dict[str, 
         accounting=state.accounting,
         progress=job.report,
     )
-    state.ladder(asked.delta).learn(found.options)  # so that quick plans include it
+    state.plans(asked.delta).learn(found.options)  # so that quick plans include it
     return with_progress(found, 1, 1)
 
 
@@ -36,11 +36,11 @@ def with_progress(found: Plan, done: int, total: int) -> dict[str, Any]:
     return plain
 
 
-def line(ladder: Ladder) -> dict[str, Any]:
+def line(plans: Plans) -> dict[str, Any]:
     """The best known at every ε, and the progress of the knob's points."""
-    known, knob = ladder.known, ladder.knob
+    known, knob = plans.known, plans.knob
     points, worst = [line_point(option) for option in known.front], min(known.utilities.values())
-    found = {"delta": ladder.delta, "range": ladder.range, "worst": worst, "points": points}
+    found = {"delta": plans.delta, "range": plans.range, "worst": worst, "points": points}
     return {**found, "done": knob.done, "total": knob.total}
 
 

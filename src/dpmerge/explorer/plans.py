@@ -19,15 +19,15 @@ from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, GridRule, PlainRule, round_down, significant
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
-RUNGS = 17
+TARGETS = 17
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
 _ACCURACY = 1e-3  # of ε on the safe side: what is in view is there sooner
 _LOWEST = 0.1  # with noise, any ε can be reached: the slider ends here, or where models are more private still
 
 
-class Ladder:
-    """The plans found so far at one δ: selections and combinations are searched at `rungs` targets each."""
+class Plans:
+    """The plans found so far at one δ: selections and combinations are searched at so many `targets` each."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Ladder:
         utility: Utilities | None,
         accounting: Accounting,
         delta: float,
-        rungs: int,
+        targets: int,
         account: Account,
         quick: Account | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class Ladder:
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
         self._accounting, self._account = replace(accounting, accuracy=max(accounting.accuracy, _ACCURACY)), account
         self._quick = quick
-        self._rungs = max(2, rungs)
+        self._targets = max(2, targets)
         self._known: Plan | None = None
         self._lock = threading.RLock()
         self._working = threading.Lock()  # one search at a time: two would slow each other down
@@ -94,7 +94,7 @@ class Ladder:
 
     @property
     def total(self) -> int:
-        return self.knob.total + len(self.climbing) * self._rungs
+        return self.knob.total + len(self.climbing) * self._targets
 
     @property
     def complete(self) -> bool:
@@ -116,7 +116,7 @@ class Ladder:
                 self.learn([self.knob.advance()])
             elif landscape is not None and not landscape.in_view:
                 self._survey(landscape)
-            elif any(self.climbed[rule] < self._rungs for rule in self.climbing):
+            elif any(self.climbed[rule] < self._targets for rule in self.climbing):
                 self._climb(min(self.climbing, key=self.climbed.__getitem__))
             elif landscape is not None:
                 self._survey(landscape)
@@ -148,7 +148,7 @@ class Ladder:
         return next((one for one in reversed(tuple(self.landscapes.values())) if one.done < one.total), None)
 
     def _climb(self, rule: GridRule) -> None:
-        target = self.known.targets(self._rungs)[self.climbed[rule]]
+        target = self.known.targets(self._targets)[self.climbed[rule]]
         found = self.known.at(target, search=(rule,))
         self.learn(option for option in found.options if option.rule == rule)
         self.climbed[rule] += 1
