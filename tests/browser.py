@@ -75,7 +75,7 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *, rungs: int = 5, host: str = "127.0.0.1", **options: Any) -> Iterator[Server]:
+def serving(folder: Path, *, targets: int = 5, host: str = "127.0.0.1", **options: Any) -> Iterator[Server]:
     """A real server in a thread, over the portfolio in `folder / "runs"`; where there is none, three full-batch runs.
 
     The options are those of `Explorer`: allow_release, ledger, utility, releases, … With another `host` the door takes the
@@ -88,7 +88,7 @@ def serving(folder: Path, *, rungs: int = 5, host: str = "127.0.0.1", **options:
         place.bind(("127.0.0.1", 0))
         place.listen(256)
         port = place.getsockname()[1]
-        app = Explorer(folder / "runs", Door(host, port, TOKEN), rungs=rungs, **options).app()
+        app = Explorer(folder / "runs", Door(host, port, TOKEN), targets=targets, **options).app()
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
