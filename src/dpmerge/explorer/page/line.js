@@ -1,7 +1,7 @@
 // The line of the best known releases over ε, which the slider moves along. Every point on it was computed for itself.
 
 import { get } from "./api.js";
-import { byId, deltaText, epsilonText, fill, h, numberText, row, ruleText, svg, table } from "./dom.js";
+import { byId, deltaText, epsilonText, fill, numberText, row, ruleText, svg, table } from "./dom.js";
 
 const PLOT = { left: 96, right: 704, top: 24, bottom: 240 };
 /** @type {Record<string, string>} */
