@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("schema")
     runs(folder)
     ledger_builders.new(folder / "ledger.db", epsilon=1000.0)
-    with serving(folder, rungs=2, allow_release=True, ledger=str(folder / "ledger.db")) as found:
+    with serving(folder, targets=2, allow_release=True, ledger=str(folder / "ledger.db")) as found:
         yield found
 
 
