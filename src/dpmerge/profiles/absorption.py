@@ -102,7 +102,7 @@ def stairs(gain: FloatArray, energy: FloatArray, rate: FloatArray, pieces: int, 
 
 
 def _usual(energy: FloatArray) -> FloatArray:
-    """Energies whose last is a power of two times all before it: runs that differ by noise at release are laid out alike."""
+    """Energies whose last is a power of four times all before it: runs that differ by noise at release are laid out alike."""
     before = float(energy[:-1].sum())
     if before == 0 or energy[-1] == 0:
         return energy

@@ -285,10 +285,7 @@ def _together(
         return pooled([*fixed, *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
 
     absorption = "minorant" if all(isinstance(one, Faces) for one in laid) else "drain"
-    for cells in (_LOOK, _FINE):  # of many participations too much is rounded up, and falls off a coarse grid
-        best, law, found = _searched(partial(at, cells=cells), score)
-        if found < math.inf:
-            break
+    best, law, found = _searched(partial(at, cells=_LOOK), score)
     if found > bar:
         return absorption, law
     scores = {best: found} | {power: score(at(power, _LOOK)) for power in (best - 0.75, best + 0.75)}

@@ -12,6 +12,7 @@ from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, build
 from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import Guarantee
 from dpmerge.rules.statements import round_up
+from dpmerge.rules.theorems import NOISE_PAYS
 
 _CLOSE = 4e-3  # by how much, relatively, the noise may exceed the least
 _FAR = 1e9  # times a first guess: noise that hides all that noise can hide
@@ -76,6 +77,5 @@ def _why_not(found: Guarantee, epsilon: float) -> str:
     revealed = "; ".join(f"{name}: {why}" for name, why in found.details.get("revealed", {}).items())
     return (
         f"no noise at release gives ε = {epsilon:g} here (without noise it is {round_up(found.epsilon)}): some of these runs "
-        "are accounted for as if every step had been published. It pays for convex models trained by plain SGD with flat "
-        "clipping, whose records state a smoothness" + (f" ({revealed})" if revealed else "")
+        f"are accounted for as if every step had been published; {NOISE_PAYS}" + (f" ({revealed})" if revealed else "")
     )
