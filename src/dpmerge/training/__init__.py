@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import TrainingError
 from dpmerge.training.data import Data as Data
+from dpmerge.training.head import HeadConfig as HeadConfig, LinearHead as LinearHead
 from dpmerge.training.linear import (
+    Head as Head,
     Loss as Loss,
     accuracy as accuracy,
     facts_of_linear as facts_of_linear,
     scores as scores,
     train as train,
+    train_heads as train_heads,
 )
 from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
 from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
