@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import TrainingError
+from dpmerge.training.advice import LinearSetting as LinearSetting, advice as advice, limits as limits
 from dpmerge.training.data import Data as Data
 from dpmerge.training.head import HeadConfig as HeadConfig, LinearHead as LinearHead
 from dpmerge.training.linear import (

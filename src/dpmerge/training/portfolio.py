@@ -43,11 +43,14 @@ def train_portfolio(
     jobs: int | None = None,
     cluster: str | None = None,
     watch: Watch | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+    delta: float = 1e-5,
 ) -> dict[str, Any]:
     """Train every run of the file that is not finished in `out`, and return a summary of what is there.
 
     Runs are made in `jobs` processes (by default one for each core; on a GPU one after the other) or on a Dask cluster,
-    whose workers need the same folders. `watch` gets the unfinished runs.
+    whose workers need the same folders. `watch` gets the unfinished runs, and `warn`, before they begin, a sentence for every
+    setting that keeps averages and noise at release from paying, with the ε that it costs at this δ.
     """
     out = out.resolve()
     _require_device(file, device)
@@ -55,6 +58,9 @@ def train_portfolio(
     finished = {job.name: job.folder.finished(job.asked) for job in asked}
     unfinished = [job for job in asked if finished[job.name] is None]
     pending = [Pending(job.name, _begins_or_continues(job, loaded), job.folder) for job in unfinished]
+    limits, warnings = _advice(unfinished, loaded, delta)
+    for text in warnings:
+        warn(text)
     with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
         units = _units(unfinished, os.cpu_count() or 1 if processes < 0 else processes)
@@ -69,7 +75,19 @@ def train_portfolio(
         "trained": [job.name for job in unfinished],
         "models": {model: facts for model, facts in told.items() if model in scores},
         "utilities": str(out / "utilities.json"),
+        "limits": limits,
+        "warnings": warnings,
     }
+
+
+def _advice(jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+    limits: dict[str, dict[str, float]] = {}
+    warnings: list[str] = []
+    for kind in dict.fromkeys(type(job.trainer) for job in jobs):
+        several = [job for job in jobs if type(job.trainer) is kind]
+        known, found = several[0].trainer.advice(several, data, delta)
+        limits, warnings = limits | known, warnings + found
+    return limits, warnings
 
 
 def _units(jobs: Sequence[Job], processes: int) -> list[tuple[Job, ...]]:

@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 from dpmerge.errors import TrainingError
 from dpmerge.records import NonNegative, Positive, Strict
 from dpmerge.training import linear
+from dpmerge.training.advice import LinearSetting, advice, limits
 from dpmerge.training.data import Data, DataSource, features
 from dpmerge.training.head import HeadConfig
 from dpmerge.training.recipe import Recipe
@@ -136,6 +137,10 @@ class Trainer:
     def check_unfinished(self, job: Job) -> None:
         """Refuse to continue what was begun differently."""
 
+    def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+        """For each run the limits within which averages and noise at release pay, where they are known; and warnings."""
+        return {}, []
+
     def shares(self, job: Job) -> bool:
         """Whether the run is made in one go with others of its kind, by `make_all`."""
         return False
@@ -167,6 +172,17 @@ class Linear(Trainer):
             raise TrainingError(
                 f"logistic regression has two classes, not {data.classes}; use softmax, one-vs-rest or positive: […]"
             )
+
+    def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+        known = [(job.name, self.setting(job, data)) for job in jobs]
+        count = len(jobs)
+        return {name: limits(setting, count, delta) for name, setting in known}, advice(known, delta)
+
+    @staticmethod
+    def setting(job: Job, data: Data) -> LinearSetting:
+        assert job.norm_bound is not None
+        loss = cast(linear.Loss, job.settings.model)
+        return LinearSetting(job.settings.recipe(data.train_labels), loss, len(data.train), job.norm_bound)
 
     def shares(self, job: Job) -> bool:
         return job.settings.full_batch is True  # then one look at the data serves all; other batches are each run's own
