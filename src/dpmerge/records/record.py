@@ -78,9 +78,12 @@ class DpSgd(Extended):
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
     `others_unchanged` says that all others were trained with noise or never changed: stated by the user; the recorder
     checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one.
+    `established` says how smoothness and convex were found, where the recorder checked them.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"left_out", "others_unchanged", "noise_generator", "checkpoints_kept"})
+    added: ClassVar[frozenset[str]] = frozenset(
+        {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept", "established"}
+    )
 
     kind: Literal["dp-sgd"]
     run: Annotated[str, Field(min_length=1)]
@@ -99,6 +102,7 @@ class DpSgd(Extended):
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    established: Annotated[str, Field(min_length=1)] | None = None
 
     def settings(self) -> list[FullPhase]:
         """The phases with nothing left to inherit."""
