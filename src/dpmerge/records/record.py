@@ -16,7 +16,7 @@ from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
-Clipping = Literal["flat", "per-layer", "adaptive"]
+Clipping = Literal["flat", "per-output", "per-layer", "adaptive"]
 Convex = Literal["glm", "unclipped"]  # why clipped gradients are those of convex functions
 Source = Literal["recorded", "stated-by-user"]
 NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
