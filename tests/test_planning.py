@@ -91,7 +91,7 @@ def test_optimum_of_two_gaussians_is_the_closed_form() -> None:
     epsilon, delta = 1.0, 1e-5
     low, high = float(gaussian_delta(0.2, epsilon)), float(gaussian_delta(2.0, epsilon))
     share = (delta - low) / (high - low)
-    profiles = [Selection(gaussians([0.2, 2.0]).weights({n: 1.0})).bound.parts[0][1] for n in "ab"]
+    profiles = [Selection(gaussians([0.2, 2.0]).weights({n: 1.0})).draw()[0][1] for n in "ab"]
     found = selection_optimum(profiles, [0.5, 0.9], epsilon, delta)
     assert found is not None
     assert found.weights[1] == pytest.approx(share, rel=1e-9)

@@ -82,7 +82,7 @@ class Guarantee:
         found = [f"model {name!r} is counted whole: {why}" for name, why in self.details.get("revealed", {}).items()]
         if "joint_because" in self.details:
             found.append(f"counted as joint release: {self.details['joint_because']}")
-        elif self.details.get("noise") and self.theorem in ("single-run", "joint-release"):
+        elif self.details.get("noise") and self.theorem in ("single-run", "joint-release", "shards"):
             found.append(f"the noise at release buys nothing here: {NOISE_PAYS}")
         elif self.details.get("noise") and self.theorem != "hidden-run":
             found.append("this much noise at release buys nothing: another theorem gives as little without it. More may")
