@@ -424,6 +424,8 @@ def test_where_noise_buys_nothing_the_plan_says_why() -> None:
         assert all(one.noise == 0 for one in found.options)
         assert why in found.why_no_noise and why in found.as_dict()["why_no_noise"]
         assert all(why in one.why for one in found.options if one.rule == "combination")
+    told = plan(networks, epsilon=0.2, delta=1e-6).why_no_noise
+    assert all(word in told for word in ("heads on a public body", "forks of one checkpoint", "shards"))
 
 
 def test_plan_prints_the_command_that_releases(tmp_path: Path) -> None:

@@ -316,7 +316,8 @@ def not_hidden(model: Model, assumed_smoothness: float | None = None) -> str | N
         return why
     if isinstance(mechanism, DpSgd) and mechanism.steps > 1 and mechanism.smoothness is None and assumed_smoothness is None:
         return (
-            "nothing bounds how far a step of a network drives two copies apart; it is bounded for convex models whose records "
-            "state a smoothness, such as heads on a public body"
+            "nothing bounds how far a step of a network drives two copies apart, so a merge of separate runs costs all of "
+            "them; merging pays for convex heads on a public body, whose records state a smoothness, for forks of one "
+            "checkpoint, which counts once, and for shards, models of disjoint parts of the data"
         )
     return None

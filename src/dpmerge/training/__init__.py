@@ -14,6 +14,12 @@ from dpmerge.training.linear import (
     scores as scores,
     train as train,
 )
+from dpmerge.training.origin import (
+    Origin as Origin,
+    Start as Start,
+    shard_of as shard_of,
+    starts_from as starts_from,
+)
 from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
 from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
 from dpmerge.training.randomness import (

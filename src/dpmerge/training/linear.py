@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dpmerge.datasets import NORM_MARGIN, row_norms
 from dpmerge.errors import TrainingError
+from dpmerge.training.origin import PUBLIC, Origin
 from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
 from dpmerge.training.recipe import Recipe
 from dpmerge.training.saving import Checkpoint, Tensors
@@ -37,8 +38,11 @@ def train(
     run: str | None = None,
     checkpoints: Iterable[int] = (),
     on_step: Callable[[int], None] | None = None,
+    origin: Origin = PUBLIC,
 ) -> list[Checkpoint]:
     """A private linear model after the steps asked for, and at the end. `features` are from `bounded_features`.
+
+    It starts from zero on all data, unless `origin` says otherwise.
 
     Noise and batches come from two generators seeded by the operating system; the record keeps a fingerprint of the first
     state of each, by which two runs with the same randomness are recognised.
@@ -60,9 +64,11 @@ def train(
         "noise_generator": GENERATOR,
         "smoothness": smoothness,
         "convex": convex,
+        **origin.said,
     }
-    expected = recipe.expected_batch(len(features))
-    weights = np.zeros((1 if loss == "logistic" else classes, features.shape[1]))
+    examples = origin.examples or len(features)
+    expected = recipe.expected_batch(examples)
+    weights = _first_weights(1 if loss == "logistic" else classes, features.shape[1], origin)
     next_start = recipe.begin(weights)
     found: list[Checkpoint] = []
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught below
@@ -76,11 +82,18 @@ def train(
                 tensors = {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
                 if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
                     raise TrainingError(f"run {said['run']}: the parameters are no longer finite; use a smaller learning rate")
-                record = recipe.record(step, len(features), checkpoints_kept=len(found), **said)
+                record = recipe.record(step, examples, checkpoints_kept=len(found), **said)
                 found.append(Checkpoint(step, tensors, record))
             if on_step is not None:
                 on_step(step)
     return found
+
+
+def _first_weights(outputs: int, columns: int, origin: Origin) -> npt.NDArray[np.float64]:
+    if origin.start is None:
+        return np.zeros((outputs, columns))
+    held = origin.start.shaped({"weight": (outputs, columns - 1), "bias": (outputs,)})
+    return np.concatenate((held["weight"], held["bias"][:, None]), axis=1, dtype=np.float64)
 
 
 def scores(tensors: Tensors, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
