@@ -375,3 +375,12 @@ def test_renyi_never_beats_the_loss_distribution_over_several_releases() -> None
     for delta in (1e-8, 1e-5, 1e-2):
         by = {name: Releases(FOUR, made).guarantee(delta=delta, by=name).epsilon for name in BOTH}
         assert by["pld"] <= by["rdp"] <= 1.5 * by["pld"] + 0.5
+
+
+def test_portfolios_with_the_same_names_are_not_mistaken_for_each_other() -> None:
+    """Answers are cached under all that a rule was made of: the records among it."""
+    made = []
+    for sigma in (2.0, 4.0, 4.0):
+        portfolio = builders.portfolio(builders.dp_sgd("a", sigma=sigma), builders.dp_sgd("b", sigma=sigma))
+        made.append(Releases(portfolio, [Exposure.whole(["a", "b"])])._content())
+    assert made[0] != made[1] == made[2]

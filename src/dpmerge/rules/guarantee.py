@@ -13,7 +13,7 @@ from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.notebook import html_table
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
-from dpmerge.records import Adjacency, Model, Weights
+from dpmerge.records import Adjacency, Model, Portfolio, Weights
 from dpmerge.rules.statements import about_delta, about_records, round_up, significant
 from dpmerge.rules.theorems import NOISE_PAYS, THEOREMS, Theorem
 
@@ -236,6 +236,8 @@ def _content(part: object) -> Any:
         return [[model.name, model.record.model_dump_json(), weight.hex()] for model, weight in part.used] + [
             list(part.portfolio.names)
         ]
+    if isinstance(part, Portfolio):  # its repr is for people, and says nothing of the records
+        return [[model.name, model.record.model_dump_json()] for model in part.models]
     if isinstance(part, Rule):
         return part._content()
     if isinstance(part, tuple) and part and all(isinstance(one, Rule) for one in part):
