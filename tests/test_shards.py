@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy.stats import norm
 
-from dpmerge.errors import PortfolioError, RecordError
+from dpmerge.errors import DependentRuns, PortfolioError, RecordError
 from dpmerge.profiles import GaussianLaw, MixtureLaw, Profile
 from dpmerge.records import Adjacency, Model, Portfolio, places
 from dpmerge.rules import (
@@ -228,6 +228,18 @@ def test_the_filter_counts_the_worst_part() -> None:
         {model.name: model for model in portfolio}, [Charge(Exposure.whole([name])) for name in portfolio.names]
     )
     assert used.divergence == pytest.approx(8 * (0.5**2 + 1.0) / 2, rel=1e-9)
+
+
+def test_parts_that_share_noise_are_refused() -> None:
+    """The difference of both models would be the record's part of one of them, without noise."""
+    models = [mean("a", 1), builders.gaussian("b", noise_std=1.0, run="run-b", noise_fingerprint="noise-a", shard=shard(2, 2))]
+    weights = Portfolio(models).weights({"a": 0.5, "b": 0.5})
+    for rule in (Joint, Combination):
+        with pytest.raises(DependentRuns, match="noise-a"):
+            rule(weights).guarantee(delta=DELTA)
+    with pytest.raises(DependentRuns, match="noise-a"):
+        Combination(weights).placed(places(models)[0][0])
+    Selection(weights).guarantee(delta=DELTA)  # shows one of them
 
 
 @pytest.mark.parametrize("how", ["shuffle", "equal-sizes", "content-hash"])

@@ -80,7 +80,7 @@ _Build = Callable[[], _Route]
 _STARTED = "models start from it"
 
 
-def _demands(theorem: str) -> int:
+def demands(theorem: str) -> int:
     """How much a theorem asks for: nothing beside the release, the models' rounding, or no more than joint release does."""
     return 2 if theorem == "hidden-run" else 0 if theorem in ("single-run", "joint-release") else 1
 
@@ -143,9 +143,10 @@ class Combination(Rule):
         self._adjacency: Adjacency = weights.portfolio.adjacency
         self.place = place
         used = weights.used
-        self._runs = tuple(run for run in distinct_runs(model for model, _ in used) if place.touches(run))
+        everyone = distinct_runs(model for model, _ in used)
+        self._runs = tuple(run for run in everyone if place.touches(run))
         self._profiles = {model.name: run_profile(model, shuffle) for model in self._runs}
-        self._independence = require_independent(self._runs)
+        self._independence = require_independent(everyone)  # a run that has seen nothing may still hold another's noise
         self._single = len({model.run for model, _ in used}) == 1  # nothing is averaged
         self._revealed: dict[str, str] = {}
         covered: list[WeightedRun] = []
@@ -234,7 +235,7 @@ class Combination(Rule):
         found = {place: self.placed(place).with_profile(target, by, conversion) for place in self.places.all}
         bound = self.places.bound(lambda place: [(1.0, found[place][1])])
         used = [one for one, _ in found.values()]
-        theorem = max((one.theorem for one in used), key=_demands)
+        theorem = max((one.theorem for one in used), key=demands)
         most = next(one for one in used if one.theorem == theorem)
         details = {**most.details, **self.places.details}
         if theorem == "hidden-run":

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from dpmerge.errors import PortfolioError
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
 from dpmerge.records import EVERYWHERE, Model, Place, Portfolio, Weights, distinct_runs, require_independent
-from dpmerge.rules.combination import Combination
+from dpmerge.rules.combination import Combination, demands
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, ask
 from dpmerge.rules.mixtures import SelectionBound
 from dpmerge.rules.shards import PartsOfData
@@ -149,8 +149,11 @@ class Releases(Rule):
         found = [one for averages in alone.values() for one, _ in averages]
         details: dict[str, Any] = {"exposed": [{"models": list(key), "probability": share} for key, share in self.law.items()]}
         if found:
-            known = [{"weights": dict(one.weights), "theorem": one.theorem} for one in found]
-            details["alone"] = [one for index, one in enumerate(known) if one not in known[:index]]
+            most = [
+                max(of_one, key=lambda one: demands(one.theorem))
+                for of_one in zip(*([one for one, _ in averages] for averages in alone.values()), strict=True)
+            ]
+            details["alone"] = [{"weights": dict(one.weights), "theorem": one.theorem} for one in most]
         own = dict.fromkeys(text for one in found for text in one.assumptions)
         held = {*THEOREMS["several-releases"].assumptions, *self._assumptions, *about_records(self.covered)}
         assumptions = (*self._assumptions, *(text for text in own if text not in held))
