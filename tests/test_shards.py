@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from dpmerge.errors import DependentRuns, PortfolioError, RecordError
 from dpmerge.profiles import GaussianLaw, MixtureLaw, Profile
@@ -262,3 +262,48 @@ def test_contradictory_parts_are_refused() -> None:
         Portfolio([mean("a", 1, of=5), mean("b", 2, of=4)])
     with pytest.raises(PortfolioError, match="different things of it"):
         Portfolio([mean("a", 1, of=5), mean("b", 2, of=5, assignment="by-id")])
+
+
+# --- exact laws of averages over parts ----------------------------------------------------------------------------------------
+
+
+def exact_delta(shifts: Any, probs: Any, deviation: float, epsilon: float) -> float:
+    """The larger of H_ε(Σ p N(s, v), N(0, v)) and the reverse, on a fine grid."""
+    x = np.linspace(-14 * deviation, float(max(shifts)) + 14 * deviation, 200_001)
+    law = sum(p * norm.pdf(x, s, deviation) for s, p in zip(shifts, probs, strict=True))
+    base = norm.pdf(x, 0, deviation)
+    cell, factor = x[1] - x[0], np.exp(epsilon)
+    return float(max(np.maximum(law - factor * base, 0).sum(), np.maximum(base - factor * law, 0).sum()) * cell)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.floats(0.1, 0.9),
+    st.floats(0.6, 2.0),
+    st.floats(0.6, 2.0),
+    st.integers(1, 6),
+    st.floats(0.05, 0.6),
+    st.floats(0.0, 1.5),
+)
+def test_averages_over_parts_never_cost_less_than_their_law(
+    weight: float, own: float, other: float, steps: int, rate: float, epsilon: float
+) -> None:
+    """Runs whose other records have no gradients keep everything; runs whose last step forgets all show that step alone.
+
+    The record is in part 1. Of the other part's run only the last noise is known to hide it.
+    """
+    settings: dict[str, Any] = {**TAME, "steps": steps, "sampling": rate, "batch": 1000 * rate}
+    models = [
+        builders.dp_sgd(name, **{**settings, "sigma": sigma}, shard=shard(part, 2))
+        for name, sigma, part in (("a", own, 1), ("b", other, 2))
+    ]
+    rule = Combination(Portfolio(models).weights({"a": weight, "b": 1 - weight}))
+    place = next(place for place in rule.places.all if dict(place.parts)["p"] == 1)
+    claimed = rule.placed(place).with_profile(Target(epsilon=epsilon), "best", "tight")[0].delta
+    noise = np.array([weight * own, (1 - weight) * other])  # of one step, in units of what the record does in model a's
+    counts = np.arange(steps + 1)
+    kept = exact_delta(weight * counts, binom.pmf(counts, steps, rate), float(np.hypot(*noise)) * steps**0.5, epsilon)
+    last = exact_delta([0.0, weight], [1 - rate, rate], float(np.hypot(*noise)), epsilon)
+    assert max(kept, last) <= claimed * (1 + 1e-5) + 1e-9
+    if steps == 1:  # then there is nothing else
+        assert claimed == pytest.approx(last, rel=1e-3, abs=1e-7)
