@@ -91,7 +91,7 @@ def test_optimum_of_two_gaussians_is_the_closed_form() -> None:
     epsilon, delta = 1.0, 1e-5
     low, high = float(gaussian_delta(0.2, epsilon)), float(gaussian_delta(2.0, epsilon))
     share = (delta - low) / (high - low)
-    profiles = [Selection(gaussians([0.2, 2.0]).weights({n: 1.0})).bound.parts[0][1] for n in "ab"]
+    profiles = [Selection(gaussians([0.2, 2.0]).weights({n: 1.0})).draw()[0][1] for n in "ab"]
     found = selection_optimum(profiles, [0.5, 0.9], epsilon, delta)
     assert found is not None
     assert found.weights[1] == pytest.approx(share, rel=1e-9)
@@ -428,6 +428,8 @@ def test_where_noise_buys_nothing_the_plan_says_why() -> None:
         assert all(why in one.why for one in found.options if one.rule == "combination")
         assert all("a model trained with more noise" in one.why for one in found.options if one.rule == "single")
         assert all("train a more private one" in one.why for one in found.options if one.rule == "selection")
+    told = plan(networks, epsilon=0.2, delta=1e-6).why_no_noise
+    assert all(word in told for word in ("heads on a public body", "forks of one checkpoint", "shards"))
 
 
 def test_a_model_that_noise_would_make_fit_says_so() -> None:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from dpmerge.errors import DependentRuns, LedgerError
-from dpmerge.records import Model, Portfolio, Record
+from dpmerge.records import DpSgd, Model, Portfolio, Record
 from dpmerge.release.certificate import record_digest
 from dpmerge.tensors import Surveys
 
@@ -38,11 +38,20 @@ class KnownModels:
             model = Model(label, record)
             names[name] = own = self._own_name(model, name)
             self.models.setdefault(own, Model(own, record))
+            self._require_known_starts(record, f"the start of {label!r} ({source})")
             if name in digests and model.covers_iterates:
                 require_one_state(self._states, model, digests[name], f"{label!r} ({source})")
             elif name in digests:
                 self._require_one_content(own, model, digests[name], source)
         return names
+
+    def _require_known_starts(self, record: Record, label: str) -> None:
+        """A checkpoint that a fork starts from is its run's model at that step, wherever that is released."""
+        for mechanism in record.lineage:
+            start = mechanism.starts_from if isinstance(mechanism, DpSgd) else None
+            if start is not None and start.digest is not None:
+                held = Model(label, record.model_copy(update={"mechanism": start.mechanism}))
+                require_one_state(self._states, held, start.digest, label)
 
     def _own_name(self, model: Model, name: str) -> str:
         """The name of the model with this run, record and, where the record covers one model, this name in its portfolio."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,38 +17,13 @@ from dpmerge.profiles import (
     ShuffleAsPoisson,
     epsilon_from_renyi,
     gathered,
-    mixture_delta_by_renyi,
     mixture_epsilon,
-    mixture_epsilon_by_renyi,
     run_profile,
 )
-from dpmerge.records import Weights
-from dpmerge.rules.guarantee import MIXTURE_ACCOUNTANTS, Accountant, Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
-
-
-@dataclass(frozen=True)
-class SelectionBound(Bound):
-    """Telling which model was drawn is covered too: for fixed neighbours these are equalities for the pair (I, θ_I)."""
-
-    parts: Sequence[tuple[float, Profile]]
-
-    def accountants(self) -> tuple[Accountant, ...]:
-        """GDP if every model is exactly GDP (then the loss distribution is in closed form)."""
-        if all(part.mu is not None for _, part in self.parts):
-            return ("gdp", *MIXTURE_ACCOUNTANTS)
-        return MIXTURE_ACCOUNTANTS
-
-    def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
-        if by == "rdp":
-            return mixture_epsilon_by_renyi(self.parts, delta, conversion)
-        return mixture_epsilon(self.parts, delta)
-
-    def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
-        """δ at ε: sums per direction, then the larger."""
-        if by == "rdp":
-            return mixture_delta_by_renyi(self.parts, epsilon, conversion)
-        values = [(weight, part.delta(epsilon)) for weight, part in self.parts]
-        return min(1.0, max(sum(weight * pair[k] for weight, pair in values) for k in (0, 1)))
+from dpmerge.records import EVERYWHERE, Place, Weights
+from dpmerge.rules.guarantee import Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
+from dpmerge.rules.mixtures import SelectionBound
+from dpmerge.rules.shards import PartsOfData
 
 
 def selection_epsilons(
@@ -120,11 +94,17 @@ class Selection(Rule):
         self.weights = weights
         # Weights may sum to 1 within 1e-9; what is drawn with is their share of the sum.
         self.shuffle = shuffle
-        runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
-        self.bound = SelectionBound([(weight, run.profile) for weight, run in runs])
-        self._assumptions, self._conditional = gathered(run for _, run in runs)
+        assumed, self._conditional = gathered(run_profile(model, shuffle) for model, _ in weights.used)
+        self.places = PartsOfData(self.covered)
+        self._assumptions = (*self.places.assumptions, *assumed)
+        self.bound: Bound = self.places.bound(self.draw) if self.places.there else SelectionBound(self.draw())
+
+    def draw(self, place: Place = EVERYWHERE) -> list[tuple[float, Profile]]:
+        """The models' profiles with their probabilities, as far as a record at this place is concerned."""
+        total = self.weights.total
+        return [(weight / total, run_profile(model, self.shuffle, place).profile) for model, weight in self.weights.used]
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = ask(self.bound, target, by, conversion)
         theorem = "selection-rdp" if found.by == "rdp" else "selection-pld"
-        return self._build(found, theorem, self._assumptions, self._conditional, conversion)
+        return self._build(found, theorem, self._assumptions, self._conditional, conversion, self.places.details)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpmerge.profiles import FloatArray, ShuffleAsPoisson, binomial_quantile, binomial_survival, record_effect, sampling_rate
-from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model
+from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model, Shard
 
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 _LONGEST_LOOP = 20_000
@@ -99,7 +99,7 @@ def trajectories(
     effect, noise, rate, pull, cap = (np.zeros(shape) for _ in range(5))
     rate += 1.0
     growth = np.ones(shape)
-    spent = 0.0
+    spent = oversize = 0.0
     tame = np.ones(shape, dtype=bool)
     bounds: list[int | None] = []
     sampled_steps = sum(run.steps for run in runs)
@@ -112,7 +112,10 @@ def trajectories(
             continue
         assert isinstance(mechanism, DpSgd)
         column = total - run.steps
-        records = _records_bound(run, shuffle)
+        records = dataset_bound(run, shuffle)
+        if records is not None and mechanism.shard is not None:
+            records, above = _part_bound(records, mechanism.shard, failure / 2 / len(runs))
+            spent, oversize = spent + above, oversize + above
         for phase in mechanism.settings():
             span = (row, slice(column, column + phase.steps))
             column += phase.steps
@@ -130,7 +133,7 @@ def trajectories(
             tame[span] = run.convex and eta * run.smoothness * share <= 2
             growth[span] = _growth(pull[row, column - 1], decay, run.convex)
         bounds.append(records)
-    delta_0 = spent if tamed else failure
+    delta_0 = spent if tamed else failure + oversize
     return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, growth, delta_0, tuple(bounds), adjacency)
 
 
@@ -156,16 +159,25 @@ def _batch_bound(run: WeightedRun, phase: FullPhase, records: int, q: float, tam
     return binomial_quantile(records, q, failure), failure
 
 
-def _records_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:
-    """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase."""
+def dataset_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:
+    """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase.
+
+    A run on one of several parts says so of its part, which has its share of the records on average.
+    """
     mechanism = run.model.mechanism
     assert isinstance(mechanism, DpSgd)
+    parts = 1 if mechanism.shard is None else mechanism.shard.of
     bounds = [
-        math.ceil((phase.expected_batch + 1) / rate)
+        math.ceil(parts * (phase.expected_batch + 1) / rate)
         for phase in mechanism.settings()
         if (rate := sampling_rate(phase, run.model.name, shuffle)) < 1
     ]
     return max(bounds, default=None)
+
+
+def _part_bound(records: int, shard: Shard, failure: float) -> tuple[int, float]:
+    """How many of these records a part has at most, and how probably it has more (§10)."""
+    return (binomial_quantile(records, 1 / shard.of, failure), failure) if shard.is_secret else (records, 0.0)
 
 
 @dataclass(frozen=True)
@@ -294,6 +306,8 @@ def not_covered(model: Model, members: list[Model]) -> str | None:
     for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
         if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
+    if mechanism.shard is not None and any(phase.sampling.scheme == "full-batch" for phase in mechanism.settings()):
+        return "its full batches are a part of the data whose size is not bounded by the divisor; use Poisson sampling"
     return None
 
 
@@ -304,7 +318,8 @@ def not_hidden(model: Model, assumed_smoothness: float | None = None) -> str | N
         return why
     if isinstance(mechanism, DpSgd) and mechanism.steps > 1 and mechanism.smoothness is None and assumed_smoothness is None:
         return (
-            "nothing bounds how far a step of a network drives two copies apart; it is bounded for convex models whose records "
-            "state a smoothness, such as heads on a public body"
+            "nothing bounds how far a step of a network drives two copies apart, so a merge of separate runs costs all of "
+            "them; merging pays for convex heads on a public body, whose records state a smoothness, for forks of one "
+            "checkpoint, which counts once, and for shards, models of disjoint parts of the data"
         )
     return None

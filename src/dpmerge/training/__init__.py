@@ -20,6 +20,12 @@ from dpmerge.training.linear import (
     train as train,
     train_heads as train_heads,
 )
+from dpmerge.training.origin import (
+    Origin as Origin,
+    Start as Start,
+    shard_of as shard_of,
+    starts_from as starts_from,
+)
 from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
 from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
 from dpmerge.training.public_network import network_centre as network_centre, network_features as network_features

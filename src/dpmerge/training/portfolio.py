@@ -17,6 +17,7 @@ from dpmerge.errors import TrainingError
 from dpmerge.files import write_json
 from dpmerge.jobs import run_all
 from dpmerge.training.data import Data, load
+from dpmerge.training.origin import Partition, starts_from
 from dpmerge.training.portfolio_file import PortfolioFile
 from dpmerge.training.run_folder import RunFolder, accuracies
 from dpmerge.training.trainer import Job
@@ -63,10 +64,12 @@ def train_portfolio(
         warn(text)
     with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
-        units = _units(unfinished, os.cpu_count() or 1 if processes < 0 else processes)
-        made = run_all(train_runs, units, cluster=cluster, jobs=processes)
-    summaries = {name: summary for several in made for name, summary in several.items()}
-    finished |= {job.name: _seen_here(job, summaries[job.name], out) for job in unfinished}
+        for wave in file.waves(out):  # a run begins when the one that it starts from has finished
+            due = [job for job in unfinished if job.name in wave]
+            units = _units(due, os.cpu_count() or 1 if processes < 0 else processes)
+            made = run_all(train_runs, units, cluster=cluster, jobs=processes)
+            summaries = {name: summary for several in made for name, summary in several.items()}
+            finished |= {job.name: _seen_here(job, summaries[job.name], out) for job in due}
     scores = _measured(file, out, len(loaded.test))
     told = {model: {"run": of["run"], **facts} for of in finished.values() if of for model, facts in of["models"].items()}
     return {
@@ -150,6 +153,7 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
     for name, settings in file.runs.items():
         job = Job(name, settings, file.trainer(name), source, digest, dataset, about.norm_bound, device, out, file.asked(name))
         try:
+            job = replace(job, start=_start(file, name, out, dataset, data))
             job.trainer.check(job, data)
             settings.kept(data.train_labels)
         except TrainingError as fault:
@@ -157,9 +161,36 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
         jobs.append(job)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        return data, [_on_its_part(job, file.parts.get(job.name, 0)) for job in jobs]
     except OSError as fault:
         raise TrainingError(f"{out}: cannot be made a folder for models: {fault.strerror}") from None
-    return data, jobs
+
+
+def _on_its_part(job: Job, part: int) -> Job:
+    """All runs on as many parts share one partition of the data."""
+    if job.settings.shards is None:
+        return job
+    return replace(job, partition=Partition.kept(job.out / ".training" / "parts", job.settings.shards), part=part)
+
+
+def _start(file: PortfolioFile, name: str, out: Path, dataset: str, data: Data) -> Path | None:
+    """The folder that a run starts from; one that this file does not make is there and has a record of these data."""
+    found = file.start(name, out)
+    if found is None:
+        return None
+    folder, parent = found
+    if parent is None:
+        if not folder.is_dir():
+            raise TrainingError(f"field from: neither a run of this file nor a model's folder: {folder}")
+        starts_from(folder, dataset)
+    else:
+        *kept, last = file.runs[parent].kept(data.train_labels)
+        if folder.name not in (parent, *(f"{parent}@{step}" for step in kept)):
+            raise TrainingError(
+                f"field from: run {parent!r} keeps no model {folder.name!r}; its last, after step {last}, is {parent!r}, and "
+                "others are kept where its checkpoints say so"
+            )
+    return folder
 
 
 def train_runs(jobs: tuple[Job, ...]) -> dict[str, dict[str, Any]]:

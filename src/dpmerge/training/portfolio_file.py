@@ -87,6 +87,7 @@ class PortfolioFile:
     about: _Data
     runs: dict[str, RunForm]
     trainers: dict[str, Trainer]
+    parts: dict[str, int]  # of the runs that see one of several parts of the data, which
 
     @classmethod
     def load(cls, path: Path, assumed: Mapping[str, Any] | None = None) -> PortfolioFile:
@@ -94,6 +95,7 @@ class PortfolioFile:
         read = parse_strict(_File, _as_json(path), str(path), TrainingError)
         runs: dict[str, RunForm] = {}
         trainers: dict[str, Trainer] = {}
+        parts: dict[str, int] = {}
         for name, given in read.runs.items():
             where, whole = f"{path}: run {name!r}", _with_defaults({**(assumed or {}), **read.defaults}, given or {})
             if not _NAME.fullmatch(name):
@@ -104,12 +106,42 @@ class PortfolioFile:
                     trainers[model] = find_trainer(model)
             except TrainingError as fault:
                 raise TrainingError(f"{where}: {fault}") from None
-            runs[name] = parse_strict(trainers[model].form, json.dumps(whole), where, TrainingError)
-        return cls(path, read, runs, trainers)
+            form = parse_strict(trainers[model].form, json.dumps(whole), where, TrainingError)
+            one_for_each = {f"{name}.{part}": part for part in range(1, (form.shards or 0) + 1)}
+            for own in one_for_each or (name,):
+                if own in runs:
+                    raise TrainingError(f"{where}: its part {own!r} has the name of another run")
+                runs[own] = form
+            parts |= one_for_each
+        return cls(path, read, runs, trainers, parts)
 
     def trainer(self, name: str) -> Trainer:
         """Of this run."""
         return self.trainers[self.runs[name].model]
+
+    def start(self, name: str, out: Path) -> tuple[Path, str | None] | None:
+        """The folder of the model that a run starts from, and the run of this file that makes it, if one does."""
+        given = self.runs[name].start
+        if given is None:
+            return None
+        run, at, step = given.rpartition("@")
+        for parent in (given, run) if at and step.isdigit() else (given,):
+            if parent in self.runs and parent != name:
+                return out / given, parent
+        return self.path.resolve().parent / given, None
+
+    def waves(self, out: Path) -> list[list[str]]:
+        """The names of the runs in an order in which each comes after the run that it starts from."""
+        parents = {name: None if (found := self.start(name, out)) is None else found[1] for name in self.runs}
+        waves: list[list[str]] = []
+        left = list(self.runs)
+        while left:
+            ready = [name for name in left if parents[name] not in left]
+            if not ready:
+                raise TrainingError(f"{self.path}: runs {', '.join(map(repr, left))} start from each other")
+            waves.append(ready)
+            left = [name for name in left if name not in ready]
+        return waves
 
     def source(self, folder: Path | None) -> DataSource:
         """The data of all runs, whose files, if there are any, are in this folder, or beside the portfolio's file."""
@@ -145,7 +177,8 @@ class PortfolioFile:
         """Everything that decides how this run is made, as plain data: an unchanged run is not trained again."""
         ignored = set() if self.trainer(name).bounds_inputs else {"norm_bound"}
         about = self.about.model_dump(mode="json", include=_Data.model_fields.keys() - ignored, exclude_none=True)
-        return about | self.runs[name].model_dump(mode="json", exclude_defaults=True)
+        part = {"part": self.parts[name]} if name in self.parts else {}
+        return about | self.runs[name].model_dump(mode="json", by_alias=True, exclude_defaults=True) | part
 
     def examples(self, folder: Path | None) -> int:
         """How many there are to train on; they are read."""

@@ -71,7 +71,7 @@ class Recipe:
             raise TrainingError(f"checkpoints must lie between 1 and {self.steps} steps; asked for {wanted}")
         return wanted
 
-    def expected_batch(self, examples: int) -> float:
+    def expected_batch(self, examples: float) -> float:
         """The divisor of every update."""
         return float(examples) if self.rate is None else self.rate * examples
 
@@ -95,7 +95,7 @@ class Recipe:
     def record(
         self,
         steps: int,
-        examples: int,
+        examples: float,
         *,
         dataset: str,
         run: str,
@@ -106,6 +106,8 @@ class Recipe:
         convex: str | None = None,
         clipping: Clipping = "flat",
         checkpoints_kept: int = 0,
+        starts_from: Mapping[str, Any] | None = None,
+        shard: Mapping[str, Any] | None = None,
     ) -> Record:
         """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints.
 
@@ -134,6 +136,8 @@ class Recipe:
             "convex": convex,
             "noise_generator": noise_generator,
             "checkpoints_kept": checkpoints_kept or None,
+            "starts_from": starts_from,
+            "shard": shard,
         }
         return dp_sgd_record(dataset, mechanism, phases, "recorded")
 

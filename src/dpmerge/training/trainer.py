@@ -26,6 +26,7 @@ from dpmerge.training import linear
 from dpmerge.training.advice import LinearSetting, advice, limits
 from dpmerge.training.data import Data, DataSource, features
 from dpmerge.training.head import HeadConfig
+from dpmerge.training.origin import Origin, Partition, Start
 from dpmerge.training.recipe import Recipe
 from dpmerge.training.run_folder import RunFolder
 from dpmerge.training.saving import Checkpoint
@@ -53,35 +54,44 @@ class RunForm(Strict):
     noise_multiplier: NonNegative
     weight_decay: NonNegative = 0.0
     checkpoints: tuple[Count, ...] = ()
+    # A run of this file, a checkpoint of one (NAME@STEP), or a model's folder.
+    start: Annotated[Annotated[str, Field(min_length=1)] | None, Field(alias="from")] = None
+    shards: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> RunForm:
         for group in ALTERNATIVES:
             if sum(getattr(self, name) is not None for name in group) != 1:
                 raise ValueError(f"give one of {', '.join(group)}")
+        if self.shards is not None and self.full_batch:
+            raise ValueError("a full batch of one of several parts would be divided by a number that is not its own; give rate")
         length = self.steps or self.epochs or 0
         for field, latest in (("warmup", self.warmup), ("checkpoints", max(self.checkpoints, default=0))):
             if latest > length:
                 raise ValueError(f"{field} says {latest}, but the run has {length} {'steps' if self.steps else 'epochs'}")
         return self
 
-    def rate_for(self, examples: int) -> float | None:
+    def share_of(self, examples: int) -> float:
+        """The public number of examples of one run: of a part its share, never its own size."""
+        return examples / self.shards if self.shards else examples
+
+    def rate_for(self, examples: float) -> float | None:
         """The true Poisson rate with which each example joins a batch: B/N; nothing for full batches."""
         if self.batch is not None and self.batch > examples:
-            raise TrainingError(f"batch is {self.batch}, but there are {examples} examples; use full_batch: true")
+            raise TrainingError(f"batch is {self.batch}, but there are {examples:g} examples; use full_batch: true")
         return self.batch / examples if self.batch is not None else self.rate
 
-    def in_steps(self, count: int, examples: int) -> int:
+    def in_steps(self, count: int, examples: float) -> int:
         """Convert epochs to steps (⌈1/rate⌉ each); a count of steps stays."""
         rate = self.rate_for(examples)
-        per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
+        per_epoch = 1 if rate is None else math.ceil(examples / self.batch) if self.batch else math.ceil(1 / rate)
         return count * per_epoch if self.epochs else count
 
     def recipe(self, labels: npt.NDArray[np.int64]) -> Recipe:
         """The recipe for examples with these labels."""
-        return Recipe(**self.schedule(len(labels)))
+        return Recipe(**self.schedule(self.share_of(len(labels))))
 
-    def schedule(self, examples: int) -> dict[str, Any]:
+    def schedule(self, examples: float) -> dict[str, Any]:
         """The fields of the recipe."""
         return {
             "steps": self.in_steps(self.steps or self.epochs or 0, examples),
@@ -95,7 +105,8 @@ class RunForm(Strict):
         }
 
     def kept(self, labels: npt.NDArray[np.int64]) -> list[int]:
-        return self.recipe(labels).kept(self.in_steps(kept, len(labels)) for kept in self.checkpoints)
+        examples = self.share_of(len(labels))
+        return self.recipe(labels).kept(self.in_steps(kept, examples) for kept in self.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,20 @@ class Job:
     device: str
     out: Path
     asked: dict[str, Any]
+    start: Path | None = None  # the model's folder that the run starts from
+    partition: Partition | None = None
+    part: int = 0
+
+    def origin(self, examples: int) -> Origin:
+        """Where the run starts, and which part of so many examples it sees."""
+        start = None if self.start is None else Start.read(self.start, self.dataset)
+        if self.partition is None:
+            return Origin(start)
+        return Origin(start, self.partition.shard(self.part), self.settings.share_of(examples))
+
+    def rows(self, examples: int) -> npt.NDArray[np.int64] | slice:
+        """The examples that the run sees."""
+        return slice(None) if self.partition is None else self.partition.rows(self.part, examples)
 
     @property
     def folder(self) -> RunFolder:
@@ -182,7 +207,8 @@ class Linear(Trainer):
     def setting(job: Job, data: Data) -> LinearSetting:
         assert job.norm_bound is not None
         loss = cast(linear.Loss, job.settings.model)
-        return LinearSetting(job.settings.recipe(data.train_labels), loss, len(data.train), job.norm_bound)
+        examples = round(job.settings.share_of(len(data.train)))
+        return LinearSetting(job.settings.recipe(data.train_labels), loss, examples, job.norm_bound)
 
     def shares(self, job: Job) -> bool:
         return job.settings.full_batch is True  # then one look at the data serves all; other batches are each run's own
@@ -201,6 +227,8 @@ class Linear(Trainer):
                 run=job.new_run(),
                 checkpoints=job.settings.kept(data.train_labels),
                 on_step=every(TELL_EVERY, job.folder.tell),
+                origin=job.origin(len(train)),
+                rows=job.rows(len(train)),
             )
             for job in jobs
         ]
