@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from dpmerge import combination
+from dpmerge import combination, joint
 from dpmerge.cli import app
 from dpmerge.errors import DpmergeError, TargetError, TrainingError
 from dpmerge.planning import training_variance
@@ -36,15 +36,15 @@ def test_a_design_serves_its_targets_within_the_limits() -> None:
     # The fewest steps: one fewer would take a learning rate that is too large.
     fewer = replace(made, recipe=replace(recipe, steps=round(recipe.steps / 1.1), rate=4 / round(recipe.steps / 1.1)))
     assert 20 / fewer.recipe.steps > fewer.largest_learning_rate(2, 1e-5)
-    assert [one.epsilon for one in found.served] == [0.5, 4.0] and told[-1] == "ε = 4"
+    assert [one.epsilon for one in found.served] == [0.5, 4.0] and told[-1].startswith("noise for an average of ")
+    portfolio = made.alike(found.averaged)
+    weights = dict.fromkeys(portfolio.names, 1 / found.averaged)
+    assert found.composed == joint(portfolio, weights).guarantee(delta=1e-5).epsilon > 4.0
     for one in found.served:
-        portfolio = made.alike(one.averaged)
-        weights = dict.fromkeys(portfolio.names, 1 / one.averaged)
         guarantee = combination(portfolio, weights, noise=one.release_noise).guarantee(delta=1e-5)
         assert 0.97 * one.epsilon <= guarantee.epsilon <= one.epsilon
-        own = (training_variance(portfolio.models[0]) or 0.0) / one.averaged
+        own = (training_variance(portfolio.models[0]) or 0.0) / found.averaged
         assert one.deviation == pytest.approx(math.sqrt(own + one.release_noise**2))
-        assert one.composed > guarantee.epsilon
     # More noise in the training would be dearer somewhere, less would hardly be cheaper anywhere.
     quiet = replace(made, recipe=replace(recipe, noise_multiplier=recipe.noise_multiplier / 5))
     own = (training_variance(quiet.alike(1).models[0]) or 0.0) / 2
@@ -121,6 +121,10 @@ def test_the_command_prints_what_can_be_trained(tmp_path: Path) -> None:
     runs: dict[str, Any] = {"a": {}, "b": {"steps": 3}}
     path.write_text(yaml.safe_dump({**content, "runs": runs}))
     with pytest.raises(TrainingError, match="the runs differ"):
+        PortfolioFile.load(path, {"noise_multiplier": 1.0}).one_setting(100)
+    parts = {**content["defaults"], "full_batch": None, "rate": 0.1, "shards": 2}  # type: ignore[dict-item]
+    path.write_text(yaml.safe_dump({**content, "defaults": parts, "runs": {"a": {}}}))
+    with pytest.raises(TrainingError, match="without from and shards"):
         PortfolioFile.load(path, {"noise_multiplier": 1.0}).one_setting(100)
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if key != "norm_bound"}))
     with pytest.raises(TrainingError, match="linear models with a norm_bound"):

@@ -80,15 +80,14 @@ def _design(path: Path, data: Path | None, targets: list[float], delta: float, e
     said = ", ".join(f"{name}: {str(value).lower() if value is True else value}" for name, value in found.fields().items())
     typer.echo(f"defaults: {{{said}}}")
     typer.echo("runs: {" + ", ".join(f"{name}: {{}}" for name in file.runs) + "}\n")
-    rows = [
-        [f"{one.epsilon:g}", str(one.averaged), f"{one.release_noise:.4g}", f"{one.deviation:.4g}", round_up(one.composed, 2)]
-        for one in found.served
-    ]
-    table("", ["ε", "runs averaged", "noise at release", "predicted deviation", "ε by composition"], rows)
+    composed = round_up(found.composed, 2)
+    rows = [[f"{one.epsilon:g}", f"{one.release_noise:.4g}", f"{one.deviation:.4g}", composed] for one in found.served]
+    which = f"the average of {found.averaged} runs" if found.averaged > 1 else "one run"
+    table(f"Releases of {which}", ["ε", "noise at release", "predicted deviation", "ε by composition"], rows)
     typer.echo(
-        f"at δ = {delta:g}, if nothing else of the runs is ever published; releases of one average share their noise, and cost "
-        "together what the least noisy costs. By composition: as if every step were published. Deviations are those of one "
-        "parameter, by training and release."
+        f"at δ = {delta:g}, if nothing else of the runs is ever published; all these releases together cost what the least "
+        "noisy one costs. By composition: as if every step were published. Deviations are those of one parameter, by training "
+        "and release."
     )
 
 

@@ -27,29 +27,31 @@ _FACTORS = (0.1, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6)  # of the noise t
 _NOISES = (0.7, 2.0, 6.0, 18.0, 54.0)  # at release, in units of what a record does in one step of one run
 _DEARER = 1.05  # by how much the deviation at a target may exceed the least
 _LONGEST = 100_000
+_FULL = 0.8  # rates from which every example may as well take part
 
 
 @dataclass(frozen=True)
 class Served:
-    """A target: how many runs are averaged, with which noise at release, and the deviation predicted for a parameter.
-
-    `composed` is the ε of the same runs by composition, as if every step of each had been published.
-    """
+    """A target: the noise at release that it needs, and the deviation predicted for a parameter."""
 
     epsilon: float
-    averaged: int
     release_noise: float
     deviation: float
-    composed: float
 
 
 @dataclass(frozen=True)
 class Design:
-    """How to train `runs` models alike, and what to expect at each target."""
+    """How to train `runs` models alike, how many to average, and what to expect of that average at each target.
+
+    It is one average for all targets: releases of one average share their noise (docs/theory.md §9.5), those of two do not.
+    `composed` is the ε of the runs that are averaged by composition, as if every step of each were published.
+    """
 
     setting: LinearSetting
     runs: int
+    averaged: int
     delta: float
+    composed: float
     served: tuple[Served, ...]
 
     def fields(self) -> dict[str, Any]:
@@ -64,6 +66,8 @@ class Design:
         return {
             "settings": self.fields(),
             "runs": self.runs,
+            "averaged": self.averaged,
+            "composed": self.composed,
             "delta": self.delta,
             "examples": self.setting.examples,
             "targets": [vars(one) for one in self.served],
@@ -102,11 +106,16 @@ def design(
         if np.any(found > _DEARER * least):
             break
         best = candidate
-    served = []
-    for epsilon in wanted:
-        progress(f"ε = {epsilon:g}")
-        served.append(_served(best, runs, epsilon, delta))
-    return Design(best, runs, delta, tuple(served))
+    made = []
+    for weights, own in _averages(best, runs):
+        progress(f"noise for an average of {len(weights.used)}")
+        served = [_served(weights, own, epsilon, delta) for epsilon in wanted]
+        made.append((sum(math.log(one.deviation) for one in served), weights, tuple(served)))
+    loss, weights, rows = min(made, key=lambda one: one[0])
+    if math.isinf(loss):
+        raise TargetError(f"no noise at release gives ε = {wanted[0]:g} at δ = {delta:g}; use more examples, or less training")
+    composed = DEFAULT_ACCOUNTING.guarantee(build("joint", weights, provenance="a-priori"), delta=delta).epsilon
+    return Design(best, runs, len(weights.used), delta, composed, rows)
 
 
 def _paced(setting: LinearSetting, runs: int, delta: float) -> LinearSetting:
@@ -120,7 +129,7 @@ def _paced(setting: LinearSetting, runs: int, delta: float) -> LinearSetting:
     steps = max(1, math.ceil(passes))
     while steps <= _LONGEST:
         rate = round_down(passes / steps, 4)
-        moved = replace(recipe, steps=steps, rate=None if rate >= 1 else rate, learning_rate=amount / steps, clip=clip)
+        moved = replace(recipe, steps=steps, rate=None if rate >= _FULL else rate, learning_rate=amount / steps, clip=clip)
         found = replace(setting, recipe=moved)
         if amount / steps <= found.largest_learning_rate(runs, delta):
             # Three digits, down: a little less training, and every limit still holds.
@@ -176,16 +185,10 @@ def _noise_for(epsilon: float, told: Sequence[float]) -> float:
     return math.exp(float(np.interp(math.log(epsilon), values, noises)))
 
 
-def _served(setting: LinearSetting, runs: int, epsilon: float, delta: float) -> Served:
-    """The average with the least variance, its noise computed; never more than is proved."""
-    found = []
-    for weights, own in _averages(setting, runs):
-        try:
-            noise, _ = least_noise(weights, epsilon=epsilon, delta=delta)
-        except TargetError:
-            continue
-        composed = DEFAULT_ACCOUNTING.guarantee(build("joint", weights, provenance="a-priori"), delta=delta).epsilon
-        found.append(Served(epsilon, len(weights.used), noise, math.sqrt(own + noise**2), composed))
-    if not found:
-        raise TargetError(f"no noise at release gives ε = {epsilon:g} at δ = {delta:g}; use more examples, or less training")
-    return min(found, key=lambda one: one.deviation)
+def _served(weights: Weights, own: float, epsilon: float, delta: float) -> Served:
+    """The least noise with which this average meets the target, as computed for it; infinite if none does."""
+    try:
+        noise, _ = least_noise(weights, epsilon=epsilon, delta=delta)
+    except TargetError:
+        noise = math.inf
+    return Served(epsilon, noise, math.hypot(math.sqrt(own), noise))

@@ -189,6 +189,8 @@ class PortfolioFile:
         runs = list(self.runs.values())
         if any(run.model_copy(update={"noise_multiplier": runs[0].noise_multiplier}) != runs[0] for run in runs):
             raise TrainingError(f"{self.path}: the runs differ; a design is for runs by one recipe")
+        if runs[0].start is not None or runs[0].shards is not None:
+            raise TrainingError(f"{self.path}: a design is for runs from zero on all of the data, without from and shards")
         if not self.trainer(next(iter(self.runs))).bounds_inputs or self.about.norm_bound is None:
             raise TrainingError(f"{self.path}: a design is for linear models with a norm_bound")
         return LinearSetting(Recipe(**runs[0].schedule(examples)), cast(Loss, runs[0].model), examples, self.about.norm_bound)
