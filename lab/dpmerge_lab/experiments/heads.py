@@ -47,7 +47,7 @@ class Size:
     targets: tuple[float, ...] = TARGETS
 
 
-QUICK = Size(60, 256, 0.7, (1.0, 4.0))
+QUICK = Size(20, 256, 0.7, (2.0, 8.0))
 
 
 @dataclass(frozen=True)
