@@ -94,7 +94,7 @@ class Combination(Rule):
     """Average the parameters with weights λ, and add Gaussian noise of standard deviation `noise` to each.
 
     `arithmetic` says which numbers are averaged: real or stored ones (§3.6). `only_release` grants LAST: nothing else of the
-    runs is ever published (§9). With `rounding` part of the noise was added to a file (§9.8).
+    runs is ever published (§9). With `rounding` part of the noise was added to a file (§9.8). `quick`: no search (§9.3).
     """
 
     name = "combination"
@@ -108,6 +108,7 @@ class Combination(Rule):
         noise: float = 0.0,
         only_release: bool = True,
         rounding: Rounding | None = None,
+        quick: bool = False,
     ) -> None:
         if not (math.isfinite(noise) and noise >= 0):
             raise TargetError(f"the noise of the release is {noise}; it must be finite and not negative")
@@ -115,6 +116,7 @@ class Combination(Rule):
         self.noise = noise
         self._rounding = rounding
         self._only_release = only_release
+        self._quick = quick
         self._assumed = assume_smoothness
         self.shuffle = shuffle
         self._adjacency: Adjacency = weights.portfolio.adjacency
@@ -167,11 +169,9 @@ class Combination(Rule):
 
     def hidden_epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
         """ε by theorem hidden-run alone, for searches; infinite where it does not apply."""
-        covered = {run.model.name for run in self._hideable}
-        routes = [self._beside(route, covered) for route in self._hidden(Target(delta=delta), by)] if self._may_hide else []
-        return min(
-            (ask(ProfileBound(one.profile), Target(delta=delta), by, conversion).epsilon for one in routes), default=math.inf
-        )
+        asked = _Asked(Target(delta=delta), by, conversion)
+        routes = self._hidden_beside(asked) if self._may_hide else []
+        return min((asked(route.profile).epsilon for route in routes), default=math.inf)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         return self.with_profile(target, by, conversion)[0]
@@ -224,14 +224,16 @@ class Combination(Rule):
         transported: list[_Route] = []
         slow: list[tuple[float, _Build]] = []
         covered = {run.model.name for run in self._covered}
+        if self._quick and self._may_hide and (quick := self._hidden_beside(asked)):
+            yield from (joint, *quick)
+            return
         if not single and len(self._covered) > 1:
             ways = list(self._transported(asked.target))
             transported += [self._beside(build(), covered) for share, build in ways if share == 0]
             slow += [(share, build) for share, build in ways if share > 0]
         if self._may_hide:
             known = [asked(route.profile).epsilon for route in transported] if asked.target.delta else []
-            found = self._hidden(asked.target, asked.by, min(known, default=math.inf))
-            hidden += [self._beside(route, {run.model.name for run in self._hideable}) for route in found]
+            hidden += self._hidden_beside(asked, min(known, default=math.inf))
         if slow:
             bar = 1.2 * self._bar(joint, [*hidden, *transported], asked)
             transported += [self._beside(build(), covered) for share, build in slow if share <= bar]
@@ -246,6 +248,10 @@ class Combination(Rule):
         if not 0 < most < math.inf:
             return 1.0
         return min(asked(route.profile).epsilon for route in better) / most
+
+    def _hidden_beside(self, asked: _Asked, bar: float = math.inf) -> list[_Route]:
+        covered = {run.model.name for run in self._hideable}
+        return [self._beside(route, covered) for route in self._hidden(asked.target, asked.by, bar)]
 
     def _beside(self, route: _Route, covered: Set[str]) -> _Route:
         """The route of some runs, beside the others, which are revealed whole."""
@@ -284,7 +290,7 @@ class Combination(Rule):
             return
         if bar < math.inf and least_possible(runs, rows, self.noise, target) >= bar:
             return
-        found = hidden_run(runs, rows, self.noise, target, bar)
+        found = hidden_run(runs, rows, self.noise, target, bar, self._quick)
         if self._rounding is not None:
             found = replace(found, law=self._rounding.applied(found.law, self.noise))
         others = [i for i in range(len(runs.runs)) if i not in rows]

@@ -42,7 +42,7 @@ _TOO_FAR = 1e100  # growth beyond which a run is not hidden
 _PIECES = 60
 _WORK = 1.5e7  # operations for the faces of one run
 _ATOMS = 600
-_LOOK, _FINE = 99, 383  # cells each way, to search and to account with: twice as many and two have small factors only
+_LOOK, _FINE = (191, 63), (575, 191)  # cells to search and to account with: twice as many and two have small factors only
 _SMALL, _LARGEST = 0.5, 60.0  # of M²: a grid up to the one is fine enough; beyond the other, ε is of no interest
 
 
@@ -137,10 +137,12 @@ def _run(runs: Trajectories, i: int) -> _Run:
     return _Run(runs.effect[i, cut], runs.noise[i, cut] ** 2, runs.rate[i, cut], growth, later, runs.runs[i].weight)
 
 
-def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: Target, bar: float = math.inf) -> Hidden:
+def hidden_run(
+    runs: Trajectories, hidden: Sequence[int], noise: float, target: Target, bar: float = math.inf, quick: bool = False
+) -> Hidden:
     """The smallest law of M that a search finds, for these hidden rows; the others have shown all but their last step.
 
-    Another theorem gives `bar`: where a first look stays far above it, the search ends.
+    Another theorem gives `bar`: where a first look stays far above it, the search ends. `quick` is the first look.
     """
     rows = [_run(runs, i) for i in hidden]
     others = [i for i in range(len(runs.runs)) if i not in hidden]
@@ -155,12 +157,11 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
         square = _full_batch(rows, float(coins.values[0]), energy)
         law = ShiftLaw(np.array([math.sqrt(square) * (1 + 1e-9)]), np.ones(1), coins.excess)
         return Hidden(law, "minorant")
-    score = _scorer(target, runs.adjacency)
     if len(rows) == 1 and not others and rows[0].weight > 1e-100:
-        tried = list(_alone(rows[0], energy / rows[0].weight ** 2, tail))
+        tried, score = list(_alone(rows[0], energy / rows[0].weight ** 2, tail)), _scorer(target, runs.adjacency)
         found = tried[0] if len(tried) == 1 else min(tried, key=lambda pair: score(pair[1]))
     else:
-        found = _together(rows, coins, energy, tail, score, 1.25 * bar)
+        found = _together(rows, coins, energy, tail, partial(_scorer, adjacency=runs.adjacency), target, bar, quick)
     return Hidden(found[1], found[0])
 
 
@@ -243,65 +244,98 @@ def _drains(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float)
     before, last = float(energy[:-1].sum()), float(energy[-1])
     for factor in (1.15, 1.5, 2.5, 5.0):
         slope = factor * float(np.sum(gain * rate)) / (before + last)
-        grid = _grid(slope**2 * before, laid.unit * max(laid.most, 1), 300)
+        grid = _grid(slope**2 * before, laid.unit * max(laid.most, 1), (300, 300))
         yield "drain", pooled([drained(laid, slope * laid.unit, grid, laid.unit)], grid, last)
 
 
-def _grid(own: float, left: float, cells: int) -> Grid:
+def _grid(own: float, left: float, cells: tuple[int, int]) -> Grid:
     """Cells up to the most that can be paid and be left, with room for what is rounded up on the way."""
-    return Grid(max(1.15 * own, 1e-12) / cells, max(1.05 * left, 1e-300) / cells, (cells, cells))
+    return Grid(max(1.15 * own, 1e-12) / cells[0], max(1.05 * left, 1e-300) / cells[1], cells)
+
+
+def _coarse(own: float, left: float) -> Grid:
+    """A grid to look with: what can be paid is rounded up to a power of √2, so that many looks share their laws."""
+    return _grid(2.0 ** (math.ceil(2 * math.log2(max(own, 1e-12))) / 2), left, _LOOK)
 
 
 # --- several runs -----------------------------------------------------------------------------------------------------------
 
 
 def _together(
-    rows: Sequence[_Run], coins: ShiftLaw, energy: float, tail: float, score: Callable[[ShiftLaw], float], bar: float
+    rows: Sequence[_Run],
+    coins: ShiftLaw,
+    energy: float,
+    tail: float,
+    scorer: Callable[[Target], Callable[[ShiftLaw], float]],
+    target: Target,
+    bar: float,
+    quick: bool,
 ) -> tuple[str, ShiftLaw]:
     """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
-    laid = [_laid_out(*row.key(), tail / len(rows)) for row in rows]
+    each = tail / max(4.0, 2.0 ** math.ceil(math.log2(len(rows))))  # the same for few runs, so that they share their faces
+    laid = [_laid_out(*row.key(), each) for row in rows]
     kinds = list(dict.fromkeys((row.weight, found) for row, found in zip(rows, laid, strict=True)))
     reach = _reach(rows, laid, coins, tail)
     before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in _pairs(rows, laid))
+    fixed = coins.values[-1] > 0 or coins.excess > 0
+    looks: dict[float, tuple[Grid, list[Split]]] = {}
 
-    paid: dict[float, float] = {}  # how much of M² the runs pay themselves, except with probability `tail`
+    def slope(power: float) -> float:
+        return float(reach / energy * 2.0**-power)
 
-    def own_reach(power: float, slope: float) -> float:
-        """No run absorbs at more than the slope λy, so all pay at most y² Σ λ² energy; nor more than at a steeper slope."""
-        steeper = [own for other, own in paid.items() if other <= power]
-        own = min(slope**2 * before, _LARGEST, *steeper)
-        for _ in range(0 if own <= _SMALL or power in paid else 1 if steeper else 2):
-            grid = _grid(own, reach, 100)
-            known = {kind: _split(*kind, slope, grid).masses.sum(axis=1) for kind in kinds}
-            own = grid.own * _quantile([known[pair] for pair in _pairs(rows, laid)], tail)
-        paid[power] = own
-        return own
+    def split(power: float, grid: Grid) -> list[Split]:
+        known = {kind: _split(*kind, slope(power), grid) for kind in kinds}
+        return [*([_fixed(coins, grid)] if fixed else []), *(known[pair] for pair in _pairs(rows, laid))]
 
-    def at(power: float, cells: int) -> ShiftLaw:
-        slope = reach / energy * 2.0**-power
-        grid = _grid(own_reach(power, slope), reach, cells)
-        splits = {kind: _split(*kind, slope, grid) for kind in kinds}
-        fixed = [_fixed(coins, grid)] if coins.values[-1] > 0 or coins.excess > 0 else []
-        return pooled([*fixed, *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
+    def look(power: float) -> tuple[Grid, list[Split]]:
+        """A coarse grid up to what the runs pay themselves and leave to the last step, except with probability `tail`.
+
+        No run absorbs at more than the slope λy, so all pay at most y² Σ λ² energy; nor more than at a steeper slope.
+        """
+        if power not in looks:
+            rooms = {other: _room(*known, tail) for other, known in looks.items()}
+            own = min([slope(power) ** 2 * before, _LARGEST, *(rooms[other][0] for other in rooms if other <= power)])
+            left = min([reach, *(rooms[other][1] for other in rooms if other >= power)])
+            for _ in range(2):
+                grid = _coarse(own, left)
+                looks[power] = grid, split(power, grid)
+                own, left = _room(*looks[power], tail)
+        return looks[power]
+
+    def at(power: float, fine: bool = False) -> ShiftLaw:
+        grid, parts = look(power)
+        if fine:
+            grid = _grid(*_room(grid, parts, tail), _FINE)
+            parts = split(power, grid)
+        return pooled(parts, grid, energy)
 
     absorption = "minorant" if all(isinstance(one, Faces) for one in laid) else "drain"
-    best, law, found = _searched(partial(at, cells=_LOOK), score)
-    if found > bar:
-        return absorption, law
-    scores = {best: found} | {power: score(at(power, _LOOK)) for power in (best - 0.75, best + 0.75)}
-    return absorption, at(min(scores, key=lambda power: scores[power]), _FINE)
+    usual = 2 + 0.37 * math.log2(1 + before / energy)  # the less the last step hides, the more the runs hide themselves
+    first = at(usual)
+    found = 0.0 if quick else scorer(target)(first)
+    if quick or found > 1.5 * bar:
+        return absorption, first
+    # Others are compared by their δ at the first one's ε: that is found sooner than their ε.
+    score = scorer(Target(epsilon=found) if target.delta is not None and math.isfinite(found) else target)
+    scores = _searched(lambda power: score(first if power == usual else at(power)), usual)
+    return absorption, at(min(scores, key=lambda power: scores[power]), fine=True)
 
 
-def _searched(at: Callable[[float], ShiftLaw], score: Callable[[ShiftLaw], float]) -> tuple[float, ShiftLaw, float]:
-    """The best power, its law and score, until it is not at an edge: little noise wants large powers, much data small ones."""
-    found: dict[float, tuple[ShiftLaw, float]] = {}
-    asked, best = [2.5, 4.0, 5.5], 4.0
+def _searched(score: Callable[[float], float], start: float) -> dict[float, float]:
+    """Powers and their scores, until the best is not at an edge, and then nearer to it; of those about as good, the nearest."""
+    found: dict[float, float] = {}
+    asked, best = [start - 1.5, start, start + 1.5], start
     while asked:
-        laws = {power: at(power) for power in asked}
-        found |= {power: (law, score(law)) for power, law in laws.items()}
-        best = min(found, key=lambda power: found[power][1])
+        found |= {power: score(power) for power in asked}
+        best = min(found, key=lambda power: (float(f"{found[power]:.1e}"), abs(power - start)))
         asked = [power for power in (best - 1.5, best + 1.5) if power not in found and -2 <= power <= 10]
-    return best, *found[best]
+    return found | {power: score(power) for power in (best - 0.75, best + 0.75)}
+
+
+def _room(grid: Grid, parts: Sequence[Split], tail: float) -> tuple[float, float]:
+    """What all parts together pay and leave, except with probability `tail` each."""
+    own = _quantile([part.masses.sum(axis=1) for part in parts], tail)
+    return grid.own * own, grid.left * _quantile([part.masses.sum(axis=0) for part in parts], tail)
 
 
 def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
