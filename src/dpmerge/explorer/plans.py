@@ -16,10 +16,10 @@ from typing import get_args
 import dpmerge
 from dpmerge.planning import GRID_RULES, Account, Knob, Landscape, Option, OptionRule, Plan, Utilities
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, GridRule, PlainRule, round_down, significant
+from dpmerge.rules import Accounting, GridRule, Guarantee, PlainRule, round_down, significant
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
-TARGETS = 17
+TARGETS = 9
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
 _ACCURACY = 1e-3  # of ε on the safe side: what is in view is there sooner
@@ -122,10 +122,15 @@ class Plans:
                 self._survey(landscape)
 
     def _survey(self, landscape: Landscape) -> None:
-        account = self._account if landscape.in_view or self._quick is None else self._quick
-        rule, found = landscape.advance(account)
-        if found is not None and math.isfinite(found.epsilon):
-            self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
+        rule: GridRule = "selection"
+        made: list[Guarantee | None] = []
+        if landscape.done == 0 and self._quick is not None and self._accounting.by != "rdp":
+            made += landscape.draw(self.delta, self._accounting)
+        if not made:
+            rule, found = landscape.advance(self._account if landscape.in_view or self._quick is None else self._quick)
+            made.append(found)
+        finite = [one for one in made if one is not None and math.isfinite(one.epsilon)]
+        self.learn(self.known.question.option(rule, self.portfolio.weights(one.weights), one) for one in finite)
 
     def exactly(self, epsilon: float) -> Plan:
         """The plan for this very target, after a short search: the noise that it needs, and the best draw."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,19 @@ from dpmerge.profiles import (
     run_profile,
 )
 from dpmerge.records import Weights
-from dpmerge.rules.guarantee import MIXTURE_ACCOUNTANTS, Accountant, Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
+from dpmerge.rules.guarantee import (
+    MIXTURE_ACCOUNTANTS,
+    Accountant,
+    Answer,
+    Bound,
+    By,
+    Guarantee,
+    MixtureAccountant,
+    Rule,
+    Target,
+    ask,
+)
+from dpmerge.rules.statements import about_delta
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,16 @@ def selection_epsilons(
     return np.asarray(result)
 
 
+def selections(many: Sequence[Weights], delta: float, shuffle: ShuffleAsPoisson | None = None) -> list[Guarantee]:
+    """What many random selections from the same models guarantee, by loss distributions: all at once."""
+    rules = [Selection(weights, shuffle) for weights in many]
+    odds = np.array([weights.values for weights in many]) / np.array([[weights.total] for weights in many])
+    used = np.flatnonzero(odds.any(axis=0))
+    profiles = [run_profile(many[0].portfolio.models[index], shuffle).profile for index in used.tolist()]
+    epsilons = selection_epsilons(profiles, odds[:, used], delta, "pld")
+    return [rule.at(Answer(epsilon, delta, "pld"), "tight") for rule, epsilon in zip(rules, epsilons.tolist(), strict=True)]
+
+
 def _epsilons_by_renyi(profiles: Sequence[Profile], weights: FloatArray, delta: float, conversion: Conversion) -> FloatArray:
     lost = weights @ np.array([profile.lost for profile in profiles])
     stated = [orders for profile in profiles if (orders := profile.stated_orders) is not None]
@@ -125,6 +147,10 @@ class Selection(Rule):
         self._assumptions, self._conditional = gathered(run for _, run in runs)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        found = ask(self.bound, target, by, conversion)
+        return self.at(ask(self.bound, target, by, conversion), conversion)
+
+    def at(self, found: Answer, conversion: Conversion) -> Guarantee:
+        """The guarantee with this answer, which an accountant gave for these probabilities."""
         theorem = "selection-rdp" if found.by == "rdp" else "selection-pld"
-        return self._build(found, theorem, self._assumptions, self._conditional, conversion)
+        made = self._build(found, theorem, self._assumptions, self._conditional, conversion)
+        return replace(made, warnings=about_delta(found.delta, self.covered, self.shuffle))
