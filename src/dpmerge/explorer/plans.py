@@ -98,7 +98,8 @@ class Plans:
 
     @property
     def complete(self) -> bool:
-        return self.abandoned or (self.done == self.total and self._unfinished is None)
+        refined = self.done == self.total and self.knob.refined == self.knob.total
+        return self.abandoned or (refined and self._unfinished is None)
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
         """The landscape over these models; it becomes the first in the queue."""
@@ -109,15 +110,17 @@ class Plans:
         return found
 
     def advance(self) -> None:
-        """Do one step, what is in view first: the knob, a quick bound on all of the most recent landscape, then the rest."""
+        """Do one step, what is in view first: the knob, plans, the most recent landscape by quick bounds; then better ones."""
         with self._working:
             landscape = self._unfinished
             if self.knob.done < self.knob.total:
                 self.learn([self.knob.advance()])
-            elif landscape is not None and not landscape.in_view:
-                self._survey(landscape)
             elif any(self.climbed[rule] < self._targets for rule in self.climbing):
                 self._climb(min(self.climbing, key=self.climbed.__getitem__))
+            elif landscape is not None and not landscape.in_view:
+                self._survey(landscape)
+            elif self.knob.refined < self.knob.total:
+                self.learn([self.knob.advance()])
             elif landscape is not None:
                 self._survey(landscape)
 

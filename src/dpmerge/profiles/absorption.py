@@ -63,6 +63,14 @@ class Stairs:
     def gains(self) -> list[FloatArray]:
         return [_gain_matrix(law, self.most) for law in self.coins]
 
+    @cached_property
+    def counts(self) -> FloatArray:
+        """The law of all units together."""
+        total = np.ones(1)
+        for law in self.coins:
+            total = np.convolve(total, law)
+        return total
+
     @property
     def work(self) -> float:
         """About how many operations the faces of the minorant take."""

@@ -158,7 +158,8 @@ def hidden_run(
         law = ShiftLaw(np.array([math.sqrt(square) * (1 + 1e-9)]), np.ones(1), coins.excess)
         return Hidden(law, "minorant")
     if len(rows) == 1 and not others and rows[0].weight > 1e-100:
-        tried, score = list(_alone(rows[0], energy / rows[0].weight ** 2, tail)), _scorer(target, runs.adjacency)
+        laws, score = _alone(rows[0], energy / rows[0].weight ** 2, tail, quick), _scorer(target, runs.adjacency)
+        tried = [next(laws)] if quick else list(laws)
         found = tried[0] if len(tried) == 1 else min(tried, key=lambda pair: score(pair[1]))
     else:
         found = _together(rows, coins, energy, tail, partial(_scorer, adjacency=runs.adjacency), target, bar, quick)
@@ -194,14 +195,14 @@ def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]
 # --- one run ----------------------------------------------------------------------------------------------------------------
 
 
-def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]]:
+def _alone(row: _Run, last: float, tail: float, quick: bool) -> Iterator[tuple[str, ShiftLaw]]:
     """The laws of one run alone, for every absorption that is worth computing; `last` is the energy of its last step."""
     gain, energy = row.scaled(last)
     if np.all(row.growth <= 1):  # what shrinks may as well stay as it is: equal gains can be counted
         plain = row.plain(last)[1]
-        laid = _affordable(row.gain, plain, row.rate, tail)
+        laid = _affordable(row.gain, plain, row.rate, tail, (24, 20) if quick else (_PIECES, 40, 28, 20))
         if laid is not None:
-            coarse = faces(stairs(row.gain, plain, row.rate, 24, tail), tail)
+            coarse = None if quick else faces(stairs(row.gain, plain, row.rate, 24, tail), tail)
             yield "minorant", minorant(faces(laid, tail), 10 * tail, coarse)
             if np.all(row.growth == 1):
                 return
@@ -217,9 +218,7 @@ def _spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float)
     return spread(gain, energy, rate, pieces if np.any(gain < gain.max()) or bundle > 1 else _PIECES, tail, bundle)
 
 
-def _affordable(
-    gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float, sizes: Sequence[int] = (_PIECES, 40, 28, 20)
-) -> Stairs | None:
+def _affordable(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float, sizes: Sequence[int]) -> Stairs | None:
     """The finest stairs of which the faces can be listed."""
     for pieces in sizes:
         laid = stairs(gain, energy, rate, pieces, tail)
@@ -273,10 +272,9 @@ def _together(
 ) -> tuple[str, ShiftLaw]:
     """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
     each = tail / max(4.0, 2.0 ** math.ceil(math.log2(len(rows))))  # the same for few runs, so that they share their faces
-    laid = [_laid_out(*row.key(), each) for row in rows]
-    kinds = list(dict.fromkeys((row.weight, found) for row, found in zip(rows, laid, strict=True)))
-    reach = _reach(rows, laid, coins, tail)
-    before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in _pairs(rows, laid))
+    laid = [_weighed(row, each) for row in rows]
+    reach = _reach(laid, coins, tail)
+    before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in laid)
     fixed = coins.values[-1] > 0 or coins.excess > 0
     looks: dict[float, tuple[Grid, list[Split]]] = {}
 
@@ -284,8 +282,8 @@ def _together(
         return float(reach / energy * 2.0**-power)
 
     def split(power: float, grid: Grid) -> list[Split]:
-        known = {kind: _split(*kind, slope(power), grid) for kind in kinds}
-        return [*([_fixed(coins, grid)] if fixed else []), *(known[pair] for pair in _pairs(rows, laid))]
+        known = {pair: _split(*pair, slope(power), grid) for pair in dict.fromkeys(laid)}
+        return [*([_fixed(coins, grid)] if fixed else []), *(known[pair] for pair in laid)]
 
     def look(power: float) -> tuple[Grid, list[Split]]:
         """A coarse grid up to what the runs pay themselves and leave to the last step, except with probability `tail`.
@@ -309,7 +307,7 @@ def _together(
             parts = split(power, grid)
         return pooled(parts, grid, energy)
 
-    absorption = "minorant" if all(isinstance(one, Faces) for one in laid) else "drain"
+    absorption = "minorant" if all(isinstance(one, Faces) for _, one in laid) else "drain"
     usual = 2 + 0.37 * math.log2(1 + before / energy)  # the less the last step hides, the more the runs hide themselves
     first = at(usual)
     found = 0.0 if quick else scorer(target)(first)
@@ -347,8 +345,13 @@ def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
     return max(int(np.count_nonzero(above > tail)), 1)
 
 
-def _pairs(rows: Sequence[_Run], laid: Sequence[Faces | Stairs]) -> list[tuple[float, Faces | Stairs]]:
-    return [(row.weight, found) for row, found in zip(rows, laid, strict=True)]
+_Weighed = tuple[float, Faces | Stairs]
+
+
+def _weighed(row: _Run, tail: float) -> _Weighed:
+    """The run in units of its largest gain, which runs with other clips or weights may share, and what the unit is worth."""
+    run, unit, total = row.key()
+    return row.weight * unit, _laid_out(run, total / unit**2, tail)
 
 
 def _split(weight: float, found: Faces | Stairs, slope: float, grid: Grid) -> Split:
@@ -357,17 +360,15 @@ def _split(weight: float, found: Faces | Stairs, slope: float, grid: Grid) -> Sp
     return absorb(weight * slope * unit, grid, weight * unit)
 
 
-def _reach(rows: Sequence[_Run], laid: Sequence[Faces | Stairs], coins: ShiftLaw, tail: float) -> float:
+def _reach(laid: Sequence[_Weighed], coins: ShiftLaw, tail: float) -> float:
     """How much all participations amount to in the release, except with probability `tail`."""
-    most = sum(weight * _stairs(found).unit * max(_stairs(found).most, 1) for weight, found in _pairs(rows, laid))
+    most = sum(weight * _stairs(found).unit * max(_stairs(found).most, 1) for weight, found in laid)
     most = float(most + coins.values[-1])
-    cells = 2000
+    cells = 500
     places = np.ceil(coins.values / most * cells).astype(np.int64)
     total = np.asarray(np.bincount(places, weights=coins.probs, minlength=cells + 1), dtype=np.float64)
-    for weight, found in _pairs(rows, laid):
-        counts = np.ones(1)
-        for law in _stairs(found).coins:
-            counts = np.convolve(counts, law)
+    for weight, found in laid:
+        counts = _stairs(found).counts
         worth = weight * _stairs(found).unit / most * cells
         places = np.minimum(np.ceil(np.arange(counts.size) * worth), cells).astype(np.int64)
         total = np.convolve(total, np.bincount(places, weights=counts))[: cells + 1]
@@ -375,11 +376,11 @@ def _reach(rows: Sequence[_Run], laid: Sequence[Faces | Stairs], coins: ShiftLaw
 
 
 @lru_cache(maxsize=64)  # a run's faces do not depend on its weight; a plan asks for many weights
-def _laid_out(run: _Key, unit: float, total: float, tail: float) -> Faces | Stairs:
+def _laid_out(run: _Key, energy: float, tail: float) -> Faces | Stairs:
+    """The run with so much energy in all."""
     found = _in_its_own_units(run, tail)
-    held = _stairs(found)
-    held = replace(held, unit=held.unit * unit, quantum=held.quantum * total)
-    return replace(found, stairs=held, slopes=found.slopes * (unit**2 / total)) if isinstance(found, Faces) else held
+    held = replace(_stairs(found), quantum=_stairs(found).quantum * energy)
+    return replace(found, stairs=held, slopes=found.slopes / energy) if isinstance(found, Faces) else held
 
 
 @lru_cache(maxsize=16)
