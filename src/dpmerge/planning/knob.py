@@ -104,15 +104,16 @@ class Noised:
 
     def meeting(self, epsilon: float) -> Iterator[Option]:
         """Known points and new ones, nearer and nearer to the target from below."""
-        for _ in range(8):
+        for _ in range(12):
             above, below = self._around(epsilon)
-            if below is None:
+            quick = [one[0] for one in (above, below) if one is not None and one[0] in self.quick]
+            if quick:
+                self.at(quick[0])  # a quick bound would lead astray
+            elif below is None:
                 self.at(_FIRST * max(self.known, default=self._unit))
-            elif (above is None or self.known[below[0]].epsilon >= _CLOSE * epsilon) and below[0] not in self.quick:
+            elif above is None or self.known[below[0]].epsilon >= _CLOSE * epsilon:
                 yield self.known[below[0]]
                 return
-            elif below[0] in self.quick:
-                self.at(below[0])
             else:
                 yield self.at(_between(above, below, _AIM * epsilon))
 
