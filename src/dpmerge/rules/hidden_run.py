@@ -42,7 +42,8 @@ _TOO_FAR = 1e100  # growth beyond which a run is not hidden
 _PIECES = 60
 _WORK = 1.5e7  # operations for the faces of one run
 _ATOMS = 600
-_LOOK, _FINE = (191, 63), (575, 191)  # cells to search and to account with: twice as many and two have small factors only
+# Cells to search with, to find the ends of a grid with, and to account with: twice as many and two have small factors only.
+_LOOK, _NEAR, _FINE = (191, 63), (255, 127), (575, 191)
 _SMALL, _LARGEST = 0.5, 60.0  # of M²: a grid up to the one is fine enough; beyond the other, ε is of no interest
 
 
@@ -295,16 +296,24 @@ def _together(
             own = min([slope(power) ** 2 * before, _LARGEST, *(rooms[other][0] for other in rooms if other <= power)])
             left = min([reach, *(rooms[other][1] for other in rooms if other >= power)])
             for _ in range(2):
-                grid = _coarse(own, left)
-                looks[power] = grid, split(power, grid)
+                looks[power] = wide(power, own, left, _LOOK)
                 own, left = _room(*looks[power], tail)
         return looks[power]
 
+    def wide(power: float, own: float, left: float, cells: tuple[int, int]) -> tuple[Grid, list[Split]]:
+        """A grid up to these ends, or wider ones where it would give up more than a hundredth of δ."""
+        while True:
+            grid = _coarse(own, left) if cells == _LOOK else _grid(own, left, cells)
+            parts = split(power, grid)
+            lost = sum(1 - float(part.masses.sum()) - part.excess for part in parts)
+            if lost <= 100 * tail or (own >= _LARGEST and left >= reach):
+                return grid, parts
+            own, left = min(2 * own, _LARGEST), min(2 * left, reach)
+
     def at(power: float, fine: bool = False) -> ShiftLaw:
         grid, parts = look(power)
-        if fine:
-            grid = _grid(*_room(grid, parts, tail), _FINE)
-            parts = split(power, grid)
+        for cells in (_NEAR, _FINE) if fine else ():  # the looks were at slopes nearby
+            grid, parts = wide(power, *_room(grid, parts, tail), cells)
         return pooled(parts, grid, energy)
 
     absorption = "minorant" if all(isinstance(one, Faces) for _, one in laid) else "drain"
