@@ -320,7 +320,7 @@ def take_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 def absorb_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that was added before the record took part hides it too: U < 0."""
 
-    def early(row: Any, last: float, tail: float) -> list[tuple[str, ShiftLaw]]:
+    def early(row: Any, last: float, tail: float, quick: bool) -> list[tuple[str, ShiftLaw]]:
         gain, energy = row.scaled(last)
         squares, probs = zip(*((gains.sum() ** 2 / energy.sum(), p) for p, gains in _outcomes(gain, row.rate)), strict=True)
         order = np.argsort(squares)
