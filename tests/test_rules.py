@@ -113,7 +113,7 @@ def test_joint_release_of_gaussians_adds_squares() -> None:
     mu = math.hypot(10 / 60, 10 / 15)
     assert rule.guarantee(delta=1e-6).epsilon == pytest.approx(gaussian_epsilon(mu, 1e-6))
     orders = np.array([2.0, 5.0])
-    assert rule.bound.profile.renyi(orders) == pytest.approx(orders * mu**2 / 2)
+    assert rule.profile().renyi(orders) == pytest.approx(orders * mu**2 / 2)
 
 
 def test_checkpoints_of_one_run_count_once_at_the_latest() -> None:

@@ -65,7 +65,7 @@ def least_squares_mu() -> float:
 def test_closed_form_reference_values() -> None:
     """True μ = 2.6212, the formula says 0.8166, joint release 18.283."""
     assert least_squares_mu() == pytest.approx(2.6212, abs=1e-4)
-    joint = Joint(least_squares(None, None)).bound.profile.mu
+    joint = Joint(least_squares(None, None)).profile().mu
     assert joint == pytest.approx(18.283, abs=5e-4)
     *_, formula = Combination(least_squares(None, None), assume_smoothness=0).routes(Target(delta=DELTA))
     assert formula.theorem == "papers-formula"

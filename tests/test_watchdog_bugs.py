@@ -19,8 +19,8 @@ import pytest
 
 from dpmerge.audit import Audit, Game, audit, find_game
 from dpmerge.profiles import mixture, profile, runs
-from dpmerge.records import Adjacency, Model, Portfolio, Weights
-from dpmerge.rules import combination, joint, selection, transport
+from dpmerge.records import Adjacency, Model, Portfolio, Weights, distinct_runs
+from dpmerge.rules import combination, joint, releases, selection, transport
 from dpmerge.rules.transport import Trajectories
 from dpmerge.tensors import Noise, path, plan
 from dpmerge.tensors.noising import TensorNoise
@@ -98,6 +98,17 @@ def take_shuffles_for_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "run_profile", quietly)
 
 
+def forget_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork is a run from public parameters."""
+    monkeypatch.setattr(Model, "starts", property(lambda self: iter(())))
+
+
+def count_one_model_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts do not compose with each other, so neither do the models of one part."""
+    real = distinct_runs
+    monkeypatch.setattr(releases, "distinct_runs", lambda models: real(models)[:1])
+
+
 BUGS: list[tuple[Bug, str]] = [
     (drop_the_factor_two, "repeated-draws"),
     (drop_the_factor_two, "doubled-shift"),
@@ -110,6 +121,8 @@ BUGS: list[tuple[Bug, str]] = [
     (ignore_fingerprints, "same-noise"),
     (ignore_fingerprints, "same-batches"),
     (take_shuffles_for_poisson, "shuffled"),
+    (forget_the_start, "forks"),
+    (count_one_model_of_a_part, "shards"),
 ]
 
 

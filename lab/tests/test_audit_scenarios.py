@@ -15,7 +15,7 @@ from dpmerge.audit import Game, about, find_game
 from dpmerge.datasets import bounded_features
 from dpmerge.errors import DependentRuns, UnsupportedMechanism, WeightsError
 from dpmerge.profiles import ShuffleAsPoisson
-from dpmerge.records import Model
+from dpmerge.records import Model, Weights
 from dpmerge.release import Ledger
 from dpmerge.rules import Combination, Joint, Selection
 from dpmerge.training import Recipe, train
@@ -23,12 +23,14 @@ from dpmerge_lab.audit.scenarios import digits as audited_digits, poisson
 from dpmerge_lab.audit.scenarios.accounts import DATASET, even
 from dpmerge_lab.audit.scenarios.checkpoints import Checkpoints
 from dpmerge_lab.audit.scenarios.digits import DigitsCanaries, DigitsSoftmax
+from dpmerge_lab.audit.scenarios.forks import Forks
 from dpmerge_lab.audit.scenarios.ladders import NoisedReleases
 from dpmerge_lab.audit.scenarios.last_iterate import LastIterate
 from dpmerge_lab.audit.scenarios.logistic import TransportLogistic
 from dpmerge_lab.audit.scenarios.loose_weights import LooseWeights
 from dpmerge_lab.audit.scenarios.repeated_draws import RepeatedDraws
 from dpmerge_lab.audit.scenarios.same_randomness import SameBatches, SameNoise
+from dpmerge_lab.audit.scenarios.shards import Shards
 from dpmerge_lab.audit.scenarios.shuffled import Shuffled
 from dpmerge_lab.tasks import digits
 from tests.ledger_builders import planned
@@ -36,11 +38,12 @@ from tests.ledger_builders import planned
 MINE = ("same-noise", "same-batches", "checkpoints", "loose-weights", "selection", "repeated-draws", "transport-logistic")
 HIDDEN = ("last-iterate", "last-iterate-noised")
 REAL = ("digits-softmax", "digits-canaries")
+TRAINED = ("forks", "shards")
 NOISED = ("noised-release", "ladder", "pooled-recipients", "pooled-independent")
 RESULTS = Path(__file__).parent.parent / "results" / "audit"
 
 
-@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *NOISED, *REAL, "shuffled"])
+@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *NOISED, *TRAINED, *REAL, "shuffled"])
 def test_a_scenario_says_what_it_is(name: str) -> None:
     game = find_game(name)
     assert (game.name, game.simulated) == (name, name not in REAL)
@@ -86,7 +89,7 @@ def test_shuffled_batches_are_refused_or_conditional() -> None:
 # --- what is played -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["same-batches", "selection", "repeated-draws", "loose-weights", "shuffled"])
+@pytest.mark.parametrize("name", ["same-batches", "selection", "repeated-draws", "loose-weights", "shuffled", *TRAINED])
 def test_scores_are_likelihood_ratios(name: str) -> None:
     """If the score is log dP/dQ, then P(a ≤ L < b) = E_Q[L; a ≤ L < b] for every interval."""
     game = find_game(name)
@@ -156,6 +159,22 @@ def test_the_ledger_says_the_same_of_repeated_draws(tmp_path: Path) -> None:
     assert total is not None
     assert total.epsilon == pytest.approx(every.at(game.delta), rel=1e-9)
     assert ledger.history()[0].content["total"]["epsilon"] == pytest.approx(once.at(game.delta), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_ledger_says_the_same_of_forks_and_shards(name: str, tmp_path: Path) -> None:
+    """Models released one by one, in any order: a start counts once, and parts are averaged over last."""
+    game = find_game(name)
+    assert isinstance(game, Forks | Shards)
+    given = game.portfolio()
+    models = given.portfolio if isinstance(given, Weights) else given
+    ledger = Ledger.create(tmp_path / "ledger.db", dataset=DATASET, adjacency="add-remove", epsilon=100.0, delta=game.delta)
+    for one in reversed(models.names):
+        odds: dict[str, Any] = {one: 1.0}
+        ledger.enter(planned(models, **odds))
+    total = ledger.cumulative()
+    assert total is not None
+    assert total.epsilon == pytest.approx(game.claims(game.delta)[1].at(game.delta), rel=1e-6)
 
 
 # --- real trainings -----------------------------------------------------------------------------------------------------------

@@ -217,3 +217,23 @@ def test_fingerprints_of_a_continued_run_tell_continuations_apart() -> None:
     chained = trainers.chained
     assert chained(["a"]) == "a"
     assert len({chained(["a"]), chained(["a", "b"]), chained(["a", "c"]), chained(["a", "b", "c"])}) == 4
+
+
+def test_networks_fork_and_are_trained_on_parts(tmp_path: Path) -> None:
+    """Forks begin with the body's tensors; parts divide by their public share. A stopped fork keeps its start."""
+    runs = {"body": {}, "head": {"from": "body", "shards": 2, "steps": 1, "learning_rate": 1e-9}}
+    trained(written(tmp_path, {**NETWORKS, "runs": runs}), tmp_path / "out")
+    found = mechanisms(tmp_path / "out")
+    assert set(found) == {"body", "head.1", "head.2"}
+    held = {name: load_file(tmp_path / "out" / name / "model.safetensors") for name in found}
+    for part in (1, 2):
+        fork = found[f"head.{part}"]
+        assert fork.starts_from is not None and fork.starts_from.mechanism == found["body"]
+        assert fork.shard is not None and (fork.shard.part, fork.shard.of) == (part, 2)
+        assert fork.expected_batch == pytest.approx(0.1 * 1437 / 2)
+        for name, tensor in held["body"].items():
+            np.testing.assert_allclose(held[f"head.{part}"][name], tensor, atol=1e-6)
+    with pytest.raises(TrainingError, match="leave out shift or shards"):
+        trained(written(tmp_path, {**NETWORKS, "runs": {"s": {"shards": 2, "shift": {"period": 4}}}}), tmp_path / "other")
+    with pytest.raises(TrainingError, match="has the tensors"):
+        trained(written(tmp_path, {**NETWORKS, "runs": {"w": {"from": "out/body", "hidden": 9}}}), tmp_path / "other")

@@ -28,4 +28,6 @@ SCENARIOS = {
     "ladder": "dpmerge_lab.audit.scenarios.ladders:ladder",
     "pooled-recipients": "dpmerge_lab.audit.scenarios.ladders:pooled_recipients",
     "pooled-independent": "dpmerge_lab.audit.scenarios.ladders:pooled_independent",
+    "forks": "dpmerge_lab.audit.scenarios.forks:forks",
+    "shards": "dpmerge_lab.audit.scenarios.shards:shards",
 }

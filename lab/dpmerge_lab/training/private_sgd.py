@@ -97,11 +97,13 @@ def steps(
     done: int = 0,
     micro_batch: int = 512,
     aggregated: AggregatedRun | None = None,
+    divided_for: float | None = None,
 ) -> Iterator[int]:
     """Take the recipe's steps after the first `done`; each is answered by its number once the next could start.
 
     A batch larger than `micro_batch` is computed in parts; that changes nothing but the memory needed. A run on aggregates
-    that is continued needs what was `aggregated` so far.
+    that is continued needs what was `aggregated` so far. Updates are `divided_for` so many examples, a public number; else for
+    as many as there are.
     """
     require_no_buffers(network)
     parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -109,7 +111,11 @@ def steps(
         if done:
             raise TrainingError(f"run {run}: its aggregate of the first {done} steps is lost; begin it anew")
         aggregated = recipe.training_on.begin(flat(parameters))
-    everyone, expected, rates = np.arange(len(labels)), recipe.expected_batch(len(labels)), recipe.learning_rates()
+    everyone, expected, rates = (
+        np.arange(len(labels)),
+        recipe.expected_batch(divided_for or len(labels)),
+        recipe.learning_rates(),
+    )
     for step in range(done + 1, recipe.steps + 1):
         with out_of_memory_is_one_line(run, micro_batch):
             batch = everyone[recipe.batch(randomness.sampler, len(labels), step)]

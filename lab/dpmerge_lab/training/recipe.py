@@ -27,7 +27,7 @@ class LabRecipe(Recipe):
         if self.shift is not None and self.rate is not None:
             raise TrainingError(f"batches that shift have no rate: it is their shift's: {self}")
 
-    def expected_batch(self, examples: int) -> float:
+    def expected_batch(self, examples: float) -> float:
         return super().expected_batch(examples) if self.shift is None else self.shift.expected_batch
 
     def batch(self, sampler: np.random.Generator, examples: int, step: int) -> npt.NDArray[np.int64] | slice:

@@ -64,10 +64,12 @@ class LabRun(RunForm):
     def _can_shift(self) -> LabRun:
         if self.shift is not None and self.full_batch:
             raise ValueError("full batches cannot shift; give batch or rate")
+        if self.shift is not None and self.shards is not None:
+            raise ValueError("batches that shift follow the labels of a part; leave out shift or shards")
         return self
 
     def recipe(self, labels: npt.NDArray[np.int64]) -> LabRecipe:
-        schedule = self.schedule(len(labels))
+        schedule = self.schedule(self.share_of(len(labels)))
         if self.shift is not None:
             expected = schedule.pop("rate") * len(labels)
             schedule["shift"] = PeriodicShift.even_and_odd(labels, self.shift.period, expected)
@@ -137,11 +139,15 @@ class Network(Trainer):
             # What is aggregated is not saved: a run on aggregates that was stopped begins anew.
             saves = recipe.training_on is None
             begun = saved_state(job) if saves else None
+            origin = job.origin(len(data.train))
             if begun is None:
+                if origin.start is not None:
+                    load_tensors(origin.start.shaped({name: tensor.shape for name, tensor in tensors().items()}))
                 begun = State(job.asked, job.digest, job.new_run(), 0, [], [], tensors(), {})
             load_tensors(begun.parameters)
             network.to(where)
-            parts = (data.train, data.train_labels, data.test, data.test_labels)
+            rows = job.rows(len(data.train))
+            parts = (data.train[rows], data.train_labels[rows], data.test, data.test_labels)
             train, labels, test, test_labels = (torch.from_numpy(part).to(where) for part in parts)
             # Noise and coins are fresh also for a run that is continued: those of every step are independent anyway.
             randomness = private_sgd.Randomness(where)
@@ -153,7 +159,10 @@ class Network(Trainer):
             )
             tell = every(TELL_EVERY, job.folder.tell)
             keep = every(SAVE_EVERY, lambda step: replace(state, step=step, parameters=tensors()).save(job))
-            taken = private_sgd.steps(network, train, labels, recipe, randomness, job.name, begun.step, settings.micro_batch)
+            examples = origin.examples or len(labels)
+            taken = private_sgd.steps(
+                network, train, labels, recipe, randomness, job.name, begun.step, settings.micro_batch, divided_for=examples
+            )
             for step in taken:
                 if step in wanted:
                     state.kept[step] = tensors()
@@ -163,8 +172,8 @@ class Network(Trainer):
             models: list[tuple[Checkpoint, float]] = []
             for step, parameters in state.kept.items():
                 load_tensors(parameters)
-                said = {**_said(state), "dataset": job.dataset, "run": state.run}
-                record = recipe.record(step, len(labels), checkpoints_kept=len(models), **said)
+                said = {**_said(state), "dataset": job.dataset, "run": state.run, **origin.said}
+                record = recipe.record(step, examples, checkpoints_kept=len(models), **said)
                 models.append((Checkpoint(step, parameters, record), private_sgd.accuracy(network, test, test_labels)))
             return models
 

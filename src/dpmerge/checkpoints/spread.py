@@ -112,6 +112,12 @@ def _require_one_recipe(models: Sequence[Model]) -> None:
     """Refuse runs of different recipes: their scores differ by more than the noise."""
     if len(models) < 2:
         raise PortfolioError(f"all models are checkpoints of run {models[0].run!r}; at least two independent runs are needed")
+    for model in models:
+        if model.start is not None:
+            raise PortfolioError(
+                f"model {model.name!r} starts from a private checkpoint, {model.start.name!r}: runs that share one are not "
+                "independent, and the spread of their scores says nothing of their common part"
+            )
     first, own = models[0], {"run", "noise_fingerprint", "sampler_fingerprint", "noise_generator"}
     for one, other in combinations(models, 2):
         if one.run == other.run:

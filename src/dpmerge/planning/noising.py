@@ -199,4 +199,4 @@ def _averages(portfolio: Portfolio, worth: Worth, members: Sequence[Model]) -> l
 
 def _recipe(model: Model) -> str:
     """What models of one recipe share: everything but their randomness."""
-    return model.mechanism.model_dump_json(exclude={"run", "noise_fingerprint", "sampler_fingerprint"})
+    return model.mechanism.model_dump_json(exclude={"run", "noise_fingerprint", "sampler_fingerprint", "shard"})

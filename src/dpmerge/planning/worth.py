@@ -20,20 +20,30 @@ PREDICTED = "less predicted noise is more useful"
 
 def training_variance(model: Model) -> float | None:
     """The variance that training leaves in one parameter; nothing where the record does not say how parameters move."""
+    shares = _variances(model)
+    return None if shares is None else math.fsum(shares.values())
+
+
+def _variances(model: Model) -> dict[str, float] | None:
+    """By run: the variance that its noise leaves in one parameter. A fork holds noise of what it starts from."""
     mechanism = model.mechanism
     if isinstance(mechanism, NonPrivate):
-        return 0.0
+        return {model.run: 0.0}
     if isinstance(mechanism, Gaussian):
-        return float(mechanism.noise_std**2)
+        return {model.run: float(mechanism.noise_std**2)}
     if not isinstance(mechanism, DpSgd) or mechanism.optimizer != "sgd":
         return None
-    total = 0.0
+    before = {} if model.start is None else _variances(model.start)
+    if before is None:
+        return None
+    total, left = 0.0, 1.0
     for phase in mechanism.settings():
         noise = (phase.learning_rate * phase.noise_multiplier * phase.clip / phase.expected_batch) ** 2
         kept = (1 - phase.learning_rate * phase.weight_decay) ** 2
         steps = phase.steps if kept == 1 else (1 - kept**phase.steps) / (1 - kept)
-        total = total * kept**phase.steps + noise * steps
-    return total if math.isfinite(total) else None
+        total, left = total * kept**phase.steps + noise * steps, left * kept**phase.steps
+    found = {**{run: own * left for run, own in before.items()}, model.run: total}
+    return found if all(map(math.isfinite, found.values())) else None
 
 
 @dataclass(frozen=True)
@@ -42,13 +52,15 @@ class Worth:
 
     utilities: Utilities
     variances: tuple[float | None, ...]
+    shares: tuple[Mapping[str, float] | None, ...]  # of the variances: those of the noise of each run
     runs: tuple[str, ...]
     predicted: bool = False
 
     @classmethod
     def of(cls, portfolio: Portfolio, utility: Utilities | None, alone: Mapping[str, float]) -> Worth:
         """By what is stated; else by predicted noise; or by privacy (`alone`: ε) where that is unknown for some model."""
-        known = tuple(map(training_variance, portfolio.models)), tuple(model.run for model in portfolio.models)
+        models = portfolio.models
+        known = tuple(map(training_variance, models)), tuple(map(_variances, models)), tuple(model.run for model in models)
         if utility is not None:
             return cls(utility, *known)
         if None in known[0]:
@@ -81,13 +93,22 @@ class Worth:
         noisier = [(v, u) for v, u in zip(self.variances, self.utilities.values, strict=True) if v is not None and v > own]
         return max(((utility - u) / (v - own) for v, u in noisier if u < utility), default=0.0)
 
+    def within(self, weights: Sequence[float], noise: float) -> bool:
+        """Whether some model is as noisy as this average: else its utility is a line drawn beyond what was stated."""
+        found = self.variance(weights, noise)
+        return found is not None and found <= max((one for one in self.variances if one is not None), default=0.0)
+
     def variance(self, weights: Sequence[float], noise: float = 0.0) -> float | None:
-        """Of an average with this release noise; nothing where a model's is unknown. Checkpoints of one run share noise."""
+        """Of an average with this release noise; nothing where a model's is unknown.
+
+        Checkpoints of one run share noise, and so do forks of one checkpoint.
+        """
         deviations: dict[str, float] = {}
-        for weight, own, run in zip(weights, self.variances, self.runs, strict=True):
-            if weight > 0 and own is None:
+        for weight, shares in zip(weights, self.shares, strict=True):
+            if weight > 0 and shares is None:
                 return None
-            deviations[run] = deviations.get(run, 0.0) + weight * math.sqrt(own or 0.0)
+            for run, own in (shares or {}).items():
+                deviations[run] = deviations.get(run, 0.0) + weight * math.sqrt(own)
         return math.fsum([noise**2, *(one**2 for one in deviations.values())])
 
     def drawn_variance(self, weights: Sequence[float]) -> float | None:
@@ -101,10 +122,14 @@ class Worth:
         """What the best merge is worth at least: the most useful model; or the average with the least predicted noise."""
         if not self.predicted:
             return max(self.utilities.values), None
-        runs: dict[str, float] = {}
-        for run, own in zip(self.runs, self.variances, strict=True):
-            runs[run] = min(own or 0.0, runs.get(run, math.inf))
-        least = 1 / math.fsum(1 / own for own in runs.values()) if all(runs.values()) else 0.0
+        runs: dict[str, tuple[float, int]] = {}
+        for index, (run, own) in enumerate(zip(self.runs, self.variances, strict=True)):
+            runs[run] = min((own or 0.0, index), runs.get(run, (math.inf, 0)))
+        if not all(own for own, _ in runs.values()):
+            return self._utility(0.0), 0.0
+        inverse = {index: 1 / own for own, index in runs.values()}
+        total = math.fsum(inverse.values())
+        least = self.variance([inverse.get(index, 0.0) / total for index in range(len(self.runs))])
         return self._utility(least), least
 
     def _utility(self, variance: float | None) -> float:

@@ -12,7 +12,20 @@ from dpmerge.profiles.law import Law
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.pairs import MixtureLaw, ReplaceOnePoissonLaw
 from dpmerge.profiles.profile import Profile
-from dpmerge.records import Adjacency, ApproxDp, DpFtrl, DpSgd, FullPhase, Gaussian, Model, Rdp
+from dpmerge.records import (
+    EVERYWHERE,
+    Adjacency,
+    ApproxDp,
+    DpFtrl,
+    DpSgd,
+    FullPhase,
+    Gaussian,
+    Model,
+    Place,
+    Rdp,
+    distinct_runs,
+    require_independent,
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +67,20 @@ def sampling_rate(phase: FullPhase, model: str, shuffle: ShuffleAsPoisson | None
     return 1.0 if phase.sampling.rate is None else phase.sampling.rate
 
 
-def run_profile(model: Model, shuffle: ShuffleAsPoisson | None = None) -> RunProfile:
-    """The profile of the run that made `model`, up to this checkpoint."""
+def run_profile(model: Model, shuffle: ShuffleAsPoisson | None = None, place: Place = EVERYWHERE) -> RunProfile:
+    """The profile of the runs that made `model`: its own up to this checkpoint, and once each those it starts from.
+
+    At a `place` only what may have seen the record counts (theory.md §10).
+    """
+    runs = distinct_runs((model,))
+    made = [_own_steps(run, shuffle) for run in runs if place.touches(run)]
+    if len(runs) == len(made) == 1:
+        return made[0]
+    assumed, conditional = gathered(made)
+    return RunProfile(Profile.composed(one.profile for one in made), (*require_independent(runs), *assumed), conditional)
+
+
+def _own_steps(model: Model, shuffle: ShuffleAsPoisson | None) -> RunProfile:
     mechanism, adjacency = model.mechanism, model.record.adjacency
     if isinstance(mechanism, DpSgd):
         return _dp_sgd(model, mechanism, shuffle)

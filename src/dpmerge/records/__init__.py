@@ -24,14 +24,18 @@ from dpmerge.records.record import (
     Rdp as Rdp,
     Record as Record,
     Sampling as Sampling,
+    Shard as Shard,
     Source as Source,
+    StartsFrom as StartsFrom,
 )
 from dpmerge.records.runs import (
     Model as Model,
+    distinct_runs as distinct_runs,
     joined as joined,
     latest_checkpoints as latest_checkpoints,
     require_independent as require_independent,
 )
+from dpmerge.records.shards import EVERYWHERE as EVERYWHERE, Place as Place, places as places
 from dpmerge.records.strict import (
     Extended as Extended,
     Strict as Strict,

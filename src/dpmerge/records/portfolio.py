@@ -15,6 +15,7 @@ from dpmerge.errors import DpmergeError, PortfolioError, WeightsError
 from dpmerge.notebook import frame, html_table
 from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Gaussian, Mechanism, Record
 from dpmerge.records.runs import Model, check_checkpoints
+from dpmerge.records.shards import places
 from dpmerge.records.strict import named_numbers
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Portfolio:
         object.__setattr__(self, "passed_over", passed_over)
         _check_one_dataset(self.models)
         check_checkpoints(self.models)
+        places(self.models)  # refuses parts that contradict each other
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self.models)
@@ -79,6 +81,8 @@ class Portfolio:
                 "adjacency": model.record.adjacency,
                 "run": model.mechanism.run,
                 "steps": getattr(model.mechanism, "steps", None),
+                "starts from": None if model.start is None else model.start.name,
+                "part": None if (shard := model.mechanism.shard) is None else f"{shard.part} of {shard.of}",
                 "noise multiplier": _least_noise(model.mechanism),
             }
             for model in self.models

@@ -6,19 +6,21 @@ This is a public format (schema 1). `dpmerge tools schema` prints it as JSON Sch
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dpmerge.errors import RecordError
 from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
-Clipping = Literal["flat", "per-layer", "adaptive"]
+Clipping = Literal["flat", "per-output", "per-layer", "adaptive"]
 Convex = Literal["glm", "unclipped"]  # why clipped gradients are those of convex functions
 Source = Literal["recorded", "stated-by-user"]
+Assignment = Literal["keyed-hash", "fair-draw", "by-id"]  # how a record's part of the data was decided
 NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
 CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # outputs do not reveal other outputs
 
@@ -41,6 +43,40 @@ class Sampling(Strict):
         if not needs_rate and self.rate is not None:
             raise ValueError(f"{self.scheme} sampling has no rate: remove it")
         return self
+
+
+class Shard(Strict):
+    """The part of the data that a run was trained on, by record ids alone (theory.md §10).
+
+    `keyed-hash`: HMAC-SHA256 of the id under a fresh secret key. `fair-draw`: a fair draw for each record, kept secret.
+    `by-id`: any other function of the id, which may be known.
+    """
+
+    partition: Annotated[str, Field(min_length=1)]
+    part: Annotated[int, Field(ge=1)]
+    of: Annotated[int, Field(ge=2)]
+    assignment: Assignment
+
+    @field_validator("assignment", mode="before")
+    @classmethod
+    def _by_ids_alone(cls, given: object) -> object:
+        if given not in get_args(Assignment):
+            raise ValueError(
+                f"must be one of {', '.join(get_args(Assignment))}: a part that depends on a record's content, or on which "
+                "other records there are (equal sizes, a shuffle), bounds nothing"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Shard:
+        if self.part > self.of:
+            raise ValueError(f"part {self.part} of {self.of}: parts are numbered from 1")
+        return self
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody knew beforehand which part a record would be in."""
+        return self.assignment != "by-id"
 
 
 class Phase(Extended):
@@ -77,10 +113,13 @@ class DpSgd(Extended):
 
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
     `others_unchanged` says that all others were trained with noise or never changed: stated by the user; the recorder
-    checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one.
+    checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one. A fork says what it
+    `starts_from`; its phases are its own steps alone. `shard` is the part of the data that these saw.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"left_out", "others_unchanged", "noise_generator", "checkpoints_kept"})
+    added: ClassVar[frozenset[str]] = frozenset(
+        {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept", "starts_from", "shard"}
+    )
 
     kind: Literal["dp-sgd"]
     run: Annotated[str, Field(min_length=1)]
@@ -99,6 +138,8 @@ class DpSgd(Extended):
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    starts_from: StartsFrom | None = None
+    shard: Shard | None = None
 
     def settings(self) -> list[FullPhase]:
         """The phases with nothing left to inherit."""
@@ -110,14 +151,41 @@ class DpSgd(Extended):
         return sum(phase.steps for phase in self.phases)
 
 
+class StartsFrom(Extended):
+    """The private checkpoint that a fork begins with: which step of which run, the digest of its tensors, and what was run.
+
+    Where a record is published the digest is left out.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"digest"})
+
+    run: Annotated[str, Field(min_length=1)]
+    step: Steps
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    mechanism: DpSgd
+
+    @model_validator(mode="after")
+    def _of_that_step(self) -> StartsFrom:
+        if (self.run, self.step) != (self.mechanism.run, self.mechanism.steps):
+            raise ValueError(
+                f"step {self.step} of run {self.run!r} is said to be the start, but its mechanism is that of step "
+                f"{self.mechanism.steps} of run {self.mechanism.run!r}"
+            )
+        return self
+
+
+DpSgd.model_rebuild()
+
+
 class _Run(Extended):
     """What every mechanism may say about its randomness; a model without a run id is a run of its own."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"noise_generator"})
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "shard"})
     run: Annotated[str, Field(min_length=1)] | None = None
     noise_fingerprint: str | None = None
     sampler_fingerprint: str | None = None
     noise_generator: NoiseGenerator | None = None
+    shard: Shard | None = None
 
 
 class Gaussian(_Run):
@@ -135,7 +203,7 @@ class DpFtrl(_Run):
     Where `tree_steps` is not stated, the worst that the other two allow is taken.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "tree_steps"})
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "tree_steps", "shard"})
     kind: Literal["dp-ftrl"]
     noise_multiplier: NonNegative
     steps: Steps
@@ -205,6 +273,25 @@ class Record(Extended):
     adjacency: Adjacency
     source: Source | None = None
     mechanism: Mechanism
+
+    @model_validator(mode="after")
+    def _parts_of_ids_that_stay(self) -> Record:
+        sharded = any(mechanism.shard is not None for mechanism in self.lineage)
+        if sharded and self.adjacency == "replace-one":
+            raise ValueError(
+                "a record that is replaced by another may change its part, so a shard bounds nothing for replace-one "
+                "neighbours: state it under add-remove or zero-out adjacency, or leave out the shard"
+            )
+        return self
+
+    @property
+    def lineage(self) -> Iterator[Mechanism]:
+        """What made the model: its own mechanism, that of the checkpoint it starts from, and so on."""
+        mechanism: Mechanism | None = self.mechanism
+        while mechanism is not None:
+            yield mechanism
+            start = mechanism.starts_from if isinstance(mechanism, DpSgd) else None
+            mechanism = None if start is None else start.mechanism
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

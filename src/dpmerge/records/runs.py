@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -37,9 +37,42 @@ class Model:
         """Whether its record covers every iterate of its run up to it; other records state the cost of one model."""
         return isinstance(self.mechanism, DpSgd | DpFtrl)
 
+    @property
+    def start(self) -> Model | None:
+        """The checkpoint that a fork starts from, whether it is in a portfolio or not. No folder is named so."""
+        start = self.mechanism.starts_from if isinstance(self.mechanism, DpSgd) else None
+        if start is None:
+            return None
+        return Model(f"{start.run}/{start.step}", self.record.model_copy(update={"mechanism": start.mechanism}))
+
+    @property
+    def starts(self) -> Iterator[Model]:
+        """What it starts from, what that starts from, and so on."""
+        start = self.start
+        if start is not None:
+            yield start
+            yield from start.starts
+
+    @property
+    def own_steps(self) -> Model:
+        """The same without what came before its run."""
+        if self.start is None:
+            return self
+        mechanism = self.mechanism.model_copy(update={"starts_from": None})
+        return Model(self.name, self.record.model_copy(update={"mechanism": mechanism}), self.folder)
+
+
+def distinct_runs(models: Iterable[Model]) -> tuple[Model, ...]:
+    """What to compose for these models: every run they come from once, with its own steps up to the latest that any shows.
+
+    A fork shows its own steps and the run it starts from up to there (theory.md §10).
+    """
+    given = tuple(models)
+    return tuple(model.own_steps for model in latest_checkpoints((*given, *(start for one in given for start in one.starts))))
+
 
 def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
-    """The models to compose: of each run its latest checkpoint, whose record covers the earlier ones, or else all of them.
+    """Of each run its latest checkpoint, whose record covers the earlier ones, or else all of its models.
 
     A record that states (ε, δ), a Rényi curve or one Gaussian release is silent about other models of its run: each counts.
     """
@@ -130,8 +163,12 @@ def _by_run(models: Iterable[Model]) -> dict[str, list[Model]]:
 
 
 def check_checkpoints(models: tuple[Model, ...]) -> None:
-    """Refuse checkpoints of one run whose records disagree: the shorter must be the beginning of the longer."""
-    for run, group in _by_run(models).items():
+    """Refuse checkpoints of one run whose records disagree: the shorter must be the beginning of the longer.
+
+    What forks say of the run they start from counts as such a record.
+    """
+    _check_starts(models)
+    for run, group in _by_run((*models, *(start for model in models for start in model.starts))).items():
         group.sort(key=_steps)
         lengths = [m.mechanism.tree_lengths for m in group if isinstance(m.mechanism, DpFtrl)]
         if lengths and max(least for least, _ in lengths) > min(most for _, most in lengths):
@@ -144,6 +181,22 @@ def check_checkpoints(models: tuple[Model, ...]) -> None:
                 raise PortfolioError(
                     f"models {earlier.name!r} and {later.name!r} both claim run {run!r}, but the record of the first is "
                     "not the beginning of the second; give different runs different ids"
+                )
+
+
+def _check_starts(models: Iterable[Model]) -> None:
+    """Refuse forks that say they start from one step of one run, and from different tensors."""
+    seen: dict[str, tuple[str, str]] = {}
+    for model in models:
+        for fork in (model, *model.starts):
+            start, known = fork.start, fork.mechanism.starts_from if isinstance(fork.mechanism, DpSgd) else None
+            if start is None or known is None or known.digest is None:
+                continue
+            held, other = seen.setdefault(start.name, (known.digest, model.name))
+            if held != known.digest:
+                raise PortfolioError(
+                    f"models {other!r} and {model.name!r} both start from step {known.step} of run {known.run!r}, but from "
+                    "different tensors: a run has one model at each step; give different runs different ids"
                 )
 
 

@@ -170,10 +170,10 @@ class Account:
     @property
     def _ladders(self) -> list[Counted]:
         releases, whole = self._independent, self._portfolio
-        declared = self._runs(self._declared)
+        declared = self._shown_runs(self._declared)
 
         def is_alone(one: Counted) -> bool:
-            others = [self._runs(other.involved) for other in releases if other is not one]
+            others = [self._shown_runs(other.involved) for other in releases if other is not one]
             apart = self._runs(one.involved).isdisjoint(declared.union(*others))
             return one.ladder is not None and apart and _is_itself(one.forms[0], whole, one.exposure)
 
@@ -181,6 +181,10 @@ class Account:
 
     def _runs(self, names: Iterable[str]) -> set[str]:
         return {self._models[name].run for name in names}
+
+    def _shown_runs(self, names: Iterable[str]) -> set[str]:
+        """With the runs that forks start from, which count up to there."""
+        return {run.run for name in names for run in (self._models[name], *self._models[name].starts)}
 
     def own(self, one: Counted) -> Guarantee:
         """What a release guarantees by itself, at the δ that all have together."""

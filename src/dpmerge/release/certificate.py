@@ -13,7 +13,7 @@ from dpmerge.errors import CertificateError
 from dpmerge.files import canonical, sha256
 from dpmerge.planning import Averaging
 from dpmerge.profiles import Conversion
-from dpmerge.records import Adjacency, DpSgd, Extended, Model, Portfolio, Record, Strict, joined, parse_strict
+from dpmerge.records import Adjacency, DpSgd, Extended, Mechanism, Model, Portfolio, Record, Strict, joined, parse_strict
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
@@ -247,22 +247,29 @@ def published(models: Iterable[Model]) -> dict[str, Record]:
 
     Which runs share randomness decides the guarantee and is kept. The fingerprint itself is not published: seeds are often
     short, and whoever finds the one that has this fingerprint takes the noise off the model. A clip that was adapted to the
-    data is an output of its run, also of one that stays hidden; no guarantee of such a run depends on it.
+    data is an output of its run, also of one that stays hidden; no guarantee of such a run depends on it. What a fork starts
+    from is shown in the same way, without the digest of its tensors.
     """
     numbers: dict[tuple[str, str], str] = {}
-    records = {}
-    for model in sorted(models, key=lambda model: model.name):
-        update: dict[str, Any] = {}
-        for field in ("noise_fingerprint", "sampler_fingerprint"):
-            known = getattr(model.mechanism, field)
-            if known is not None:
-                update[field] = numbers.setdefault((field, known), f"number {len(numbers) + 1}")
-        mechanism = model.mechanism.model_copy(update=update)
-        if isinstance(mechanism, DpSgd) and mechanism.clipping == "adaptive":
+    ordered = sorted(models, key=lambda model: model.name)
+    return {m.name: m.record.model_copy(update={"mechanism": _shown(m.mechanism, numbers)}) for m in ordered}
+
+
+def _shown(mechanism: Mechanism, numbers: dict[tuple[str, str], str]) -> Mechanism:
+    """The digest of a checkpoint that a fork starts from is not published either: no release may have shown it."""
+    update: dict[str, Any] = {}
+    for field in ("noise_fingerprint", "sampler_fingerprint"):
+        known = getattr(mechanism, field)
+        if known is not None:
+            update[field] = numbers.setdefault((field, known), f"number {len(numbers) + 1}")
+    if isinstance(mechanism, DpSgd):
+        if mechanism.clipping == "adaptive":
             phases = [phase.model_copy(update={"clip": None}) for phase in mechanism.phases]
-            mechanism = mechanism.model_copy(update={"clip": 1.0, "phases": joined(phases)})
-        records[model.name] = model.record.model_copy(update={"mechanism": mechanism})
-    return records
+            update |= {"clip": 1.0, "phases": joined(phases)}
+        if mechanism.starts_from is not None:
+            start = {"digest": None, "mechanism": _shown(mechanism.starts_from.mechanism, numbers)}
+            update["starts_from"] = mechanism.starts_from.model_copy(update=start)
+    return mechanism.model_copy(update=update)
 
 
 def record_digest(record: Record) -> str:

@@ -14,7 +14,7 @@ from dpmerge.rules import Accounting, Arithmetic, Exposure, Rounding, Rule, Rule
 
 DRAWS: tuple[RuleName, ...] = ("selection", "tempered")
 # Guarantees that cover every model with weight as it is: digests of the inputs may then be published.
-COVERS_INPUTS = ("joint-release", "single-run")
+COVERS_INPUTS = ("joint-release", "single-run", "shards")
 
 
 def _exact(text: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from dpmerge.errors import DependentRuns, LedgerError
-from dpmerge.records import Model, Portfolio, Record
+from dpmerge.records import DpSgd, Model, Portfolio, Record
 from dpmerge.release.certificate import record_digest
-from dpmerge.tensors import content_digests
+from dpmerge.tensors import Surveys
 
 _State = tuple[str, int]
 
@@ -37,11 +38,20 @@ class KnownModels:
             model = Model(label, record)
             names[name] = own = self._own_name(model, name)
             self.models.setdefault(own, Model(own, record))
+            self._require_known_starts(record, f"the start of {label!r} ({source})")
             if name in digests and model.covers_iterates:
                 require_one_state(self._states, model, digests[name], f"{label!r} ({source})")
             elif name in digests:
                 self._require_one_content(own, model, digests[name], source)
         return names
+
+    def _require_known_starts(self, record: Record, label: str) -> None:
+        """A checkpoint that a fork starts from is its run's model at that step, wherever that is released."""
+        for mechanism in record.lineage:
+            start = mechanism.starts_from if isinstance(mechanism, DpSgd) else None
+            if start is not None and start.digest is not None:
+                held = Model(label, record.model_copy(update={"mechanism": start.mechanism}))
+                require_one_state(self._states, held, start.digest, label)
 
     def _own_name(self, model: Model, name: str) -> str:
         """The name of the model with this run, record and, where the record covers one model, this name in its portfolio."""
@@ -73,13 +83,16 @@ def require_one_state(states: dict[_State, tuple[str, str]], model: Model, diges
         )
 
 
-def contents_of(models: Iterable[Model]) -> dict[str, str]:
+def contents_of(models: Iterable[Model], surveys: Surveys | None = None) -> dict[str, str]:
     """The digests of these models' tensors, by name; those of models that have no folder are not known.
 
     Two models at one step of one run must hold the same.
     """
     held = [model for model in models if model.folder is not None]
-    found = content_digests({model.name: model.folder for model in held if model.folder is not None})
+    folders = {model.name: model.folder for model in held if model.folder is not None}
+    with Surveys(folders) if surveys is None else nullcontext(surveys) as reading:
+        reading.begin(folders)
+        found = {name: reading[name].content for name in folders}
     states: dict[_State, tuple[str, str]] = {}
     for model in held:
         if model.covers_iterates:

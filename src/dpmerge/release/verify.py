@@ -167,7 +167,9 @@ def _second_path(certificate: Certificate, rule: Rule) -> Guarantee | None:
     known there is no second path.
     """
     stated = certificate.guarantee
-    if stated.by == "rdp" and any(_only_renyi(form.record.mechanism) for form in certificate.records.values()):
+    if stated.by == "rdp" and any(
+        _only_renyi(mechanism) for form in certificate.records.values() for mechanism in form.record.lineage
+    ):
         return None
     with grids_of_accuracy(1e-6), without_closed_forms():
         if certificate.rule.rule == "combination" and certificate.numerics.solved_for == "epsilon":

@@ -112,7 +112,8 @@ def build(
         return Selection(weights, accounting.shuffle)
     if rule == "combination":
         assumed, shuffle = accounting.assume_smoothness, accounting.shuffle
-        return Combination(weights, assumed, shuffle, arithmetic, noise, accounting.only_release, rounding, accounting.quick)
+        how = (arithmetic, noise, accounting.only_release, rounding)
+        return Combination(weights, assumed, shuffle, *how, quick=accounting.quick)
     if kappa is not None:
         return Tempered(weights, kappa, accounting.shuffle)
     return Joint(weights, accounting.shuffle, counted_besides(weights, provenance) if looked_at is None else looked_at)

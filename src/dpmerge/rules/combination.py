@@ -30,19 +30,33 @@ from dpmerge.profiles import (
     gathered,
     run_profile,
 )
-from dpmerge.records import Adjacency, DpSgd, Gaussian, Model, Weights, latest_checkpoints, require_independent
+from dpmerge.records import (
+    EVERYWHERE,
+    Adjacency,
+    DpSgd,
+    Gaussian,
+    Model,
+    Place,
+    Portfolio,
+    Weights,
+    distinct_runs,
+    require_independent,
+)
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
 from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable, least_possible
+from dpmerge.rules.joint import Joint
 from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift_law, squared_ratio, window_profile
 from dpmerge.rules.renoised import Rounding
-from dpmerge.rules.statements import kept_checkpoints
+from dpmerge.rules.shards import PartsOfData
+from dpmerge.rules.statements import about_records, kept_checkpoints
 from dpmerge.rules.theorems import COINS, NOISE, RENOISED, THEOREMS, WEIGHTS
 from dpmerge.rules.transport import (
     Candidate,
     Trajectories,
     WeightedRun,
     candidate_sets,
+    dataset_bound,
     drifts,
     not_covered,
     trajectories,
@@ -63,14 +77,21 @@ class _Route:
 
 
 _Build = Callable[[], _Route]
+_STARTED = "models start from it"
+
+
+def demands(theorem: str) -> int:
+    """How much a theorem asks for: nothing beside the release, the models' rounding, or no more than joint release does."""
+    return 2 if theorem == "hidden-run" else 0 if theorem in ("single-run", "joint-release") else 1
 
 
 class _Asked:
     """What a profile answers to one question, asked once."""
 
-    def __init__(self, target: Target, by: By, conversion: Conversion) -> None:
-        self.target, self.by, self.conversion = target, by, conversion
+    def __init__(self, target: Target, by: By, conversion: Conversion, with_starts: bool = True) -> None:
+        self.target, self.by, self.conversion, self.with_starts = target, by, conversion, with_starts
         self._answers: dict[int, tuple[Profile, Answer]] = {}
+        self.starts: dict[str, tuple[Guarantee, Profile]] | None = None
 
     def __call__(self, profile: Profile) -> Answer:
         if id(profile) not in self._answers:
@@ -94,7 +115,9 @@ class Combination(Rule):
     """Average the parameters with weights λ, and add Gaussian noise of standard deviation `noise` to each.
 
     `arithmetic` says which numbers are averaged: real or stored ones (§3.6). `only_release` grants LAST: nothing else of the
-    runs is ever published (§9). With `rounding` part of the noise was added to a file (§9.8). `quick`: no search (§9.3).
+    runs is ever published (§9). With `rounding` part of the noise was added to a file (§9.8). At a `place` only the runs that
+    may have seen a record there count; the last noise of the others hides it as noise at release would (§10). `quick`: no
+    search (§9.3).
     """
 
     name = "combination"
@@ -108,6 +131,7 @@ class Combination(Rule):
         noise: float = 0.0,
         only_release: bool = True,
         rounding: Rounding | None = None,
+        place: Place = EVERYWHERE,
         quick: bool = False,
     ) -> None:
         if not (math.isfinite(noise) and noise >= 0):
@@ -120,25 +144,51 @@ class Combination(Rule):
         self._assumed = assume_smoothness
         self.shuffle = shuffle
         self._adjacency: Adjacency = weights.portfolio.adjacency
+        self.place = place
         used = weights.used
-        self._runs = latest_checkpoints(tuple(model for model, _ in used))
+        everyone = distinct_runs(model for model, _ in used)
+        self._runs = tuple(run for run in everyone if place.touches(run))
         self._profiles = {model.name: run_profile(model, shuffle) for model in self._runs}
-        self._independence = require_independent(self._runs)
+        self._independence = require_independent(everyone)  # a run that has seen nothing may still hold another's noise
+        self._single = len({model.run for model, _ in used}) == 1  # nothing is averaged
         self._revealed: dict[str, str] = {}
         covered: list[WeightedRun] = []
+        started = {start.run for model, _ in used for start in model.starts}
         for model in self._runs:
             members = [(m, w) for m, w in used if m.run == model.run]
-            why = not_covered(model, [m for m, _ in members])
+            why = _STARTED if model.run in started else not_covered(model, [m for m, _ in members])
             if why is None:
                 covered.append(self._describe(model, members[0][1]))
             else:
                 self._revealed[model.name] = why
+        self._starts = started - {model.run for model, _ in used}  # of which nothing but what starts there is released
         self._hideable = tuple(covered)
         # The transport theorem is about steps without weight decay; hidden-run covers it.
         self._covered = tuple(run for run in covered if not run.decays)
         self.last_noise = last_noise(covered)
+        self._hiding = 0.0 if rounding is not None else self._noise_of_others(used, started)
         # Noise at release is added to the exact average, and covers its rounding whatever the models' own noise is.
+        self._stored = arithmetic
         self._arithmetic = arithmetic if noise > 0 or covers(self.last_noise, 0.0) else "joint"
+        self.places = PartsOfData(model for model, _ in used)
+
+    def placed(self, place: Place) -> Combination:
+        """The same for a record at this place."""
+        how = (self._assumed, self.shuffle, self._stored, self.noise, self._only_release, self._rounding)
+        return self if place is EVERYWHERE else Combination(self.weights, *how, place, self._quick)
+
+    def _noise_of_others(self, used: Sequence[tuple[Model, float]], started: Set[str]) -> float:
+        """How much noise the last steps of runs that did not see the record leave in the average (§10)."""
+        runs = [model.run for model, _ in used]
+        others = [
+            self._describe(model.own_steps, weight)
+            for model, weight in used
+            if not self.place.touches(model)
+            and model.run not in started
+            and runs.count(model.run) == 1
+            and not_covered(model, [model]) is None
+        ]
+        return math.hypot(*last_noise(others).values()) * (1 - 1e-12)
 
     def _describe(self, model: Model, weight: float) -> WeightedRun:
         mechanism = model.mechanism
@@ -157,7 +207,7 @@ class Combination(Rule):
     @property
     def _may_hide(self) -> bool:
         """Whether theorem hidden-run is asked: not where the papers' formula is."""
-        return self._only_release and bool(self._hideable) and self._assumed != 0
+        return self._only_release and bool(self._hideable or self._starts) and self._assumed != 0
 
     @property
     def record_effect(self) -> float:
@@ -168,17 +218,48 @@ class Combination(Rule):
         return float(np.max(runs.weights[:, None] * runs.effect)) or 1.0
 
     def hidden_epsilon(self, delta: float, by: By, conversion: Conversion) -> float:
-        """ε by theorem hidden-run alone, for searches; infinite where it does not apply."""
+        """ε by theorem hidden-run alone, at the worst place of a record, for searches; infinite where it does not apply."""
+        if self.places.there and self.place is EVERYWHERE:
+            return max(self.placed(place).hidden_epsilon(delta, by, conversion) for place in self.places.all)
         asked = _Asked(Target(delta=delta), by, conversion)
+        if not self._runs:
+            return 0.0
         routes = self._hidden_beside(asked) if self._may_hide else []
-        return min((asked(route.profile).epsilon for route in routes), default=math.inf)
+        return min((asked(one.profile).epsilon for one in routes), default=math.inf)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        return self.with_profile(target, by, conversion)[0]
+        if not self.places.there or self.place is not EVERYWHERE:
+            return self.with_profile(target, by, conversion)[0]
+        return self._over_places(target, by, conversion)
 
-    def with_profile(self, target: Target, by: By, conversion: Conversion) -> tuple[Guarantee, Profile]:
-        """The guarantee, and the profile that it was read from: that composes with what is independent of these runs."""
-        asked = _Asked(target, by, conversion)
+    def _over_places(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
+        """Each place of a record has its own account; the guarantee names the theorem that asks for most."""
+        found = {place: self.placed(place).with_profile(target, by, conversion) for place in self.places.all}
+        bound = self.places.bound(lambda place: [(1.0, found[place][1])])
+        used = [one for one, _ in found.values()]
+        theorem = max((one.theorem for one in used), key=demands)
+        most = next(one for one in used if one.theorem == theorem)
+        details = {**most.details, **self.places.details}
+        if theorem == "hidden-run":
+            whole = ask(Joint(self.weights, self.shuffle, ()).bound, target, by, conversion)
+            more = whole.epsilon if target.epsilon is None else whole.delta
+            details["once_more"] = more if math.isfinite(more) else None
+        own = {*THEOREMS[theorem].assumptions, *about_records(self.covered)}
+        texts = dict.fromkeys(text for one in used for text in one.assumptions if text not in own)
+        unproved = any(one.standing == "conditional" for one in used)
+        shown = "shards" if theorem in ("single-run", "joint-release") else theorem
+        return self._build(
+            ask(bound, target, by, conversion), shown, (*self.places.assumptions, *texts), unproved, conversion, details
+        )
+
+    def with_profile(
+        self, target: Target, by: By, conversion: Conversion, with_starts: bool = True
+    ) -> tuple[Guarantee, Profile]:
+        """The guarantee, and the profile that it was read from: that composes with what is independent of these runs.
+
+        Without starts: given the checkpoints that its forks start from, which are then counted elsewhere (§10).
+        """
+        asked = _Asked(target, by, conversion, with_starts)
         routes = list(self._routes(asked))
         route = min(routes, key=lambda route: asked(route.profile).size)
         answer = asked(route.profile)
@@ -190,8 +271,9 @@ class Combination(Rule):
         details = dict(route.details)
         if self.noise > 0 or route.theorem == "hidden-run":
             details["noise"] = self.noise
-        if self._revealed:
-            details["revealed"] = dict(self._revealed)
+        revealed = {name: why for name, why in self._revealed.items() if name not in details.get("hidden_starts", ())}
+        if revealed:
+            details["revealed"] = revealed
         # Joint release of the models that have weight does not cover a choice of them by looking at all (theory.md §4).
         fixed = () if WEIGHTS in THEOREMS[route.theorem].assumptions else (WEIGHTS,)
         assumptions = (*fixed, *self._independence, *route.assumptions, *assumed)
@@ -201,7 +283,7 @@ class Combination(Rule):
     def _once_more(self, routes: Sequence[_Route], asked: _Asked) -> float:
         """What these runs cost (ε, or δ if that was asked) once anything else of them is released: each counts whole (§5)."""
         whole = [route.profile for route in routes if route.theorem in ("single-run", "joint-release")]
-        answer = asked(whole[0] if whole else Profile.composed(run.profile for run in self._profiles.values()))
+        answer = asked(whole[0] if whole else self._whole(asked))
         return answer.epsilon if asked.target.epsilon is None else answer.delta
 
     # --- the ways to account for it --------------------------------------------------------------------------------------
@@ -210,10 +292,15 @@ class Combination(Rule):
         """Every way to account for the release that may pay."""
         return list(self._routes(_Asked(target, "best", "tight")))
 
+    def _whole(self, asked: _Asked) -> Profile:
+        """Every run that counts here, composed."""
+        runs = [run for run in self._runs if asked.with_starts or run.run not in self._starts]
+        return Profile.composed(self._profiles[run.name].profile for run in runs)
+
     def _routes(self, asked: _Asked) -> Iterable[_Route]:
-        whole = Profile.composed(run.profile for run in self._profiles.values())
-        single = len(self._runs) == 1
-        joint = _Route("single-run" if single else "joint-release", whole, details={"window": 0, "coupled": []})
+        single = self._single
+        details: dict[str, Any] = {"window": 0, "coupled": []}
+        joint = _Route("single-run" if single else "joint-release", self._whole(asked), details=details)
         if self._arithmetic == "joint" and self._hideable:
             # Of one run alone nothing is averaged, but a last iterate coarser than its noise would show the one before it.
             tells = not single or self.noise > 0 or (self._only_release and covers(self.last_noise, 0.0))
@@ -227,16 +314,18 @@ class Combination(Rule):
         if self._quick and self._may_hide and (quick := self._hidden_beside(asked)):
             yield from (joint, *quick)
             return
-        if not single and len(self._covered) > 1:
+        if len(self._covered) > 1:
             ways = list(self._transported(asked.target))
-            transported += [self._beside(build(), covered) for share, build in ways if share == 0]
+            transported += [self._beside(build(), covered, asked) for share, build in ways if share == 0]
             slow += [(share, build) for share, build in ways if share > 0]
         if self._may_hide:
             known = [asked(route.profile).epsilon for route in transported] if asked.target.delta else []
             hidden += self._hidden_beside(asked, min(known, default=math.inf))
+            if self._hidden_starts(asked):
+                hidden.append(self._beside(_Route("joint-release", Profile.of(()), details=details), frozenset(), asked))
         if slow:
             bar = 1.2 * self._bar(joint, [*hidden, *transported], asked)
-            transported += [self._beside(build(), covered) for share, build in slow if share <= bar]
+            transported += [self._beside(build(), covered, asked) for share, build in slow if share <= bar]
         if not any(route.beats_joint for route in transported):
             yield joint
         yield from (*hidden, *transported)
@@ -251,23 +340,50 @@ class Combination(Rule):
 
     def _hidden_beside(self, asked: _Asked, bar: float = math.inf) -> list[_Route]:
         covered = {run.model.name for run in self._hideable}
-        return [self._beside(route, covered) for route in self._hidden(asked.target, asked.by, bar)]
+        return [self._beside(route, covered, asked) for route in self._hidden(asked.target, asked.by, bar)]
 
-    def _beside(self, route: _Route, covered: Set[str]) -> _Route:
-        """The route of some runs, beside the others, which are revealed whole."""
-        revealed = [profile.profile for name, profile in self._profiles.items() if name not in covered]
-        profile = Profile.composed([*revealed, route.profile]) if revealed else route.profile
+    def _beside(self, route: _Route, covered: Set[str], asked: _Asked) -> _Route:
+        """The route of some runs, beside the others, which are revealed whole: of a hidden start the last iterate alone."""
+        starts = self._hidden_starts(asked)
+        revealed = [run for run in self._runs if run.name not in covered and run.name not in starts]
+        revealed = [run for run in revealed if asked.with_starts or run.run not in self._starts]
+        others = [*(self._profiles[run.name].profile for run in revealed), *(profile for _, profile in starts.values())]
+        route = replace(route, profile=Profile.composed([*others, route.profile]) if others else route.profile)
+        if starts:
+            texts = dict.fromkeys(text for found, _ in starts.values() for text in found.assumptions)
+            held = {*route.assumptions, *THEOREMS["hidden-run"].assumptions, *about_records(self.covered)}
+            route = replace(
+                route,
+                theorem="hidden-run",
+                assumptions=(*route.assumptions, *(text for text in texts if text not in held)),
+                conditional=route.conditional or any(found.standing == "conditional" for found, _ in starts.values()),
+                details={**route.details, "hidden_starts": sorted(starts)},
+            )
         if self.noise > 0:
             added = NOISE if self._rounding is None else RENOISED
-            return replace(route, profile=profile, assumptions=(*route.assumptions, added))
-        if len(self._runs) == 1:  # a single model is stored as it was trained: nothing is averaged
-            return replace(route, profile=profile)
+            return replace(route, assumptions=(*route.assumptions, added))
+        if self._single or not covered:  # a single model is stored as it was trained: nothing is averaged
+            return route
         return replace(
             route,
-            profile=profile,
             assumptions=(*route.assumptions, condition(self.last_noise, self._arithmetic)),
             conditional=route.conditional or self._arithmetic == "stored",
         )
+
+    def _hidden_starts(self, asked: _Asked) -> dict[str, tuple[Guarantee, Profile]]:
+        """Runs of which nothing shows but their last step, from which forks leave, where theorem hidden-run bounds that."""
+        if not (asked.with_starts and self._only_release and self._assumed != 0):
+            return {}
+        if asked.starts is None:
+            left = [start for model, _ in self.weights.used for start in model.starts]
+            last = {run for run in self._starts if len({start.name for start in left if start.run == run}) == 1}
+            asked.starts = {}
+            for run in self._runs if last else ():
+                if run.run in last:
+                    alone = Portfolio((run,)).weights({run.name: 1.0})
+                    rule = Combination(alone, self._assumed, self.shuffle, place=self.place)
+                    asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion)
+        return {name: (found, profile) for name, (found, profile) in asked.starts.items() if found.theorem == "hidden-run"}
 
     def _hidden(self, target: Target, by: By, bar: float = math.inf) -> Iterable[_Route]:
         """Theorem hidden-run: the last iterates, and noise at release, hide what came before. Above `bar` it is of no use.
@@ -283,14 +399,17 @@ class Combination(Rule):
                 yield from self._hidden_at(Target(delta=delta), by, math.inf)
 
     def _hidden_at(self, target: Target, by: By, bar: float) -> Iterable[_Route]:
+        if not self._hideable:
+            return
         delta = target.delta or 1e-8
         runs = trajectories(self._hideable, self._adjacency, self.shuffle, 1e-4 * delta, tamed=delta / 10)
         rows = hideable(runs)
-        if not rows or (runs.steps == 1 and self.noise == 0):
+        hiding = math.hypot(self.noise, self._hiding)
+        if not rows or (runs.steps == 1 and hiding == 0):
             return
-        if bar < math.inf and least_possible(runs, rows, self.noise, target) >= bar:
+        if bar < math.inf and least_possible(runs, rows, hiding, target) >= bar:
             return
-        found = hidden_run(runs, rows, self.noise, target, bar, self._quick)
+        found = hidden_run(runs, rows, hiding, target, bar, self._quick)
         if self._rounding is not None:
             found = replace(found, law=self._rounding.applied(found.law, self.noise))
         others = [i for i in range(len(runs.runs)) if i not in rows]
@@ -442,7 +561,7 @@ class Combination(Rule):
             always_tame = run.convex and all(
                 phase.learning_rate * run.smoothness * everyone / phase.expected_batch <= 2 for phase in mechanism.settings()
             )
-            if candidate.window > 1 or not always_tame:
+            if candidate.window > 1 or not always_tame or mechanism.shard is not None:
                 return True
         return False
 
@@ -464,11 +583,14 @@ class Combination(Rule):
                 conditional = conditional or self._assumed is not None or run.smoothness == 0
             if run.convex and bool(np.any(runs.growth[i, -run.steps :] < 1 + runs.pull[i, -run.steps :])):
                 texts.append(f"every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})")
-            records = runs.records_bound[i]
+            records = dataset_bound(run, self.shuffle)
             if records is None:
                 texts.append("expected_batch is at least the number of records")
             else:
-                texts.append(f"the dataset has at most {records} records (expected_batch is rate × records, rounded down)")
+                share = "" if mechanism.shard is None else f" / {mechanism.shard.of} parts"
+                texts.append(
+                    f"the dataset has at most {records} records (expected_batch is rate × records{share}, rounded down)"
+                )
             for text in texts:
                 notes.setdefault(text, []).append(repr(run.model.name))
         listed = [f"{text}: {', '.join(names)}" for text, names in notes.items()]

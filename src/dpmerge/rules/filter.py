@@ -7,8 +7,9 @@ Privacy loss distributions do not: which of two mechanisms comes next may be cho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -25,9 +26,10 @@ from dpmerge.profiles import (
     gathered,
     run_profile,
 )
-from dpmerge.records import Adjacency, DpSgd, Model, latest_checkpoints, require_independent
+from dpmerge.records import Adjacency, DpSgd, Model, Place, distinct_runs, latest_checkpoints, require_independent
 from dpmerge.rules.guarantee import Guarantee
 from dpmerge.rules.releases import Exposure
+from dpmerge.rules.shards import PartsOfData
 from dpmerge.rules.theorems import THEOREMS
 
 _ROUNDING = 1 + 1e-12
@@ -100,28 +102,55 @@ class Filter:
         """What these releases use, in their order, each chosen by whatever the ones before it showed.
 
         A run is revealed whole when it is first involved: then it costs its divergence, and nothing later. What is only drawn
-        with some probability is not known to have been revealed, and costs again.
+        with some probability is not known to have been revealed, and costs again. Of a record's places the worst counts.
         """
-        names = sorted(frozenset[str]().union(*(release.exposure.models for release in releases)))
-        runs = {name: run_profile(models[name], shuffle) for name in names}
-        costs = {name: self._cost(run.profile) for name, run in runs.items()}
-        independence = require_independent(latest_checkpoints(tuple(models[name] for name in names)))
+        involved = _sorted(models, frozenset[str]().union(*(release.exposure.models for release in releases)))
+        runs = distinct_runs(involved)
+        profiles = [run_profile(run, shuffle) for run in runs]
+        parts = PartsOfData(involved)
+        sums = [self._at(place, models, releases, shuffle) for place in parts.all]
+        assumed, conditional = gathered(profiles)
+        return Sum(
+            tuple(max(found) for found in zip(*(divergences for divergences, _ in sums), strict=True)),
+            max(pairs for _, pairs in sums),
+            tuple(
+                run.name for run, one in zip(runs, profiles, strict=True) if not np.all(np.isfinite(self._cost(one.profile)[0]))
+            ),
+            (*require_independent(runs), *parts.assumptions[:1], *assumed),
+            conditional,
+        )
+
+    def _at(
+        self, place: Place, models: Mapping[str, Model], releases: Sequence[Charge], shuffle: ShuffleAsPoisson | None
+    ) -> tuple[tuple[float, ...], float]:
+        """Divergences and pairs for a record at this place."""
+
+        @cache
+        def cost(run: tuple[str, str, int], /) -> _Cost:
+            return self._cost(run_profile(known[run], shuffle).profile)
+
+        def beyond(model: Model) -> _Cost:
+            return _beyond(model, revealed, lambda one: cost(_named(one)))
+
+        def shown(members: frozenset[str]) -> list[Model]:
+            found = [run for run in distinct_runs(_sorted(models, members)) if place.touches(run)]
+            known.update((_named(run), run) for run in found)
+            return found
+
+        known: dict[tuple[str, str, int], Model] = {}
         revealed: dict[str, Model] = {}
         moments, pairs = np.zeros(len(DIRECTIONS)), 0.0
         for release in releases:
             exponents = []
             for chance, members in release.exposure.outcomes:
-                fresh = [_beyond(model, revealed, costs) for model in latest_checkpoints(_sorted(models, members))]
+                fresh = [beyond(run) for run in shown(members)]
                 exponents.append(math.log(chance) + sum((moment for moment, _ in fresh), np.zeros(len(DIRECTIONS))))
                 pairs += float(chance) * math.fsum(delta for _, delta in fresh)
             moments += np.logaddexp.reduce(exponents) + sum(map(self._pure, release.paid)) + _SLACK
-            for model in _sorted(models, frozenset.intersection(*(members for _, members in release.exposure.outcomes))):
-                key = _key(model)
-                revealed[key] = latest_checkpoints((revealed.get(key, model), model))[0]
-        assumed, conditional = gathered(runs.values())
-        divergences = tuple((np.maximum(moments, 0.0) * _ROUNDING / (self.order - 1)).tolist())
-        unbounded = tuple(name for name, (moment, _) in costs.items() if not np.all(np.isfinite(moment)))
-        return Sum(divergences, pairs * _ROUNDING, unbounded, (*independence, *assumed), conditional)
+            for run in shown(frozenset.intersection(*(members for _, members in release.exposure.outcomes))):
+                key = _key(run)
+                revealed[key] = latest_checkpoints((revealed.get(key, run), run))[0]
+        return tuple((np.maximum(moments, 0.0) * _ROUNDING / (self.order - 1)).tolist()), pairs * _ROUNDING
 
     def guarantee(self, used: Sum, adjacency: Adjacency, delta: float) -> Guarantee:
         """What holds of everything that is ever released within the filter, at the δ of the whole ledger."""
@@ -156,21 +185,25 @@ class Filter:
         return float(ApproxDpLaw(epsilon, 0.0).log_moment(np.array([self.order]), "remove")[0])
 
 
-def _beyond(model: Model, revealed: Mapping[str, Model], costs: Mapping[str, _Cost]) -> _Cost:
+def _beyond(model: Model, revealed: Mapping[str, Model], cost: Callable[[Model], _Cost]) -> _Cost:
     """What a model costs beyond what was revealed of its run for certain.
 
     Steps of DP-SGD are paid one by one. A tree's later nodes may hold a record that earlier ones held too: all are paid again.
     """
     held = revealed.get(_key(model))
     if held is None:
-        return costs[model.name]
+        return cost(model)
     if latest_checkpoints((held, model))[0] is held:
         return np.zeros(len(DIRECTIONS)), 0.0
     if isinstance(model.mechanism, DpSgd):
-        moments, delta = costs[model.name]
+        moments, delta = cost(model)
         with np.errstate(invalid="ignore"):
-            return np.nan_to_num(np.maximum(moments - costs[held.name][0], 0.0), nan=math.inf, posinf=math.inf), delta
-    return costs[model.name]
+            return np.nan_to_num(np.maximum(moments - cost(held)[0], 0.0), nan=math.inf, posinf=math.inf), delta
+    return cost(model)
+
+
+def _named(run: Model) -> tuple[str, str, int]:
+    return run.name, run.run, getattr(run.mechanism, "steps", 1)
 
 
 def _key(model: Model) -> str:

@@ -13,7 +13,7 @@ from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.notebook import html_table
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
-from dpmerge.records import Adjacency, Model, Weights
+from dpmerge.records import Adjacency, Model, Portfolio, Weights
 from dpmerge.rules.statements import about_delta, about_records, round_up, significant
 from dpmerge.rules.theorems import NOISE_PAYS, THEOREMS, Theorem
 
@@ -82,7 +82,7 @@ class Guarantee:
         found = [f"model {name!r} is counted whole: {why}" for name, why in self.details.get("revealed", {}).items()]
         if "joint_because" in self.details:
             found.append(f"counted as joint release: {self.details['joint_because']}")
-        elif self.details.get("noise") and self.theorem in ("single-run", "joint-release"):
+        elif self.details.get("noise") and self.theorem in ("single-run", "joint-release", "shards"):
             found.append(f"the noise at release buys nothing here: {NOISE_PAYS}")
         elif self.details.get("noise") and self.theorem != "hidden-run":
             found.append("this much noise at release buys nothing: another theorem gives as little without it. More may")
@@ -236,6 +236,8 @@ def _content(part: object) -> Any:
         return [[model.name, model.record.model_dump_json(), weight.hex()] for model, weight in part.used] + [
             list(part.portfolio.names)
         ]
+    if isinstance(part, Portfolio):  # its repr is for people, and says nothing of the records
+        return [[model.name, model.record.model_dump_json()] for model in part.models]
     if isinstance(part, Rule):
         return part._content()
     if isinstance(part, tuple) and part and all(isinstance(one, Rule) for one in part):

@@ -6,8 +6,9 @@ import math
 from typing import Literal
 
 from dpmerge.profiles import ApproxDpLaw, Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
-from dpmerge.records import Model, Weights, latest_checkpoints, require_independent
-from dpmerge.rules.guarantee import Accountant, By, Guarantee, ProfileBound, Rule, Target, answer, ask
+from dpmerge.records import EVERYWHERE, Model, Place, Weights, distinct_runs, require_independent
+from dpmerge.rules.guarantee import Accountant, Bound, By, Guarantee, ProfileBound, Rule, Target, answer, ask
+from dpmerge.rules.shards import PartsOfData
 from dpmerge.rules.theorems import WEIGHTS
 
 Composition = Literal["basic", "advanced", "optimal"]
@@ -27,19 +28,28 @@ class Joint(Rule):
     ) -> None:
         self.weights = weights
         self.looked_at = looked_at or ()
-        self.runs: tuple[Model, ...] = latest_checkpoints(self.covered)
+        self.runs: tuple[Model, ...] = distinct_runs(self.covered)
         self.shuffle = shuffle
         profiles = [run_profile(model, shuffle) for model in self.runs]
         assumed, self._conditional = gathered(profiles)
         fixed = (WEIGHTS,) if looked_at == () else ()
-        self._assumptions = (*fixed, *require_independent(self.runs), *assumed)
+        self.places = PartsOfData(self.covered)
+        self._assumptions = (*fixed, *require_independent(self.runs), *self.places.assumptions, *assumed)
         self._profiles = [run.profile for run in profiles]
-        self.bound = ProfileBound(Profile.composed(self._profiles))
+        self.bound: Bound = self.places.bound(self._draw) if self.places.there else ProfileBound(self.profile())
+
+    def profile(self, place: Place = EVERYWHERE) -> Profile:
+        """Everything that may have seen a record at this place, composed."""
+        return Profile.composed(profile for run, profile in zip(self.runs, self._profiles, strict=True) if place.touches(run))
+
+    def _draw(self, place: Place) -> list[tuple[float, Profile]]:
+        return [(1.0, self.profile(place))]
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         found = ask(self.bound, target, by, conversion)
-        theorem = "joint-release" if len(self.runs) > 1 else "single-run"
-        details = {"runs": [model.run for model in self.runs]}
+        alone = len({model.run for model in self.covered}) == 1
+        theorem = "shards" if self.places.there else "single-run" if alone else "joint-release"
+        details = {"runs": [model.run for model in self.runs], **self.places.details}
         return self._build(found, theorem, self._assumptions, self._conditional, conversion, details)
 
 

@@ -6,7 +6,7 @@ import math
 
 from dpmerge.records import Adjacency
 from dpmerge.rules.statements import round_up
-from dpmerge.rules.theorems import COINS, LAST, NOISE, REAL, RECORD, WEIGHTS
+from dpmerge.rules.theorems import COINS, LAST, NOISE, REAL, RECORD, SECRET_PARTS, SHARDS, WEIGHTS
 
 _UNKNOWN: dict[Adjacency, str] = {
     "add-remove": "whether one person is part of it",
@@ -21,6 +21,8 @@ _PLAIN = {
     REAL: "The rounding of the computer that trained was far below the noise of the training.",
     COINS: "Nobody can find out which records were in which batch of the training.",
     NOISE: "The noise of the release is fresh and cannot be predicted: dpmerge draws it that way.",
+    SHARDS: "The data were divided into parts by the records' names, whatever the records hold; each training saw one part.",
+    SECRET_PARTS: "Nobody could know or choose beforehand which part a record would be in.",
     "training noise of a generator": "The random numbers of the training were good enough to count as true noise.",
     "the mean clipped gradient": "Trainings are as smooth as stated: small changes of a model change its next step little.",
     "every clipped per-example gradient": "The models are of a simple (convex) kind, as stated.",

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from dpmerge.errors import PortfolioError
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, gathered, run_profile
-from dpmerge.records import Model, Portfolio, Weights, latest_checkpoints, require_independent
-from dpmerge.rules.combination import Combination
+from dpmerge.records import EVERYWHERE, Model, Place, Portfolio, Weights, distinct_runs, require_independent
+from dpmerge.rules.combination import Combination, demands
 from dpmerge.rules.guarantee import By, Guarantee, Rule, Target, ask
-from dpmerge.rules.selection import SelectionBound
+from dpmerge.rules.mixtures import SelectionBound
+from dpmerge.rules.shards import PartsOfData
 from dpmerge.rules.statements import about_records
 from dpmerge.rules.theorems import THEOREMS
 
@@ -102,37 +103,62 @@ class Releases(Rule):
         self.weights = portfolio.weights({name: 1 / len(seen) for name in seen})
         models = {model.name: model for model in portfolio.models}
         self.shuffle = shuffle
-        runs = {name: run_profile(models[name], shuffle) for name in sorted(exposed)}
-        assumed, self._conditional = gathered(runs.values())
+        # What averages start from is counted with what was exposed: once, whoever else starts there (§10).
+        started = tuple(start for rule in beside for model, _ in rule.weights.used for start in model.starts)
+        known = distinct_runs((*(models[name] for name in sorted(exposed)), *started))
+        assumed, self._conditional = gathered(run_profile(run, shuffle) for run in known)
         independence: dict[str, None] = {}
         parts: dict[tuple[str, ...], float] = {}
+        self._runs: dict[tuple[str, ...], tuple[Model, ...]] = {}
         for names, probability in law.items():
-            latest: tuple[Model, ...] = latest_checkpoints(tuple(models[name] for name in sorted(names)))
-            everyone = latest_checkpoints((*latest, *(models[name] for name in sorted(seen - exposed))))
+            shown = distinct_runs((*(models[name] for name in sorted(names)), *started))
+            everyone = distinct_runs((*(models[name] for name in sorted({*names, *(seen - exposed)})), *started))
             independence.update(dict.fromkeys(require_independent(everyone)))
-            key = tuple(sorted(model.name for model in latest))
+            key = tuple(sorted(model.name for model in shown))
+            self._runs[key] = shown
             _add(parts, key, probability)
-        self._assumptions = (*independence, *assumed)
-        # Above the rounding of sums over at most 257 sets.
-        self._parts = [(share * (1 + 1e-12), [runs[name].profile for name in key]) for key, share in parts.items()]
+        self.places = PartsOfData(models[name] for name in sorted(seen))
+        self._assumptions = (*independence, *self.places.assumptions, *assumed)
         self._beside = beside
         self.law: Mapping[tuple[str, ...], float] = parts
 
-    def bound(self, alone: Iterable[Profile] = ()) -> SelectionBound:
-        """All that was exposed, composed with what was averaged beside it."""
-        beside = list(alone)
-        return SelectionBound([(share, Profile.composed([*exposed, *beside])) for share, exposed in self._parts])
+    def draw(self, place: Place = EVERYWHERE, alone: Iterable[Profile] = ()) -> list[tuple[float, Profile]]:
+        """The sets of models that may have leaked, each composed with the averages beside it."""
+        averaged = list(alone)
+        return [
+            # Above the rounding of sums over at most 257 sets.
+            (share * (1 + 1e-12), Profile.composed([*self._exposed(key, place), *averaged]))
+            for key, share in self.law.items()
+        ]
+
+    def _exposed(self, key: tuple[str, ...], place: Place) -> list[Profile]:
+        return [run_profile(run, self.shuffle).profile for run in self._runs[key] if place.touches(run)]
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        alone = [rule.with_profile(target, by, conversion) for rule in self._beside]
-        answer = ask(self.bound(profile for _, profile in alone), target, by, conversion)
+        """Averages answer at every place of a record, composed there with what was exposed."""
+        alone = {
+            place: [rule.placed(place).with_profile(target, by, conversion, with_starts=False) for rule in self._beside]
+            for place in self.places.all
+        }
+
+        def draw(place: Place) -> list[tuple[float, Profile]]:
+            return self.draw(place, [profile for _, profile in alone[place]])
+
+        bound = self.places.bound(draw) if self.places.there else SelectionBound(draw(EVERYWHERE))
+        answer = ask(bound, target, by, conversion)
+        found = [one for averages in alone.values() for one, _ in averages]
         details: dict[str, Any] = {"exposed": [{"models": list(key), "probability": share} for key, share in self.law.items()]}
-        if alone:
-            details["alone"] = [{"weights": dict(found.weights), "theorem": found.theorem} for found, _ in alone]
-        own = dict.fromkeys(text for found, _ in alone for text in found.assumptions)
+        if found:
+            most = [
+                max(of_one, key=lambda one: demands(one.theorem))
+                for of_one in zip(*([one for one, _ in averages] for averages in alone.values()), strict=True)
+            ]
+            details["alone"] = [{"weights": dict(one.weights), "theorem": one.theorem} for one in most]
+        own = dict.fromkeys(text for one in found for text in one.assumptions)
         held = {*THEOREMS["several-releases"].assumptions, *self._assumptions, *about_records(self.covered)}
         assumptions = (*self._assumptions, *(text for text in own if text not in held))
-        conditional = self._conditional or any(found.standing == "conditional" for found, _ in alone)
+        conditional = self._conditional or any(one.standing == "conditional" for one in found)
+        details |= self.places.details
         return self._build(answer, "several-releases", assumptions, conditional, conversion, details)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,50 +18,14 @@ from dpmerge.profiles import (
     ShuffleAsPoisson,
     epsilon_from_renyi,
     gathered,
-    mixture_delta_by_renyi,
     mixture_epsilon,
-    mixture_epsilon_by_renyi,
     run_profile,
 )
-from dpmerge.records import Weights
-from dpmerge.rules.guarantee import (
-    MIXTURE_ACCOUNTANTS,
-    Accountant,
-    Answer,
-    Bound,
-    By,
-    Guarantee,
-    MixtureAccountant,
-    Rule,
-    Target,
-    ask,
-)
+from dpmerge.records import EVERYWHERE, Place, Weights
+from dpmerge.rules.guarantee import Answer, Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
+from dpmerge.rules.mixtures import SelectionBound
+from dpmerge.rules.shards import PartsOfData
 from dpmerge.rules.statements import about_delta
-
-
-@dataclass(frozen=True)
-class SelectionBound(Bound):
-    """Telling which model was drawn is covered too: for fixed neighbours these are equalities for the pair (I, θ_I)."""
-
-    parts: Sequence[tuple[float, Profile]]
-
-    def accountants(self) -> tuple[Accountant, ...]:
-        """GDP if every model is exactly GDP (then the loss distribution is in closed form)."""
-        if all(part.mu is not None for _, part in self.parts):
-            return ("gdp", *MIXTURE_ACCOUNTANTS)
-        return MIXTURE_ACCOUNTANTS
-
-    def epsilon(self, delta: float, by: Accountant, conversion: Conversion) -> float:
-        if by == "rdp":
-            return mixture_epsilon_by_renyi(self.parts, delta, conversion)
-        return mixture_epsilon(self.parts, delta)
-
-    def delta(self, epsilon: float, by: Accountant, conversion: Conversion) -> float:
-        """δ at ε: sums per direction, then the larger."""
-        if by == "rdp":
-            return mixture_delta_by_renyi(self.parts, epsilon, conversion)
-        values = [(weight, part.delta(epsilon)) for weight, part in self.parts]
-        return min(1.0, max(sum(weight * pair[k] for weight, pair in values) for k in (0, 1)))
 
 
 def selection_epsilons(
@@ -101,6 +65,8 @@ def selection_epsilons(
 def selections(many: Sequence[Weights], delta: float, shuffle: ShuffleAsPoisson | None = None) -> list[Guarantee]:
     """What many random selections from the same models guarantee, by loss distributions: all at once."""
     rules = [Selection(weights, shuffle) for weights in many]
+    if any(rule.places.there for rule in rules):  # places of a record have their own accounts
+        return [rule.guarantee(delta=delta, by="pld") for rule in rules]
     odds = np.array([weights.values for weights in many]) / np.array([[weights.total] for weights in many])
     used = np.flatnonzero(odds.any(axis=0))
     profiles = [run_profile(many[0].portfolio.models[index], shuffle).profile for index in used.tolist()]
@@ -142,9 +108,15 @@ class Selection(Rule):
         self.weights = weights
         # Weights may sum to 1 within 1e-9; what is drawn with is their share of the sum.
         self.shuffle = shuffle
-        runs = [(weight / weights.total, run_profile(model, shuffle)) for model, weight in weights.used]
-        self.bound = SelectionBound([(weight, run.profile) for weight, run in runs])
-        self._assumptions, self._conditional = gathered(run for _, run in runs)
+        assumed, self._conditional = gathered(run_profile(model, shuffle) for model, _ in weights.used)
+        self.places = PartsOfData(self.covered)
+        self._assumptions = (*self.places.assumptions, *assumed)
+        self.bound: Bound = self.places.bound(self.draw) if self.places.there else SelectionBound(self.draw())
+
+    def draw(self, place: Place = EVERYWHERE) -> list[tuple[float, Profile]]:
+        """The models' profiles with their probabilities, as far as a record at this place is concerned."""
+        total = self.weights.total
+        return [(weight / total, run_profile(model, self.shuffle, place).profile) for model, weight in self.weights.used]
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
         return self.at(ask(self.bound, target, by, conversion), conversion)
@@ -152,5 +124,5 @@ class Selection(Rule):
     def at(self, found: Answer, conversion: Conversion) -> Guarantee:
         """The guarantee with this answer, which an accountant gave for these probabilities."""
         theorem = "selection-rdp" if found.by == "rdp" else "selection-pld"
-        made = self._build(found, theorem, self._assumptions, self._conditional, conversion)
+        made = self._build(found, theorem, self._assumptions, self._conditional, conversion, self.places.details)
         return replace(made, warnings=about_delta(found.delta, self.covered, self.shuffle))

@@ -80,11 +80,12 @@ def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[f
     """How many records it was trained on, where its batches show it; a full batch has at least that many (theory.md §0)."""
     if not isinstance(model.mechanism, DpSgd):
         return
+    parts = 1 if model.mechanism.shard is None else model.mechanism.shard.of
     for phase in model.mechanism.settings():
         if phase.sampling.scheme == "full-batch":
             yield phase.expected_batch, ""
         elif phase.sampling.rate is not None:
-            yield phase.expected_batch / phase.sampling.rate, "about"
+            yield parts * phase.expected_batch / phase.sampling.rate, "about"
         elif shuffle is not None and shuffle.rate < 1:
             yield phase.expected_batch / shuffle.rate, "about"
         else:  # shuffled: all that is known is that a batch is no larger
@@ -107,8 +108,14 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
             found.append(
                 f"model {model.name!r}: its user says that tensors which the private optimizer did not train are as before it"
             )
+        if model.start is not None:
+            found.append(
+                f"model {model.name!r} starts from a private checkpoint, {model.start.name!r} (run and step): beyond that its "
+                "initialisation does not depend on the data"
+            )
     by_generator: dict[str, list[str]] = {}
-    for model in known:
+    starts = {start.name: start for model in known for start in model.starts}
+    for model in (*known, *starts.values()):
         generator = model.mechanism.noise_generator
         if model.mechanism.kind in ("dp-sgd", "gaussian", "dp-ftrl") and generator not in CRYPTOGRAPHIC:
             by_generator.setdefault(generator or "not recorded", []).append(repr(model.name))

@@ -32,15 +32,19 @@ class Tempered(Selection):
             raise TargetError(f"kappa is {kappa}; it must be finite and not negative")
         super().__init__(weights, shuffle)
         self.kappa = kappa
-        self._parts = [(*_tilt(weight, kappa + DRAWING), profile) for weight, profile in self.bound.parts]
+        tilt = kappa + DRAWING
+        self._draws = [[(*_tilt(weight, tilt), profile) for weight, profile in self.draw(place)] for place in self.places.all]
 
     def delta(self, epsilon: float) -> float:
-        """δ at ε: the larger of both directions."""
-        sums = [0.0, 0.0]
-        for share, shift, profile in self._parts:
-            for index, value in enumerate(_delta_at(profile, epsilon - shift)):
-                sums[index] += share * value
-        return min(1.0, max(sums))
+        """δ at ε: the larger of both directions, at the worst place of a record."""
+        worst = 0.0
+        for draw in self._draws:
+            sums = [0.0, 0.0]
+            for share, shift, profile in draw:
+                for index, value in enumerate(_delta_at(profile, epsilon - shift)):
+                    sums[index] += share * value
+            worst = max(worst, *sums)
+        return min(1.0, worst)
 
     def epsilon(self, delta: float) -> float:
         return smallest_epsilon(self.delta, delta, self.kappa + 1.0)
@@ -51,7 +55,14 @@ class Tempered(Selection):
                 f"the accountant {by} does not apply to tempered selection: its bound is on the loss distributions"
             )
         found = answer(target, "pld", self.epsilon, self.delta)
-        own = self._build(found, "tempered-selection", self._assumptions, self._conditional, conversion, {"kappa": self.kappa})
+        own = self._build(
+            found,
+            "tempered-selection",
+            self._assumptions,
+            self._conditional,
+            conversion,
+            {"kappa": self.kappa, **self.places.details},
+        )
         with contextlib.suppress(AccountingError):  # runs that are not independent have no joint release
             whole = Joint(self.weights, self.shuffle)._guarantee(target, by, conversion)
             if (whole.epsilon, whole.delta) < (own.epsilon, own.delta):

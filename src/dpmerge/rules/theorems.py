@@ -38,6 +38,14 @@ RENOISED = (
     "were chosen without looking at the numbers; no parameter is stored under two names"
 )
 COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
+SHARDS = (
+    "which part of the data a record is in depends on its id and a key alone, not on its content or on which other records "
+    "there are; rates, batch sizes and numbers of steps do not depend on how many records a part has"
+)
+SECRET_PARTS = (
+    "the key of the parts was fresh and secret, or each record's part was drawn fairly: whoever chose or contributed records "
+    "did not know their parts; a keyed hash (HMAC-SHA256) is as good as a random function"
+)
 _DATA_INDEPENDENT = (RECORD, WEIGHTS)
 _MERGING = "Differentially Private Model Merging, arXiv 2604.20985"
 
@@ -110,6 +118,7 @@ THEOREMS: dict[str, Theorem] = {
         f"{_MERGING}v1, Thm 6.1",
         (RECORD,),
     ),
+    "shards": Theorem("joint release of models of disjoint parts of the data", "theory.md §10", (RECORD,)),
     "transport": Theorem("linear combination by transport", "theory.md §3.3", _DATA_INDEPENDENT),
     "transport-poisson": Theorem("linear combination by transport, Poisson sampling", "theory.md §3.3", _DATA_INDEPENDENT),
     "transport-replace-one": Theorem(

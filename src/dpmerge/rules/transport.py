@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from dpmerge.profiles import FloatArray, ShuffleAsPoisson, binomial_quantile, binomial_survival, record_effect, sampling_rate
-from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model
+from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model, Shard
 
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 _LONGEST_LOOP = 20_000
@@ -114,7 +114,7 @@ def trajectories(
     effect, noise, rate, pull, cap = (np.zeros(shape) for _ in range(5))
     rate += 1.0
     growth = np.ones(shape)
-    spent = 0.0
+    spent = oversize = 0.0
     tame = np.ones(shape, dtype=bool)
     bounds: list[int | None] = []
     sampled_steps = sum(run.steps for run in runs)
@@ -127,7 +127,10 @@ def trajectories(
             continue
         assert isinstance(mechanism, DpSgd)
         column = total - run.steps
-        records = _records_bound(run, shuffle)
+        records = dataset_bound(run, shuffle)
+        if records is not None and mechanism.shard is not None:
+            records, above = _part_bound(records, mechanism.shard, failure / 2 / len(runs))
+            spent, oversize = spent + above, oversize + above
         for phase in mechanism.settings():
             span = (row, slice(column, column + phase.steps))
             column += phase.steps
@@ -145,7 +148,7 @@ def trajectories(
             tame[span] = run.convex and eta * run.smoothness * share <= 2
             growth[span] = _growth(pull[row, column - 1], decay, run.convex)
         bounds.append(records)
-    delta_0 = spent if tamed else failure
+    delta_0 = spent if tamed else failure + oversize
     return Trajectories(tuple(runs), effect, noise, rate, pull, cap, tame, growth, delta_0, tuple(bounds), adjacency)
 
 
@@ -171,16 +174,25 @@ def _batch_bound(run: WeightedRun, phase: FullPhase, records: int, q: float, tam
     return binomial_quantile(records, q, failure), failure
 
 
-def _records_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:
-    """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase."""
+def dataset_bound(run: WeightedRun, shuffle: ShuffleAsPoisson | None) -> int | None:
+    """The largest number of records that any Poisson phase of the run allows; nothing if there is no such phase.
+
+    A run on one of several parts says so of its part, which has its share of the records on average.
+    """
     mechanism = run.model.mechanism
     assert isinstance(mechanism, DpSgd)
+    parts = 1 if mechanism.shard is None else mechanism.shard.of
     bounds = [
-        math.ceil((phase.expected_batch + 1) / rate)
+        math.ceil(parts * (phase.expected_batch + 1) / rate)
         for phase in mechanism.settings()
         if (rate := sampling_rate(phase, run.model.name, shuffle)) < 1
     ]
     return max(bounds, default=None)
+
+
+def _part_bound(records: int, shard: Shard, failure: float) -> tuple[int, float]:
+    """How many of these records a part has at most, and how probably it has more (§10)."""
+    return (binomial_quantile(records, 1 / shard.of, failure), failure) if shard.is_secret else (records, 0.0)
 
 
 @dataclass(frozen=True)
@@ -302,11 +314,15 @@ def not_covered(model: Model, members: list[Model]) -> str | None:
         return f"a {mechanism.kind} record does not say how the parameters move"
     if mechanism.optimizer != "sgd":
         return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
-    if mechanism.clipping != "flat":
-        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
+    if mechanism.clipping not in ("flat", "per-output"):
+        return (
+            f"its clipping is {mechanism.clipping!r}; the theorem is about one clip over all parameters, or one for each output"
+        )
     for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
         if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
+    if mechanism.shard is not None and any(phase.sampling.scheme == "full-batch" for phase in mechanism.settings()):
+        return "its full batches are a part of the data whose size is not bounded by the divisor; use Poisson sampling"
     return None
 
 
@@ -317,7 +333,8 @@ def not_hidden(model: Model, assumed_smoothness: float | None = None) -> str | N
         return why
     if isinstance(mechanism, DpSgd) and mechanism.steps > 1 and mechanism.smoothness is None and assumed_smoothness is None:
         return (
-            "nothing bounds how far a step of a network drives two copies apart; it is bounded for convex models whose records "
-            "state a smoothness, such as heads on a public body"
+            "nothing bounds how far a step of a network drives two copies apart, so a merge of separate runs costs all of "
+            "them; merging pays for convex heads on a public body, whose records state a smoothness, for forks of one "
+            "checkpoint, which counts once, and for shards, models of disjoint parts of the data"
         )
     return None

@@ -69,6 +69,11 @@ class Base:
 
     @classmethod
     def recorded(cls, model: Model, shuffle: ShuffleAsPoisson | None = None) -> Base:
+        if model.start is not None:
+            raise TargetError(
+                f"model {model.name!r} starts from a private checkpoint: runs that share one are not independent, as those of "
+                "a search must be. Tune from a public start"
+            )
         statement = f"every run, with any hyper-parameters, is at least as private as the record of model {model.name!r} says"
         details = {"kind": model.mechanism.kind, "model": model.name, "adjacency": model.record.adjacency}
         run = run_profile(model, shuffle)

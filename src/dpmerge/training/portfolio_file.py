@@ -17,34 +17,57 @@ from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
-from dpmerge.training.data import DataSource
+from dpmerge.training.data import DataSource, PublicNetwork
+from dpmerge.training.feature_files import DataFiles, Name, is_file, read_constants
+from dpmerge.training.public_network import NetworkName, network_centre
 from dpmerge.training.trainer import ALTERNATIVES, RunForm, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
 class Normalise(Strict):
-    """(x − mean) / deviation, one number for each channel: public constants, never computed from the private data."""
+    """(x − mean) / deviation, for each channel or feature: public constants, never computed from the private data.
 
-    mean: Annotated[list[float], Field(min_length=1)]
-    deviation: Annotated[list[Positive], Field(min_length=1)]
+    They are stated here, or in the file `constants`; or `constants: network`, what a public network says of its own features.
+    """
+
+    mean: Annotated[list[float], Field(min_length=1)] | None = None
+    deviation: Annotated[list[Positive], Field(min_length=1)] | None = None
+    constants: Name | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Normalise:
-        if len(self.mean) != len(self.deviation):
-            raise ValueError(f"{len(self.mean)} means but {len(self.deviation)} deviations")
+        mean, deviation = self.mean or [], self.deviation or []
+        if bool(mean) == (self.constants is not None):
+            raise ValueError("give mean and deviation, or constants")
+        if len(mean) != len(deviation):
+            raise ValueError(f"{len(mean)} means but {len(deviation)} deviations")
         return self
 
 
 class _Data(Strict):
     """What the file says of the data, as it decides how every run is made."""
 
-    data: Annotated[str, Field(min_length=1)]
+    data: Annotated[str, Field(min_length=1)] | DataFiles
     dataset: Annotated[str, Field(min_length=1)] | None = None
     classes: Annotated[int, Field(ge=2)] | None = None
     positive: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    features: NetworkName | PublicNetwork | None = None
     normalise: Normalise | None = None
     norm_bound: Annotated[float, Field(gt=1)] | None = None
+
+    @property
+    def name(self) -> str:
+        """The data in a few words: never more than the file says."""
+        return self.data if isinstance(self.data, str) else f"{self.data.train} and {self.data.test}"
+
+    @property
+    def files(self) -> str | DataFiles | None:
+        return self.data if isinstance(self.data, DataFiles) or is_file(self.data) else None
+
+    @property
+    def network(self) -> PublicNetwork | None:
+        return PublicNetwork(network=self.features) if isinstance(self.features, str) else self.features
 
 
 class _File(_Data):
@@ -61,6 +84,7 @@ class PortfolioFile:
     about: _Data
     runs: dict[str, RunForm]
     trainers: dict[str, Trainer]
+    parts: dict[str, int]  # of the runs that see one of several parts of the data, which
 
     @classmethod
     def load(cls, path: Path) -> PortfolioFile:
@@ -68,6 +92,7 @@ class PortfolioFile:
         read = parse_strict(_File, _as_json(path), str(path), TrainingError)
         runs: dict[str, RunForm] = {}
         trainers: dict[str, Trainer] = {}
+        parts: dict[str, int] = {}
         for name, given in read.runs.items():
             where, whole = f"{path}: run {name!r}", _with_defaults(read.defaults, given or {})
             if not _NAME.fullmatch(name):
@@ -78,25 +103,79 @@ class PortfolioFile:
                     trainers[model] = find_trainer(model)
             except TrainingError as fault:
                 raise TrainingError(f"{where}: {fault}") from None
-            runs[name] = parse_strict(trainers[model].form, json.dumps(whole), where, TrainingError)
-        return cls(path, read, runs, trainers)
+            form = parse_strict(trainers[model].form, json.dumps(whole), where, TrainingError)
+            one_for_each = {f"{name}.{part}": part for part in range(1, (form.shards or 0) + 1)}
+            for own in one_for_each or (name,):
+                if own in runs:
+                    raise TrainingError(f"{where}: its part {own!r} has the name of another run")
+                runs[own] = form
+            parts |= one_for_each
+        return cls(path, read, runs, trainers, parts)
 
     def trainer(self, name: str) -> Trainer:
         """Of this run."""
         return self.trainers[self.runs[name].model]
 
+    def start(self, name: str, out: Path) -> tuple[Path, str | None] | None:
+        """The folder of the model that a run starts from, and the run of this file that makes it, if one does."""
+        given = self.runs[name].start
+        if given is None:
+            return None
+        run, at, step = given.rpartition("@")
+        for parent in (given, run) if at and step.isdigit() else (given,):
+            if parent in self.runs and parent != name:
+                return out / given, parent
+        return self.path.resolve().parent / given, None
+
+    def waves(self, out: Path) -> list[list[str]]:
+        """The names of the runs in an order in which each comes after the run that it starts from."""
+        parents = {name: None if (found := self.start(name, out)) is None else found[1] for name in self.runs}
+        waves: list[list[str]] = []
+        left = list(self.runs)
+        while left:
+            ready = [name for name in left if parents[name] not in left]
+            if not ready:
+                raise TrainingError(f"{self.path}: runs {', '.join(map(repr, left))} start from each other")
+            waves.append(ready)
+            left = [name for name in left if name not in ready]
+        return waves
+
     def source(self, folder: Path | None) -> DataSource:
-        """The data of all runs, whose files are in this folder if there are any."""
-        about, normal = self.about, self.about.normalise
-        mean, deviation = ((), ()) if normal is None else (tuple(normal.mean), tuple(normal.deviation))
-        positive = None if about.positive is None else tuple(about.positive)
-        return DataSource(about.data, None if folder is None else folder.resolve(), about.classes, positive, mean, deviation)
+        """The data of all runs, whose files, if there are any, are in this folder, or beside the portfolio's file."""
+        about = self.about
+        beside = self.path.parent if folder is None else folder
+        mean, deviation = self._constants(beside)
+        return DataSource(
+            about.name,
+            beside.resolve() if folder is not None or about.files is not None else None,
+            about.classes,
+            None if about.positive is None else tuple(about.positive),
+            mean,
+            deviation,
+            about.files,
+            about.network,
+        )
+
+    def _constants(self, folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Public means and deviations: stated, in a file, or what the public network says of its own features."""
+        normal = self.about.normalise
+        if normal is None:
+            return (), ()
+        if normal.constants is None:
+            return tuple(normal.mean or ()), tuple(normal.deviation or ())
+        if normal.constants != "network":
+            return read_constants(folder / normal.constants)
+        if self.about.network is None:
+            raise TrainingError(f"{self.path}: field normalise: the data go through no network; state mean and deviation")
+        mean = network_centre()
+        return mean, (1.0,) * len(mean)
 
     def asked(self, name: str) -> dict[str, Any]:
         """Everything that decides how this run is made, as plain data: an unchanged run is not trained again."""
         ignored = set() if self.trainer(name).bounds_inputs else {"norm_bound"}
         about = self.about.model_dump(mode="json", include=_Data.model_fields.keys() - ignored, exclude_none=True)
-        return about | self.runs[name].model_dump(mode="json", exclude_defaults=True)
+        part = {"part": self.parts[name]} if name in self.parts else {}
+        return about | self.runs[name].model_dump(mode="json", by_alias=True, exclude_defaults=True) | part
 
 
 def _with_defaults(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import FullPhase, NoiseGenerator, Record, Sampling, Source
+from dpmerge.records import Clipping, FullPhase, NoiseGenerator, Record, Sampling, Source
 from dpmerge.training.randomness import poisson_batch
 
 # Fields that a phase may inherit from the run.
@@ -71,7 +71,7 @@ class Recipe:
             raise TrainingError(f"checkpoints must lie between 1 and {self.steps} steps; asked for {wanted}")
         return wanted
 
-    def expected_batch(self, examples: int) -> float:
+    def expected_batch(self, examples: float) -> float:
         """The divisor of every update."""
         return float(examples) if self.rate is None else self.rate * examples
 
@@ -95,7 +95,7 @@ class Recipe:
     def record(
         self,
         steps: int,
-        examples: int,
+        examples: float,
         *,
         dataset: str,
         run: str,
@@ -104,7 +104,10 @@ class Recipe:
         noise_generator: NoiseGenerator | None = None,
         smoothness: float | None = None,
         convex: str | None = None,
+        clipping: Clipping = "flat",
         checkpoints_kept: int = 0,
+        starts_from: Mapping[str, Any] | None = None,
+        shard: Mapping[str, Any] | None = None,
     ) -> Record:
         """What was run in the first `steps`; `noise` and `sampler` are the generators' fingerprints.
 
@@ -128,11 +131,13 @@ class Recipe:
             "noise_fingerprint": noise,
             "sampler_fingerprint": None if settings[0][1] is None else sampler,
             "optimizer": self.optimizer,
-            "clipping": "flat",
+            "clipping": clipping,
             "smoothness": smoothness,
             "convex": convex,
             "noise_generator": noise_generator,
             "checkpoints_kept": checkpoints_kept or None,
+            "starts_from": starts_from,
+            "shard": shard,
         }
         return dp_sgd_record(dataset, mechanism, phases, "recorded")
 

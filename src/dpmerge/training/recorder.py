@@ -12,6 +12,7 @@ not steps; steps on empty batches are. Steps and Opacus' accountant are counted 
 from __future__ import annotations
 
 import functools
+import math
 import secrets
 import types
 from collections.abc import Collection
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import Convex, DpSgd, FullPhase, NoiseGenerator, Record, Sampling
+from dpmerge.records import Convex, DpSgd, FullPhase, NoiseGenerator, Record, Sampling, Shard
 from dpmerge.training.randomness import together
 from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
@@ -33,6 +34,7 @@ from dpmerge.training.recorder_randomness import (
     noise_state,
     sampler_fingerprint,
 )
+from dpmerge.training.recorder_start import saved, start_of
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
 from dpmerge.training.saving import save_torch_model
@@ -49,6 +51,8 @@ class _Said:
     noise_generator: NoiseGenerator | None
     smoothness: float | None
     convex: str | None
+    starts_from: dict[str, Any] | None = None
+    shard: dict[str, Any] | None = None
 
 
 def record(
@@ -62,11 +66,17 @@ def record(
     smoothness: float | None = None,
     convex: Convex | None = None,
     resume: str | Path | None = None,
+    starts_from: str | Path | None = None,
+    shard: Shard | None = None,
+    part_size: float | None = None,
 ) -> Recorder:
     """Start to record: `engine` is the PrivacyEngine, the others are what its `make_private` returned, before the first step.
 
     `dataset` identifies the private data. `smoothness` and `convex` are the user's knowledge of the loss (docs/records.md).
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
+    `starts_from` names the folder of a private model that a new run begins with, if no recorder of this process wrote it.
+    `shard` is the part of the data in the loader; rate and divisor then come from `part_size`, a public number, and never from
+    how many records the part has (docs/records.md).
     """
     batches, steps = Batches(loader), StepReader(module, optimizer)
     noise, generator = noise_fingerprint(engine, optimizer), noise_generator(engine, optimizer)
@@ -79,8 +89,13 @@ def record(
                 "PrivacyEngine for every run, or resume from a folder that was saved"
             )
         identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
-        said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex)
-        return Recorder(engine, ModuleTensors(module), optimizer, batches, steps, said)
+        tensors = ModuleTensors(module)
+        start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset)
+        known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
+        said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
+        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size)
+    if starts_from is not None or shard is not None:
+        raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
     before = _resumable(folder, dataset, run, smoothness, convex)
     if counted not in (0, before.steps):
@@ -93,8 +108,9 @@ def record(
     first = before.sampler_fingerprint
     sampler = None if first is None else continued(first, before.steps, sampler, "sampling")
     drawn_by = together([before.noise_generator, generator])
-    said = _Said(dataset, before.run, noise, sampler, drawn_by, before.smoothness, before.convex)
-    return Recorder(engine, tensors, optimizer, batches, steps, said, before)
+    known = (None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard))
+    said = _Said(dataset, before.run, noise, sampler, drawn_by, before.smoothness, before.convex, *known)
+    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size)
 
 
 class Recorder:
@@ -109,7 +125,9 @@ class Recorder:
         steps: StepReader,
         said: _Said,
         before: DpSgd | None = None,
+        part_size: float | None = None,
     ) -> None:
+        self._part_size = part_size
         self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
         self._said, self._before = said, before
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
@@ -156,6 +174,7 @@ class Recorder:
         assert isinstance(record.mechanism, DpSgd)
         save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
         self._saved.add(self.steps)
+        saved(self._tensors, self.steps, path)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -204,7 +223,9 @@ class Recorder:
         # (theory.md §3.3). Where Opacus divides by less (loss_reduction="sum"), the same update is written with that size,
         # and learning rate and weight decay to match.
         size = self._batches.mean_size(sampling)
-        if divisor < (size if sampling.scheme == "full-batch" else size - 1):
+        if self._said.shard is not None:
+            self._require_constants(sampling, divisor)
+        elif divisor < (size if sampling.scheme == "full-batch" else size - 1):
             divisor, rate, decay = size, rate * size / divisor, decay * divisor / size
         return FullPhase(
             steps=1,
@@ -215,6 +236,16 @@ class Recorder:
             expected_batch=divisor,
             weight_decay=decay,
         )
+
+    def _require_constants(self, sampling: Sampling, divisor: float) -> None:
+        """Refuse a part whose own size decides how it is trained, as Opacus has it by itself (docs/theory.md §10)."""
+        size = self._part_size
+        if sampling.rate is None or size is None or not math.isclose(sampling.rate * size, divisor, rel_tol=2e-4):
+            raise TrainingError(
+                "how a part is trained must not depend on how many records it has: give part_size, a public number, and after "
+                "make_private set loader.batch_sampler.sample_rate to the batch size over it and "
+                "optimizer.expected_batch_size to the batch size"
+            )
 
     def _made(self, phase: FullPhase) -> None:
         self._steps.made()

@@ -43,6 +43,24 @@ class ModuleTensors:
         }
         self._writes = {name: value._version for name, value in begun.items() if isinstance(value, torch.nn.Parameter)}
 
+    @property
+    def begun(self) -> Mapping[str, str]:
+        """The digests of what the module held when recording began, by name."""
+        return self._begun
+
+    def digests(self) -> dict[str, str]:
+        """The digests of what the module holds, by name."""
+        return {name: _digest(name, value) for name, value in self._module.state_dict(keep_vars=True).items()}
+
+    def trained_digests(self) -> dict[str, str]:
+        """Those of the parameters that the private optimizer has trained, as its last step left them."""
+        names = {id(value): name for name, value in self._module.state_dict(keep_vars=True).items()}
+        return {
+            names[key]: _digest_of(value.dtype, tuple(value.shape), held)
+            for key, (value, held) in self._trained.items()
+            if key in names
+        }
+
     def trains(self, parameters: Iterable[Any]) -> None:
         """Before a step of the private optimizer: its parameters must be as its last step left them."""
         state = self._state()
@@ -130,11 +148,7 @@ class ModuleTensors:
         return {**plain, **dict(self._module.named_buffers()), **self._module.state_dict(keep_vars=True)}
 
     def _require_those_of(self, folder: Path) -> None:
-        path = folder / "model.safetensors"
-        try:
-            held = load_file(path)
-        except Exception as fault:  # the library raises its own, and whatever the file system does
-            raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None
+        path, held = folder / "model.safetensors", _saved(folder)
         tensors = self.shown(self._left_out)
         for name in sorted(held.keys() | tensors.keys()):
             if name not in held or name not in tensors or _digest(name, held[name]) != _digest(name, tensors[name]):
@@ -175,6 +189,23 @@ def _digest(name: str, value: Any) -> str:
     """A digest of a tensor's type, shape and bits; other state (get_extra_state) counts by its repr."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
-    digest.update(_bits(name, value).cpu().view(torch.uint8).numpy().data)
+    return _digest_of(value.dtype, tuple(value.shape), _bits(name, value))
+
+
+def _digest_of(dtype: torch.dtype, shape: tuple[int, ...], bits: torch.Tensor) -> str:
+    digest = hashlib.sha256(f"{dtype} {shape} ".encode())
+    digest.update(bits.cpu().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """The digests of a saved model's tensors, by name."""
+    return {name: _digest(name, value) for name, value in _saved(folder).items()}
+
+
+def _saved(folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / "model.safetensors"
+    try:
+        return load_file(path)
+    except Exception as fault:  # the library raises its own, and whatever the file system does
+        raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None

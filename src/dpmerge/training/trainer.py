@@ -11,10 +11,10 @@ import multiprocessing
 import os
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,10 @@ from pydantic import Field, model_validator
 from dpmerge.errors import TrainingError
 from dpmerge.records import NonNegative, Positive, Strict
 from dpmerge.training import linear
+from dpmerge.training.advice import LinearSetting, advice, limits
 from dpmerge.training.data import Data, DataSource, features
+from dpmerge.training.head import HeadConfig
+from dpmerge.training.origin import Origin, Partition, Start
 from dpmerge.training.recipe import Recipe
 from dpmerge.training.run_folder import RunFolder
 from dpmerge.training.saving import Checkpoint
@@ -51,35 +54,44 @@ class RunForm(Strict):
     noise_multiplier: NonNegative
     weight_decay: NonNegative = 0.0
     checkpoints: tuple[Count, ...] = ()
+    # A run of this file, a checkpoint of one (NAME@STEP), or a model's folder.
+    start: Annotated[Annotated[str, Field(min_length=1)] | None, Field(alias="from")] = None
+    shards: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> RunForm:
         for group in ALTERNATIVES:
             if sum(getattr(self, name) is not None for name in group) != 1:
                 raise ValueError(f"give one of {', '.join(group)}")
+        if self.shards is not None and self.full_batch:
+            raise ValueError("a full batch of one of several parts would be divided by a number that is not its own; give rate")
         length = self.steps or self.epochs or 0
         for field, latest in (("warmup", self.warmup), ("checkpoints", max(self.checkpoints, default=0))):
             if latest > length:
                 raise ValueError(f"{field} says {latest}, but the run has {length} {'steps' if self.steps else 'epochs'}")
         return self
 
-    def rate_for(self, examples: int) -> float | None:
+    def share_of(self, examples: int) -> float:
+        """The public number of examples of one run: of a part its share, never its own size."""
+        return examples / self.shards if self.shards else examples
+
+    def rate_for(self, examples: float) -> float | None:
         """The true Poisson rate with which each example joins a batch: B/N; nothing for full batches."""
         if self.batch is not None and self.batch > examples:
-            raise TrainingError(f"batch is {self.batch}, but there are {examples} examples; use full_batch: true")
+            raise TrainingError(f"batch is {self.batch}, but there are {examples:g} examples; use full_batch: true")
         return self.batch / examples if self.batch is not None else self.rate
 
-    def in_steps(self, count: int, examples: int) -> int:
+    def in_steps(self, count: int, examples: float) -> int:
         """Convert epochs to steps (⌈1/rate⌉ each); a count of steps stays."""
         rate = self.rate_for(examples)
-        per_epoch = 1 if rate is None else -(-examples // self.batch) if self.batch else math.ceil(1 / rate)
+        per_epoch = 1 if rate is None else math.ceil(examples / self.batch) if self.batch else math.ceil(1 / rate)
         return count * per_epoch if self.epochs else count
 
     def recipe(self, labels: npt.NDArray[np.int64]) -> Recipe:
         """The recipe for examples with these labels."""
-        return Recipe(**self.schedule(len(labels)))
+        return Recipe(**self.schedule(self.share_of(len(labels))))
 
-    def schedule(self, examples: int) -> dict[str, Any]:
+    def schedule(self, examples: float) -> dict[str, Any]:
         """The fields of the recipe."""
         return {
             "steps": self.in_steps(self.steps or self.epochs or 0, examples),
@@ -93,7 +105,8 @@ class RunForm(Strict):
         }
 
     def kept(self, labels: npt.NDArray[np.int64]) -> list[int]:
-        return self.recipe(labels).kept(self.in_steps(kept, len(labels)) for kept in self.checkpoints)
+        examples = self.share_of(len(labels))
+        return self.recipe(labels).kept(self.in_steps(kept, examples) for kept in self.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,20 @@ class Job:
     device: str
     out: Path
     asked: dict[str, Any]
+    start: Path | None = None  # the model's folder that the run starts from
+    partition: Partition | None = None
+    part: int = 0
+
+    def origin(self, examples: int) -> Origin:
+        """Where the run starts, and which part of so many examples it sees."""
+        start = None if self.start is None else Start.read(self.start, self.dataset)
+        if self.partition is None:
+            return Origin(start)
+        return Origin(start, self.partition.shard(self.part), self.settings.share_of(examples))
+
+    def rows(self, examples: int) -> npt.NDArray[np.int64] | slice:
+        """The examples that the run sees."""
+        return slice(None) if self.partition is None else self.partition.rows(self.part, examples)
 
     @property
     def folder(self) -> RunFolder:
@@ -135,17 +162,29 @@ class Trainer:
     def check_unfinished(self, job: Job) -> None:
         """Refuse to continue what was begun differently."""
 
+    def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+        """For each run the limits within which averages and noise at release pay, where they are known; and warnings."""
+        return {}, []
+
+    def shares(self, job: Job) -> bool:
+        """Whether the run is made in one go with others of its kind, by `make_all`."""
+        return False
+
     def make(self, job: Job, data: Data) -> list[tuple[Checkpoint, float]]:
         """The models to keep, each with its accuracy on the public test part."""
         raise NotImplementedError
 
+    def make_all(self, jobs: Sequence[Job], data: Data) -> list[list[tuple[Checkpoint, float]]]:
+        """The same for several runs of this kind."""
+        return [self.make(job, data) for job in jobs]
+
 
 class LinearRun(RunForm):
-    model: Literal["softmax", "logistic"]
+    model: linear.Loss
 
 
 class Linear(Trainer):
-    """Softmax or logistic regression in numpy, on the CPU; it starts from zero."""
+    """Softmax, logistic or one-vs-rest regression in numpy, on the CPU; it starts from zero."""
 
     form: ClassVar[type[RunForm]] = LinearRun
     bounds_inputs = True
@@ -155,28 +194,66 @@ class Linear(Trainer):
         if job.norm_bound is None:
             raise TrainingError(f"{model} regression needs norm_bound, the largest norm of an input with its bias")
         if model == "logistic" and data.classes != 2:
-            raise TrainingError(f"logistic regression has two classes, not {data.classes}; use softmax or positive: […]")
+            raise TrainingError(
+                f"logistic regression has two classes, not {data.classes}; use softmax, one-vs-rest or positive: […]"
+            )
+
+    def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+        known = [(job.name, self.setting(job, data)) for job in jobs]
+        count = len(jobs)
+        return {name: limits(setting, count, delta) for name, setting in known}, advice(known, delta)
+
+    @staticmethod
+    def setting(job: Job, data: Data) -> LinearSetting:
+        assert job.norm_bound is not None
+        loss = cast(linear.Loss, job.settings.model)
+        examples = round(job.settings.share_of(len(data.train)))
+        return LinearSetting(job.settings.recipe(data.train_labels), loss, examples, job.norm_bound)
+
+    def shares(self, job: Job) -> bool:
+        return job.settings.full_batch is True  # then one look at the data serves all; other batches are each run's own
 
     def make(self, job: Job, data: Data) -> list[tuple[Checkpoint, float]]:
-        assert job.norm_bound is not None
-        settings = job.settings
-        train, test = features(job.source, job.norm_bound)
-        made = linear.train(
-            train,
-            data.train_labels,
-            data.classes,
-            settings.recipe(data.train_labels),
-            norm_bound=job.norm_bound,
-            dataset=job.dataset,
-            loss="logistic" if settings.model == "logistic" else "softmax",
-            run=job.new_run(),
-            checkpoints=settings.kept(data.train_labels),
-            on_step=every(TELL_EVERY, job.folder.tell),
+        return self.make_all([job], data)[0]
+
+    def make_all(self, jobs: Sequence[Job], data: Data) -> list[list[tuple[Checkpoint, float]]]:
+        first = jobs[0]  # the runs of a portfolio have one data set and one bound
+        assert first.norm_bound is not None
+        train, test = features(first.source, first.norm_bound)
+        heads = [
+            linear.Head(
+                recipe=job.settings.recipe(data.train_labels),
+                loss=cast(linear.Loss, job.settings.model),
+                run=job.new_run(),
+                checkpoints=job.settings.kept(data.train_labels),
+                on_step=every(TELL_EVERY, job.folder.tell),
+                origin=job.origin(len(train)),
+                rows=job.rows(len(train)),
+            )
+            for job in jobs
+        ]
+        made = linear.train_heads(
+            train, data.train_labels, data.classes, heads, norm_bound=first.norm_bound, dataset=first.dataset
         )
-        return [(one, linear.accuracy(one.tensors, test, data.test_labels)) for one in made]
+        return [
+            [(replace(one, config=_config(job)), linear.accuracy(one.tensors, test, data.test_labels)) for one in kept]
+            for job, kept in zip(jobs, made, strict=True)
+        ]
 
 
-_OWN = dict.fromkeys(("softmax", "logistic"), f"{__name__}:Linear")
+def _config(job: Job) -> str:
+    source = job.source
+    assert job.norm_bound is not None
+    return HeadConfig(
+        loss=cast(linear.Loss, job.settings.model),
+        norm_bound=job.norm_bound,
+        mean=source.mean,
+        deviation=source.deviation,
+        network=source.public_network,
+    ).text()
+
+
+_OWN = dict.fromkeys(get_args(linear.Loss), f"{__name__}:Linear")
 
 
 def find_trainer(model: object) -> Trainer:

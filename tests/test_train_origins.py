@@ -1,0 +1,163 @@
+"""`dpmerge train` with forks and shards: what begins where, who sees which records, and what the records say."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dpmerge.errors import DpmergeError, TrainingError
+from dpmerge.records import DpSgd, Portfolio, Record
+from dpmerge.rules import Joint
+from dpmerge.tensors import content_digest
+from dpmerge.training import PortfolioFile, Recipe, linear, shard_of, train_portfolio
+from dpmerge.training.origin import Origin, Partition, Start
+
+DEFAULTS = {"model": "softmax", "learning_rate": 0.5, "rate": 0.1, "steps": 10, "clip": 2.01, "noise_multiplier": 1}
+
+
+def trained(folder: Path, runs: dict[str, Any], **fields: Any) -> Portfolio:
+    content = {"data": "digits", "norm_bound": 1.415, "defaults": DEFAULTS, "runs": runs, **fields}
+    path = folder / "portfolio.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    train_portfolio(PortfolioFile.load(path), folder / "out", jobs=1)
+    return Portfolio(folder / "out")
+
+
+def mechanism(portfolio: Portfolio, name: str) -> DpSgd:
+    found = portfolio[name].mechanism
+    assert isinstance(found, DpSgd)
+    return found
+
+
+def test_forks_of_a_run_of_the_file_and_of_a_folder(tmp_path: Path) -> None:
+    """The fork comes first in the file: it waits for its body. A checkpoint is a start, too, and so is a fork."""
+    runs = {"a": {"from": "body"}, "body": {"steps": 40, "checkpoints": [30]}, "b": {"from": "body@30"}, "c": {"from": "a"}}
+    portfolio = trained(tmp_path, runs)
+    start = mechanism(portfolio, "a").starts_from
+    assert start is not None
+    assert (start.step, start.run) == (40, mechanism(portfolio, "body").run)
+    assert start.digest == content_digest(tmp_path / "out" / "body")
+    assert [one.name for one in portfolio["c"].starts] == [f"{portfolio['a'].run}/10", f"{portfolio['body'].run}/40"]
+    assert mechanism(portfolio, "b").steps == 10
+    whole = Joint(portfolio.weights(dict.fromkeys(("a", "b", "c", "body"), 0.25)))
+    assert sum(count for _, count in whole.profile().factors) == 40 + 3 * 10
+    again = trained(tmp_path, runs)
+    assert mechanism(again, "a") == mechanism(portfolio, "a")
+    # On disk, beside the file, from another portfolio.
+    (tmp_path / "second").mkdir()
+    other = trained(tmp_path / "second", {"d": {"from": "../out/body"}})
+    assert mechanism(other, "d").starts_from == start
+
+
+def test_a_fork_begins_with_the_tensors_of_its_start(tmp_path: Path) -> None:
+    """Without noise and learning nearly nothing, it stays there."""
+    portfolio = trained(tmp_path, {"body": {}, "a": {"from": "body", "learning_rate": 1e-9, "steps": 1}})
+    held = [Start.read(tmp_path / "out" / name, portfolio.models[0].record.dataset).tensors for name in ("body", "a")]
+    for name in held[0]:
+        np.testing.assert_allclose(held[1][name], held[0][name], atol=1e-7)
+
+
+def test_starts_that_are_refused(tmp_path: Path) -> None:
+    for runs, message in (
+        ({"a": {"from": "nowhere"}}, "neither a run of this file nor a model's folder"),
+        ({"a": {"from": "b"}, "b": {"from": "a"}}, "start from each other"),
+        ({"a": {"from": "b@7"}, "b": {}}, "keeps no model 'b@7'"),
+        ({"a": {"from": "."}}, "record.json"),
+    ):
+        with pytest.raises(DpmergeError, match=message):
+            trained(tmp_path, runs)
+        assert not (tmp_path / "out" / "a").exists()
+    trained(tmp_path, {"body": {}})
+    (tmp_path / "second").mkdir()
+    with pytest.raises(TrainingError, match="can only count a start on the same data"):
+        trained(tmp_path / "second", {"a": {"from": "../out/body"}}, dataset="other")
+    with pytest.raises(TrainingError, match="has the tensors"):
+        trained(tmp_path / "second", {"a": {"from": "../out/body", "model": "logistic"}}, positive=[1], dataset=DATASET)
+
+
+DATASET = "sklearn-digits-train-1437"
+
+
+def test_shards_become_one_run_for_each_part(tmp_path: Path) -> None:
+    portfolio = trained(tmp_path, {"body": {}, "net": {"shards": 3, "from": "body"}, "other": {"shards": 3, "steps": 5}})
+    assert portfolio.names == ("body", "net.1", "net.2", "net.3", "other.1", "other.2", "other.3")
+    shards = [mechanism(portfolio, name).shard for name in portfolio.names[1:]]
+    assert [shard.part for shard in shards if shard is not None] == [1, 2, 3, 1, 2, 3]
+    assert {(shard.partition, shard.of, shard.assignment) for shard in shards if shard is not None} == {
+        (shards[0].partition, 3, "fair-draw")  # type: ignore[union-attr]
+    }
+    assert [mechanism(portfolio, f"net.{part}").expected_batch for part in (1, 2, 3)] == [pytest.approx(0.1 * 1437 / 3)] * 3
+    everyone = portfolio.weights(dict.fromkeys(portfolio.names, 1 / 7))
+    found = Joint(everyone)
+    assert found.guarantee(delta=1e-5).theorem == "shards"
+    place = found.places.all[0]
+    assert sum(count for _, count in found.profile(place).factors) == 10 + 10 + 5  # body, and one of each three
+
+
+def test_constants_of_a_part_do_not_follow_its_size(tmp_path: Path) -> None:
+    portfolio = trained(
+        tmp_path,
+        {"net": {"shards": 4, "batch": 30, "epochs": 2}},
+        defaults={k: v for k, v in DEFAULTS.items() if k not in ("rate", "steps")},
+    )
+    for name in portfolio.names:
+        held = mechanism(portfolio, name)
+        assert held.expected_batch == pytest.approx(30)
+        assert (held.sampling.rate, held.steps) == (30 / (1437 / 4), 2 * 12)
+    with pytest.raises(TrainingError, match="a full batch of one of several parts"):
+        trained(tmp_path, {"full": {"shards": 2, "full_batch": True}})
+    with pytest.raises(TrainingError, match="has the name of another run"):
+        trained(tmp_path, {"net.1": {}, "net": {"shards": 2}})
+
+
+def test_the_parts_of_a_portfolio_are_kept(tmp_path: Path) -> None:
+    first = Partition.kept(tmp_path, 5)
+    assert Partition.kept(tmp_path, 5) == first
+    assert Partition.kept(tmp_path, 4).id != first.id
+    rows = [first.rows(part, 1000) for part in range(1, 6)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(1000))
+    (tmp_path / "5-parts.json").write_text("{}")
+    with pytest.raises(TrainingError, match="the key of the data's parts"):
+        Partition.kept(tmp_path, 5)
+
+
+def test_a_record_keeps_its_part_when_others_come(tmp_path: Path) -> None:
+    """By id and key alone; and parts are about as likely."""
+    key = secrets.token_bytes(32)
+    ids = [f"user-{number}" for number in range(5000)]
+    parts = shard_of(ids, key, 5)
+    assert shard_of(ids[::-1], key, 5).tolist() == parts.tolist()[::-1]
+    assert shard_of(ids[:10], key, 5).tolist() == parts[:10].tolist()
+    assert shard_of(ids, secrets.token_bytes(32), 5).tolist() != parts.tolist()
+    counts = np.bincount(parts)[1:]
+    assert counts.shape == (5,)
+    assert np.all(np.abs(counts - 1000) < 6 * (5000 * 0.16) ** 0.5)
+    assert shard_of([1, "1", b"1"], key, 1 << 60).tolist() != [shard_of([1], key, 1 << 60)[0]] * 3
+    assert len(set(shard_of([1, "1", b"1"], key, 1 << 60).tolist())) == 3
+
+
+def test_ids_and_keys_that_are_refused() -> None:
+    with pytest.raises(TrainingError, match="can be guessed"):
+        shard_of(["a"], b"short", 2)
+    with pytest.raises(TrainingError, match="2 parts or more"):
+        shard_of(["a"], bytes(32), 1)
+    with pytest.raises(TrainingError, match="must not depend on its content"):
+        shard_of([0.5], bytes(32), 2)  # type: ignore[list-item]
+    with pytest.raises(TrainingError, match="must not depend on its content"):
+        shard_of(np.eye(2), bytes(32), 2)
+
+
+def test_the_divisor_is_the_public_one() -> None:
+    """A part of 10 examples, of which 20 are expected: updates are divided for 20."""
+    features, labels = np.full((10, 3), 0.1, np.float32), np.zeros(10, np.int64)
+    recipe = Recipe(steps=1, learning_rate=1.0, clip=10.0, noise_multiplier=0.0)
+    whole = linear.train(features, labels, 2, recipe, norm_bound=1.0, dataset="d")[0]
+    part = linear.train(features, labels, 2, recipe, norm_bound=1.0, dataset="d", origin=Origin(examples=20.0))[0]
+    np.testing.assert_allclose(part.tensors["weight"], whole.tensors["weight"] / 2, rtol=1e-6)
+    assert isinstance(part.record, Record)
+    assert part.record.mechanism.expected_batch == 20.0  # type: ignore[union-attr]
