@@ -38,6 +38,7 @@ EXPERIMENTS = {
     "last-iterate": Experiment("linear portfolios, if nothing but the release is published", "last_iterate:last_iterate"),
     "knob": Experiment("one portfolio with noise at release, and models trained anew for each ε", "knob:knob"),
     "heads": Experiment("linear heads on public features of CIFAR-10", "heads:heads", ("cifar10-efficientnet-lite0",)),
+    "heads-text": Experiment("the same on hashed words of documentation", "heads:heads_text"),
     "shards": Experiment("heads of parts of the data", "heads_parts:shards", ("cifar10-efficientnet-lite0",)),
     "forks": Experiment("heads over one private body", "heads_parts:forks", ("cifar10",)),
     "cifar10": Experiment("ResNet-18 from scratch", "cifar10:cifar10", ("cifar10",), torch=True),
