@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def selection_optimum(
             with grids_of_accuracy(accounting.accuracy):
                 found = pld_optimum(np.array([profile.delta(epsilon) for profile in profiles]).T / delta, values)
         else:
-            curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
+            curves = np.stack([_renyi(profile) for profile in profiles])
             found = _renyi_optimum_at(curves, values, epsilon, delta, conversion)
         return None if found is None else [found.weights, found.utility, found.by, found.order]
 
@@ -67,11 +68,16 @@ def selection_frontier(
     values = np.array(utilities, dtype=np.float64)
     targets = np.array(epsilons, dtype=np.float64)
     if by == "rdp":
-        curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
+        curves = np.stack([_renyi(profile) for profile in profiles])
         return [_renyi_optimum_at(curves, values, epsilon, delta, conversion) for epsilon in targets.tolist()]
     low, high = float(targets.min()), float(targets.max())
     spent = [[profile.wide_curve(d, low, high, delta).deltas(targets) for profile in profiles] for d in DIRECTIONS]
     return [pld_optimum(costs, values) for costs in np.moveaxis(np.array(spent) / delta, 2, 0)]
+
+
+@lru_cache(maxsize=64)  # the targets of a plan and of a page share these
+def _renyi(profile: Profile) -> FloatArray:
+    return profile.renyi(ORDERS)
 
 
 def _asked(accounting: Accounting) -> tuple[MixtureAccountant, Conversion]:
