@@ -21,7 +21,7 @@ from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import TrainingError
 from dpmerge.records import Convex
 
-_NEAR = 1e-3  # how far a gradient in single precision may be from that of the loss, in probability
+_NEAR = 1e-4  # how far a gradient in single precision may be from that of the loss, in probability
 _ADDED = 1e-6  # Opacus clips by C/(norm + 1e-6)
 
 
