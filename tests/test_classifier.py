@@ -70,7 +70,7 @@ def test_a_fit_meets_its_target_and_says_so(tmp_path: Path, loss: Any) -> None:
     assert isinstance(mechanism, DpSgd) and mechanism.convex == ("unclipped" if loss is None else "glm")
     loaded = PrivateLinearClassifier.load(tmp_path / "kept" / "release", classes=names)
     assert np.array_equal(loaded.predict(x), fitted.predict(x)) and loaded.score(x, names[y]) == fitted.score(x, names[y])
-    with pytest.raises(TrainingError, match="classes names 2 labels; the head in .* has 3"):
+    with pytest.raises(TrainingError, match=r"classes names 2 labels; the head in .* has 3"):
         PrivateLinearClassifier.load(tmp_path / "kept" / "release", classes=[0, 1])
     with pytest.raises(DpmergeError):  # a folder is never written over
         clone(made).fit(x, names[y])
