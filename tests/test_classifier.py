@@ -68,6 +68,10 @@ def test_a_fit_meets_its_target_and_says_so(tmp_path: Path, loss: Any) -> None:
     assert total is not None and total.epsilon == pytest.approx(fitted.guarantee_.epsilon, rel=1e-3)
     mechanism = fitted.record_.mechanism
     assert isinstance(mechanism, DpSgd) and mechanism.convex == ("unclipped" if loss is None else "glm")
+    loaded = PrivateLinearClassifier.load(tmp_path / "kept" / "release", classes=names)
+    assert np.array_equal(loaded.predict(x), fitted.predict(x)) and loaded.score(x, names[y]) == fitted.score(x, names[y])
+    with pytest.raises(TrainingError, match=r"classes names 2 labels; the head in .* has 3"):
+        PrivateLinearClassifier.load(tmp_path / "kept" / "release", classes=[0, 1])
     with pytest.raises(DpmergeError):  # a folder is never written over
         clone(made).fit(x, names[y])
 

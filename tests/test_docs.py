@@ -20,7 +20,15 @@ from tests.release_builders import runs
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "RELEASE.md", "docs/architecture.md", "src/dpmerge/rules/README.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "RELEASE.md",
+    "docs/architecture.md",
+    "src/dpmerge/rules/README.md",
+    "docs/tutorials/knob.md",
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -51,6 +59,30 @@ def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         words = ["test-data" if word == "sklearn-digits-train-1437" else word for word in words]
         done = CliRunner().invoke(app, [words[0], "--help"] if words[0] in ("train", "explore") else words)
         assert done.exit_code == 0, (line, done.output, done.exception)
+
+
+def test_the_tutorials_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tenth of the data and full batches, whose accounting is in closed form; ten commands at most."""
+    text = (ROOT / "docs" / "tutorials" / "knob.md").read_text().replace("_000", "_00")
+    monkeypatch.chdir(tmp_path)
+    ran = 0
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL):
+        if language == "python":
+            exec(compile(block, "knob.md", "exec"), {})
+        elif language == "yaml":
+            Path("portfolio.yaml").write_text(re.sub(r"rate: 0\.[0-9]+, ", "full_batch: true, ", block, count=1))
+        for line in block.splitlines() if language == "shell" else []:
+            ran += 1
+            done = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert done.exit_code == 0, (line, done.output, done.exception)
+    assert ran <= 10
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "for-partners",
+        "for-customers",
+        "for-everyone",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -106,6 +106,8 @@ def test_files_that_do_not_suit_are_one_line(tmp_path: Path) -> None:
         ({"normalise": {"constants": "network"}}, "the data go through no network"),
         ({"normalise": {"mean": [0, 0], "deviation": [1, 1]}}, "numbers for 2 channels, but the inputs have 6"),
         ({"features": "resnet"}, "field features"),
+        ({"runs": {"a": {**RUN, "clip_shares": [1, 2, 3]}}}, "clip_shares belongs to one-vs-rest"),
+        ({"runs": {"a": {**RUN, "model": "one-vs-rest", "clip_shares": [1, 2]}}}, "clip_shares has 2 numbers for 3 classes"),
         ({"features": "efficientnet-lite0"}, "a network takes images"),
     ):
         with pytest.raises(DpmergeError, match=text):
@@ -246,7 +248,9 @@ def test_what_the_network_says_of_its_features_is_their_mean() -> None:
 
 def test_the_command_trains_from_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", **ARRAYS)
-    file = portfolio(tmp_path, runs={"a": RUN, "b": {**RUN, "model": "one-vs-rest"}, "c": {**RUN, "steps": 3}})
+    file = portfolio(
+        tmp_path, runs={"a": RUN, "b": {**RUN, "model": "one-vs-rest", "clip_shares": [1, 1, 2]}, "c": {**RUN, "steps": 3}}
+    )
     command = ["train", str(file.path), "--out", str(tmp_path / "out"), "--jobs", "1", "--json"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0 and set(json.loads(done.stdout)["models"]) == {"a", "b", "c"}

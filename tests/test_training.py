@@ -122,6 +122,23 @@ def test_one_vs_rest_is_hidden_at_any_clip() -> None:
     assert told["one-vs-rest"][0] == "hidden-run" and told["one-vs-rest"][1] < 0.5 * told["softmax"][1]
 
 
+def test_outputs_are_clipped_by_their_own_constants() -> None:
+    """One step on one example: each output moves by its c_k at most, where its gradient is longer exactly, and all by C."""
+    features, labels, _ = data(1)
+    shares = tuple(float(k) for k in range(1, 11))
+    recipe = Recipe(steps=1, learning_rate=1.0, clip=0.8, noise_multiplier=0.0)
+    head = Head(recipe=recipe, loss="one-vs-rest", clip_shares=shares)
+    ((made,),) = train_heads(features, labels, 10, [head], norm_bound=BOUND, dataset="d")
+    moved = np.linalg.norm(np.hstack([made.tensors["weight"], made.tensors["bias"][:, None]]), axis=1)
+    own = 0.8 * np.array(shares) / np.linalg.norm(shares)
+    slope = 0.5 * float(np.linalg.norm(features[0]))
+    assert np.allclose(moved, np.minimum(own, slope), rtol=2e-5) and np.all(moved <= own)
+    assert 0.75 < float(np.linalg.norm(moved)) <= 0.8
+    for wrong in ((1.0,), (1.0,) * 9 + (0.0,), (1.0,) * 9 + (math.nan,)):
+        with pytest.raises(TrainingError, match="clip_shares needs a positive number for each of 10 classes"):
+            train_heads(features, labels, 10, [replace(head, clip_shares=wrong)], norm_bound=BOUND, dataset="d")
+
+
 def test_noise_has_the_stated_size() -> None:
     features, labels, _ = data()
     quiet = Recipe(steps=1, learning_rate=1.0, clip=1.0, noise_multiplier=0.0)
@@ -272,13 +289,15 @@ def test_smoothness_and_convexity_are_facts(loss: Any) -> None:
     norms = np.linalg.norm(features, axis=1).astype(np.float32)
     for clip in (0.2, 1.0, 2.001):
         smoothness, convex = linear.facts_of_linear(loss, clip, BOUND)
+        recipe = Recipe(steps=1, learning_rate=1.0, clip=clip, noise_multiplier=0.0)
         for _ in range(100):
             one = rng.standard_normal((outputs, features.shape[1])).astype(np.float32) * rng.choice([1, 10])
             other = one + rng.standard_normal(one.shape).astype(np.float32) * rng.choice([0.1, 1, 10])
             index = rng.integers(len(labels))
             row = slice(index, index + 1)
             held = linear._Held(features[row], labels[row], norms[row])
-            g, h = linear._clipped_sums(held, [(one, loss, clip), (other, loss, clip)])
+            each = linear._clips(Head(recipe=recipe, loss=loss), outputs) if loss == "one-vs-rest" else clip
+            g, h = linear._clipped_sums(held, [(one, loss, each), (other, loss, each)])
             assert np.linalg.norm(g - h) <= smoothness * np.linalg.norm(one - other) * (1 + 1e-5) + 1e-5
             if convex:
                 assert np.sum((g - h) * (one - other)) >= -1e-5

@@ -15,25 +15,40 @@ import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
+from dpmerge.errors import TargetError, TrainingError
 from dpmerge.records import Clipping, Convex
+from dpmerge.rules import round_up
 from dpmerge.training import Pending, PortfolioFile, Stated, StatedSampling, train_portfolio
 
 
 def train(
     portfolio: Annotated[Path, argument("A YAML file: data and runs (docs/training.md).")],
-    out: Annotated[Path, option("The portfolio's folder: each run becomes a model.")],
+    out: Annotated[Path | None, option("The portfolio's folder: each run becomes a model.")] = None,
     data: Annotated[Path | None, option("Folder of the data set's file.")] = None,
     device: Annotated[str, option("cpu or cuda, for networks.")] = "cpu",
     jobs: Annotated[int | None, option("Processes on this machine; without it, one for each core, or one GPU.")] = None,
     cluster: ClusterOption = None,
-    delta: Annotated[float, option("For the ε that warnings speak of.")] = 1e-5,
+    delta: Annotated[float, option("For the ε that warnings and designs speak of.")] = 1e-5,
+    design: Annotated[bool, option("Do not train: find settings that serve the targets of --epsilon.")] = False,
+    epsilon: Annotated[list[float] | None, option("With --design: a target. Repeatable.")] = None,
+    examples: Annotated[int | None, option("With --design: the number of examples; without it, the data are read.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Train several private models on one data set.
 
     Each model gets a record and its accuracy on the public test part. Every run has fresh noise. Finished work is stored: the
     same command continues an interrupted training.
+
+    With --design: from the number of examples, the targets and the number of runs, the noise, steps, rate and learning rate
+    with which an average and noise at release serve every target, and what to expect of it.
     """
+    if design:
+        _design(portfolio, data, epsilon or [], delta, examples, json)
+        return
+    if epsilon or examples is not None:
+        raise TargetError("--epsilon and --examples belong to --design")
+    if out is None:
+        raise TrainingError("--out is needed: the folder for the models")
     file = PortfolioFile.load(portfolio)
     try:
         done = train_portfolio(
@@ -52,6 +67,28 @@ def train(
     for names, clip, rate in _limits(done["limits"]):
         clipped = f"a clip of {clip:g} or more, " if clip else ""
         typer.echo(f"averages and noise at release pay with {clipped}learning rates up to {rate:g}: {names}")
+
+
+def _design(path: Path, data: Path | None, targets: list[float], delta: float, examples: int | None, json: bool) -> None:
+    file = PortfolioFile.load(path, {"noise_multiplier": 1.0})
+    setting = file.one_setting(file.examples(data) if examples is None else examples)
+    tell = (lambda text: typer.echo(text, err=True)) if sys.stderr.isatty() else (lambda text: None)
+    found = training.design(setting, runs=len(file.runs), targets=targets, delta=delta, progress=tell)
+    if json:
+        print_json(found.as_dict())
+        return
+    said = ", ".join(f"{name}: {str(value).lower() if value is True else value}" for name, value in found.fields().items())
+    typer.echo(f"defaults: {{{said}}}")
+    typer.echo("runs: {" + ", ".join(f"{name}: {{}}" for name in file.runs) + "}\n")
+    composed = round_up(found.composed, 2)
+    rows = [[f"{one.epsilon:g}", f"{one.release_noise:.4g}", f"{one.deviation:.4g}", composed] for one in found.served]
+    which = f"the average of {found.averaged} runs" if found.averaged > 1 else "one run"
+    table(f"Releases of {which}", ["ε", "noise at release", "predicted deviation", "ε by composition"], rows)
+    typer.echo(
+        f"at δ = {delta:g}, if nothing else of the runs is ever published; all these releases together cost what the least "
+        "noisy one costs. By composition: as if every step were published. Deviations are those of one parameter, by training "
+        "and release."
+    )
 
 
 def _limits(limits: dict[str, dict[str, float]]) -> list[tuple[str, float, float]]:

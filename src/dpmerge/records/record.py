@@ -113,12 +113,13 @@ class DpSgd(Extended):
 
     `left_out` names tensors that changed without noise: they are not in the model, and no loss was computed with them.
     `others_unchanged` says that all others were trained with noise or never changed: stated by the user; the recorder
-    checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one. A fork says what it
-    `starts_from`; its phases are its own steps alone. `shard` is the part of the data that these saw.
+    checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one. `established` says how
+    smoothness and convex were found, where the recorder checked them. A fork says what it `starts_from`; its phases are its
+    own steps alone. `shard` is the part of the data that these saw.
     """
 
     added: ClassVar[frozenset[str]] = frozenset(
-        {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept", "starts_from", "shard"}
+        {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept", "established", "starts_from", "shard"}
     )
 
     kind: Literal["dp-sgd"]
@@ -138,6 +139,7 @@ class DpSgd(Extended):
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    established: Annotated[str, Field(min_length=1)] | None = None
     starts_from: StartsFrom | None = None
     shard: Shard | None = None
 

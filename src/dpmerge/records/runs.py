@@ -205,6 +205,8 @@ def _begins(earlier: Mechanism, later: Mechanism) -> bool:
         same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
         # Tensors may first change later in the run, a run may continue on another machine, and checkpoints become more.
         same |= {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept"}
+        if earlier.established is not None:  # what was checked of the loss may end at a later step
+            same |= {"smoothness", "convex", "established"}
         for stated in ("noise_fingerprint", "sampler_fingerprint"):
             if not _goes_on(getattr(earlier, stated), getattr(later, stated), earlier.steps):
                 return False

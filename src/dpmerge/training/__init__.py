@@ -9,6 +9,7 @@ from dpmerge.errors import TrainingError
 from dpmerge.training.advice import LinearSetting as LinearSetting, advice as advice, limits as limits
 from dpmerge.training.calibration import Calibrated as Calibrated, calibrated as calibrated
 from dpmerge.training.data import Data as Data
+from dpmerge.training.design import Design as Design, Served as Served, design as design
 from dpmerge.training.head import HeadConfig as HeadConfig, LinearHead as LinearHead
 from dpmerge.training.linear import (
     Head as Head,

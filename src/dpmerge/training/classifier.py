@@ -118,6 +118,21 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.coef_, self.intercept_ = self._head.weight, self._head.bias
         return self
 
+    @classmethod
+    def load(cls, folder: str | Path, classes: npt.ArrayLike | None = None) -> PrivateLinearClassifier:
+        """A fitted classifier from a folder: of a release, or of a model that `dpmerge train` made; nothing is trained.
+
+        `classes` are its labels in order; without them, 0, 1, ….
+        """
+        head = LinearHead.load(folder)
+        made = cls(norm_bound=head.config.norm_bound, loss=head.config.loss, classes=classes)
+        made._head, made.coef_, made.intercept_ = head, head.weight, head.bias
+        made.classes_ = head.classes_ if classes is None else np.asarray(classes)
+        if len(made.classes_) != len(head.classes_):
+            raise TrainingError(f"classes names {len(made.classes_)} labels; the head in {folder} has {len(head.classes_)}")
+        made.n_features_in_ = head.weight.shape[1]
+        return made
+
     def decision_function(self, X: npt.ArrayLike) -> Array:
         return self._fitted().decision_function(self._rows(X))
 

@@ -27,16 +27,20 @@ from dpmerge.training.saving import Checkpoint, Tensors
 Loss = Literal["softmax", "logistic", "one-vs-rest"]
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
-_Model = tuple[Floats, Loss, float]  # weights, loss, clip
+_Model = tuple[Floats, Loss, float | npt.NDArray[np.float64]]  # weights, loss, clip: of all outputs together, or of each
 _ROWS = 512  # of the full batch at a time: they are read twice, the second time from the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """A linear model to be trained: how, and after which steps it is kept."""
+    """A linear model to be trained: how, and after which steps it is kept.
+
+    Output k of one-vs-rest is clipped to c_k, in proportion to `clip_shares`; by default all alike. √(Σ c_k²) is the clip.
+    """
 
     recipe: Recipe
     loss: Loss = "softmax"
+    clip_shares: tuple[float, ...] = ()
     run: str | None = None
     checkpoints: Iterable[int] = ()
     on_step: Callable[[int], None] | None = None
@@ -123,6 +127,7 @@ class _Going:
         self.recipe, self.loss, self._on_step = head.recipe, head.loss, head.on_step
         self._kept = set(self.recipe.kept(head.checkpoints))
         self._noise, self.sampler = fresh_generator(), fresh_generator()
+        self._clip = _clips(head, classes) if head.loss == "one-vs-rest" else self.recipe.clip
         facts = facts_of_linear(head.loss, self.recipe.clip, norm_bound)
         self._said: dict[str, Any] = {
             "dataset": dataset,
@@ -144,7 +149,7 @@ class _Going:
 
     @property
     def now(self) -> _Model:
-        return self.weights.astype(np.float32), self.loss, self.recipe.clip
+        return self.weights.astype(np.float32), self.loss, self._clip
 
     def move(self, step: int, total: npt.NDArray[np.float64]) -> None:
         """Make a step from the sum of its batch's clipped gradients."""
@@ -199,10 +204,10 @@ def _clipped_sums(held: _Held, models: Sequence[_Model]) -> list[npt.NDArray[np.
     return np.split(total, ends)
 
 
-def _to_clipped_errors(scores: Floats, part: _Held, loss: Loss, clip: float) -> None:
+def _to_clipped_errors(scores: Floats, part: _Held, loss: Loss, clip: float | npt.NDArray[np.float64]) -> None:
     """Scores become factors of x, in place: the slopes p − y, clipped all together, or each output by itself.
 
-    Each of K outputs is clipped to clip/√K, so that all together stay within clip (docs/theory.md §3.3).
+    One for each output: all together stay within the norm of these clips (docs/theory.md §3.3).
     """
     rows = np.arange(len(scores))
     if loss == "softmax":
@@ -216,10 +221,18 @@ def _to_clipped_errors(scores: Floats, part: _Held, loss: Loss, clip: float) -> 
     else:
         scores[rows, part.labels] -= 1
     if loss == "one-vs-rest":
-        sizes, most = np.abs(scores) * part.norms[:, None], clip / math.sqrt(scores.shape[1])
+        sizes = np.abs(scores) * part.norms[:, None]
     else:
-        sizes, most = (np.linalg.norm(scores, axis=1) * part.norms)[:, None], clip
-    scores *= np.minimum(1.0, most / np.maximum(sizes, 1e-30)) * NORM_MARGIN
+        sizes = (np.linalg.norm(scores, axis=1) * part.norms)[:, None]
+    scores *= np.minimum(1.0, clip / np.maximum(sizes, 1e-30)) * NORM_MARGIN
+
+
+def _clips(head: Head, classes: int) -> npt.NDArray[np.float64]:
+    """The clip of each output; the norm of all is the recipe's clip."""
+    shares = np.array(head.clip_shares or (1.0,) * classes)
+    if shares.shape != (classes,) or not np.all((shares > 0) & np.isfinite(shares)):
+        raise TrainingError(f"clip_shares needs a positive number for each of {classes} classes; got {head.clip_shares}")
+    return np.asarray(head.recipe.clip * (shares / np.linalg.norm(shares)))
 
 
 def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> Labels:

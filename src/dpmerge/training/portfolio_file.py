@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
-from dpmerge.training.data import DataSource, PublicNetwork
+from dpmerge.training.advice import LinearSetting
+from dpmerge.training.data import DataSource, PublicNetwork, load as load_data
 from dpmerge.training.feature_files import DataFiles, Name, is_file, read_constants
+from dpmerge.training.linear import Loss
 from dpmerge.training.public_network import NetworkName, network_centre
+from dpmerge.training.recipe import Recipe
 from dpmerge.training.trainer import ALTERNATIVES, RunForm, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
@@ -87,14 +90,14 @@ class PortfolioFile:
     parts: dict[str, int]  # of the runs that see one of several parts of the data, which
 
     @classmethod
-    def load(cls, path: Path) -> PortfolioFile:
-        """Read and validate; any fault is one line that names the file and the field."""
+    def load(cls, path: Path, assumed: Mapping[str, Any] | None = None) -> PortfolioFile:
+        """Read and validate; any fault is one line that names the file and the field. What is `assumed` need not be said."""
         read = parse_strict(_File, _as_json(path), str(path), TrainingError)
         runs: dict[str, RunForm] = {}
         trainers: dict[str, Trainer] = {}
         parts: dict[str, int] = {}
         for name, given in read.runs.items():
-            where, whole = f"{path}: run {name!r}", _with_defaults(read.defaults, given or {})
+            where, whole = f"{path}: run {name!r}", _with_defaults({**(assumed or {}), **read.defaults}, given or {})
             if not _NAME.fullmatch(name):
                 raise TrainingError(f"{where}: a name has letters, digits and . + - _ only: it becomes a folder's")
             model: Any = whole.get("model")
@@ -176,6 +179,21 @@ class PortfolioFile:
         about = self.about.model_dump(mode="json", include=_Data.model_fields.keys() - ignored, exclude_none=True)
         part = {"part": self.parts[name]} if name in self.parts else {}
         return about | self.runs[name].model_dump(mode="json", by_alias=True, exclude_defaults=True) | part
+
+    def examples(self, folder: Path | None) -> int:
+        """How many there are to train on; they are read."""
+        return len(load_data(self.source(folder)).train)
+
+    def one_setting(self, examples: int) -> LinearSetting:
+        """What all runs of the file say but for their noise: one linear model, trained in one way."""
+        runs = list(self.runs.values())
+        if any(run.model_copy(update={"noise_multiplier": runs[0].noise_multiplier}) != runs[0] for run in runs):
+            raise TrainingError(f"{self.path}: the runs differ; a design is for runs by one recipe")
+        if runs[0].start is not None or runs[0].shards is not None:
+            raise TrainingError(f"{self.path}: a design is for runs from zero on all of the data, without from and shards")
+        if not self.trainer(next(iter(self.runs))).bounds_inputs or self.about.norm_bound is None:
+            raise TrainingError(f"{self.path}: a design is for linear models with a norm_bound")
+        return LinearSetting(Recipe(**runs[0].schedule(examples)), cast(Loss, runs[0].model), examples, self.about.norm_bound)
 
 
 def _with_defaults(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dpmerge.records import Convex, DpSgd, FullPhase, NoiseGenerator, Record, Sa
 from dpmerge.training.randomness import together
 from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
+from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import (
     Starts,
     continued,
@@ -65,6 +66,7 @@ def record(
     run: str | None = None,
     smoothness: float | None = None,
     convex: Convex | None = None,
+    norm_bound: float | None = None,
     resume: str | Path | None = None,
     starts_from: str | Path | None = None,
     shard: Shard | None = None,
@@ -72,13 +74,17 @@ def record(
 ) -> Recorder:
     """Start to record: `engine` is the PrivacyEngine, the others are what its `make_private` returned, before the first step.
 
-    `dataset` identifies the private data. `smoothness` and `convex` are the user's knowledge of the loss (docs/records.md).
+    `dataset` identifies the private data. `smoothness` and `convex` are the user's knowledge of the loss (docs/records.md); for
+    a linear head give `norm_bound` instead, a public bound on the norm of its inputs: both are then checked at every step.
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
     `starts_from` names the folder of a private model that a new run begins with, if no recorder of this process wrote it.
     `shard` is the part of the data in the loader; rate and divisor then come from `part_size`, a public number, and never from
     how many records the part has (docs/records.md).
     """
+    if norm_bound is not None and (smoothness is not None or convex is not None):
+        raise TrainingError("norm_bound is for facts that the recorder checks; state smoothness and convex, or norm_bound")
     batches, steps = Batches(loader), StepReader(module, optimizer)
+    watch = None if norm_bound is None else HeadWatch(module, optimizer, norm_bound)
     noise, generator = noise_fingerprint(engine, optimizer), noise_generator(engine, optimizer)
     sampler = None if batches.sampling().scheme == "full-batch" else sampler_fingerprint(engine, batches.generator)
     counted = _counted(engine)
@@ -93,7 +99,7 @@ def record(
         start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset)
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
-        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size)
+        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch)
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
@@ -108,9 +114,12 @@ def record(
     first = before.sampler_fingerprint
     sampler = None if first is None else continued(first, before.steps, sampler, "sampling")
     drawn_by = together([before.noise_generator, generator])
+    # Facts that were checked hold for the steps that were: they go on only if the rest is checked too.
+    stated = before.established is None
+    facts = (before.smoothness, before.convex) if stated else (None, None)
     known = (None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard))
-    said = _Said(dataset, before.run, noise, sampler, drawn_by, before.smoothness, before.convex, *known)
-    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size)
+    said = _Said(dataset, before.run, noise, sampler, drawn_by, *facts, *known)
+    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch)
 
 
 class Recorder:
@@ -126,10 +135,11 @@ class Recorder:
         said: _Said,
         before: DpSgd | None = None,
         part_size: float | None = None,
+        watch: HeadWatch | None = None,
     ) -> None:
         self._part_size = part_size
         self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
-        self._said, self._before = said, before
+        self._said, self._before, self._watch = said, before, watch
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
         self._noise, self._sampling = Starts("noise"), Starts("sampling")
         self._taken = _counted(engine)
@@ -187,6 +197,8 @@ class Recorder:
         def pre_step(closure: Any = None) -> Any:
             nonlocal due
             self._steps.part()
+            if self._watch is not None:
+                self._watch.part()
             phase = self._phase()
             self._tensors.trains(optimizer.params)
             if optimizer.generator is not generator:
@@ -278,10 +290,21 @@ class Recorder:
             **vars(self._said),
             "optimizer": optimizer,
             "clipping": clipping,
+            **self._facts(phases),
             "left_out": left_out or None,
             "checkpoints_kept": self._kept_before() or None,
         }
         return dp_sgd_record(mechanism.pop("dataset"), mechanism, phases, "recorded")
+
+    def _facts(self, phases: list[FullPhase]) -> dict[str, Any]:
+        """What was checked of the loss; nothing that the run's beginning does not share."""
+        if self._watch is None:
+            return {}
+        found = self._watch.facts(min(phase.clip for phase in phases))
+        before = self._before
+        if before is not None and (found.smoothness, found.established) != (before.smoothness, before.established):
+            return {}
+        return vars(found)
 
     def _kept_before(self) -> int:
         """How many checkpoints of earlier steps there are; the one from which a run was resumed is among them."""

@@ -181,6 +181,13 @@ class Trainer:
 
 class LinearRun(RunForm):
     model: linear.Loss
+    clip_shares: Annotated[tuple[Positive, ...], Field(min_length=2)] | None = None  # of one-vs-rest, for each class
+
+    @model_validator(mode="after")
+    def _each_output_has_a_clip(self) -> LinearRun:
+        if self.clip_shares is not None and self.model != "one-vs-rest":
+            raise ValueError(f"clip_shares belongs to one-vs-rest; {self.model} has one clip")
+        return self
 
 
 class Linear(Trainer):
@@ -197,6 +204,9 @@ class Linear(Trainer):
             raise TrainingError(
                 f"logistic regression has two classes, not {data.classes}; use softmax, one-vs-rest or positive: […]"
             )
+        shares = _shares(job)
+        if shares and len(shares) != data.classes:
+            raise TrainingError(f"clip_shares has {len(shares)} numbers for {data.classes} classes")
 
     def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
         known = [(job.name, self.setting(job, data)) for job in jobs]
@@ -224,6 +234,7 @@ class Linear(Trainer):
             linear.Head(
                 recipe=job.settings.recipe(data.train_labels),
                 loss=cast(linear.Loss, job.settings.model),
+                clip_shares=_shares(job),
                 run=job.new_run(),
                 checkpoints=job.settings.kept(data.train_labels),
                 on_step=every(TELL_EVERY, job.folder.tell),
@@ -239,6 +250,10 @@ class Linear(Trainer):
             [(replace(one, config=_config(job)), linear.accuracy(one.tensors, test, data.test_labels)) for one in kept]
             for job, kept in zip(jobs, made, strict=True)
         ]
+
+
+def _shares(job: Job) -> tuple[float, ...]:
+    return job.settings.clip_shares or () if isinstance(job.settings, LinearRun) else ()
 
 
 def _config(job: Job) -> str:
