@@ -43,7 +43,7 @@ def test_tables_of_forks_and_shards() -> None:
     for row in kept("shards").values():
         cells = [shown(row[name]) for name in ("average", "votes", "one part")]
         assert f"| {row['target']:g} | {row['parts']} | {row['noise multiplier']:.3f} | {' | '.join(cells)} |" in TEXT
-        assert row["epsilon"] <= row["target"] and row["theorem"] == ("joint-release" if row["parts"] == 1 else "shards")
+        assert row["epsilon"] <= row["target"] and row["theorem"] == ("single-run" if row["parts"] == 1 else "shards")
 
 
 def test_quick_heads() -> None:
