@@ -395,7 +395,9 @@ def test_stated_utilities_say_what_noise_costs() -> None:
     near = plan(portfolio, epsilon=2.0, delta=1e-5, utility=stated).best
     assert near is not None and near.noise > 0 and near.weights.as_dict()["bold"] == 1
     rate = 0.1 / (4.0**2 - 0.5**2)
-    assert near.utility == pytest.approx(0.9 - rate * near.noise**2)
+    assert near.utility == pytest.approx(0.9 - rate * near.noise**2) and near.utility_kind == "interpolated"
+    guess = next(one for one in plan(portfolio, epsilon=0.1, delta=1e-5, utility=stated).options if one.noise > 4)
+    assert guess.utility_kind == "extrapolated" and guess.row()["utility"].endswith("?")
     far = plan(portfolio, epsilon=1.05, delta=1e-5, utility=stated)
     alone = next(one for one in far.options if one.rule == "single" and one.weights.as_dict()["safe"] == 1)
     assert alone.feasible and far.best is not None
@@ -424,8 +426,17 @@ def test_where_noise_buys_nothing_the_plan_says_why() -> None:
         assert all(one.noise == 0 for one in found.options)
         assert why in found.why_no_noise and why in found.as_dict()["why_no_noise"]
         assert all(why in one.why for one in found.options if one.rule == "combination")
+        assert all("a model trained with more noise" in one.why for one in found.options if one.rule == "single")
+        assert all("train a more private one" in one.why for one in found.options if one.rule == "selection")
     told = plan(networks, epsilon=0.2, delta=1e-6).why_no_noise
     assert all(word in told for word in ("heads on a public body", "forks of one checkpoint", "shards"))
+
+
+def test_a_model_that_noise_would_make_fit_says_so() -> None:
+    found = plan(gaussians([0.5, 1.0]), epsilon=0.2, delta=1e-6)
+    assert found.best is not None and found.best.noise > 0
+    whys = [one.why for one in found.options if one.rule == "single"]
+    assert len(whys) == 2 and all("noise at release lowers it" in why for why in whys)
 
 
 def test_plan_prints_the_command_that_releases(tmp_path: Path) -> None:

@@ -415,7 +415,7 @@ def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "train", too_much)
+        patch.setattr(linear, "train_heads", too_much)
         with pytest.raises(TrainingError, match="run 'a': the memory of this machine is too small; use fewer jobs"):
             trained(written(tmp_path), tmp_path / "out")
     monkeypatch.setattr("dpmerge.training.portfolio.load", too_much)
@@ -427,7 +427,7 @@ def test_control_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(linear, "train", interrupted)
+    monkeypatch.setattr(linear, "train_heads", interrupted)
     result = CliRunner().invoke(app, ["train", str(written(tmp_path)), "--out", str(tmp_path / "out"), "--jobs", "1"])
     assert result.exit_code == 130
     assert result.stderr.startswith("stopped; ") and result.stderr.count("\n") == 1
@@ -480,7 +480,10 @@ def test_the_tool_alone_trains_linear_models_and_says_where_others_are(tmp_path:
     own = changed(data="tests.test_train_command:arrays", classes=3, dataset="mine", runs={"a": {"noise_multiplier": 1}})
     assert set(trained(written(tmp_path, own), tmp_path / "out")["models"]) == {"a"}
     for run, text in (
-        ({"model": "mlp"}, r"run 'b': field model: must be one of softmax, logistic \(got 'mlp'\); .* install lab/"),
+        (
+            {"model": "mlp"},
+            r"run 'b': field model: must be one of softmax, logistic, one-vs-rest \(got 'mlp'\); .* install lab/",
+        ),
         ({"shift": {"period": 4}}, "run 'b': field shift: unknown field"),
     ):
         with pytest.raises(TrainingError, match=text):
@@ -493,5 +496,5 @@ def test_trainers_of_other_packages_must_be_trainers(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("dpmerge.training.trainer.added", lambda group: {"odd": "tests.test_train_command:arrays"})
     with pytest.raises(TrainingError, match="gave tuple; it must be a Trainer"):
         find_trainer("odd")
-    with pytest.raises(TrainingError, match="must be one of softmax, logistic, odd"):
+    with pytest.raises(TrainingError, match="must be one of softmax, logistic, one-vs-rest, odd"):
         find_trainer(["softmax"])

@@ -91,6 +91,8 @@ def _print(found: Plan, portfolio: Path, title: str) -> None:
         print_whose_assumptions(found.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
         typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
+    if any(one.utility_kind == "extrapolated" for one in found.options):
+        typer.echo("?: a guess; there is more noise than in any model whose utility was stated. Evaluate before you rely on it")
     if found.question.worth.predicted:
         typer.echo(
             "predicted noise: the standard deviation that training and release leave in a parameter, from the records alone; "

@@ -23,7 +23,7 @@ from dpmerge.cli.options import (
 from dpmerge.cli.output import print_json, print_lines, print_released, print_warnings, released_json
 from dpmerge.errors import TargetError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release import Merge, Released, choose, release, release_together
+from dpmerge.release import Merge, Released, choose, reading, release, release_together
 from dpmerge.rules import RuleName, require_wanted
 from dpmerge.tensors import LoraForm
 
@@ -103,12 +103,13 @@ def merge(
     if couple is not None:
         only(context, "with --couple, which names the targets and draws models as they are", *coupled)
     loaded = Portfolio(portfolio)
+    given = None if weights is None else Weights.parse(loaded, weights)
     find = partial(
         choose,
         loaded,
         rule,
         delta=delta,
-        weights=None if weights is None else Weights.parse(loaded, weights),
+        weights=given,
         utility=None if utility.utility is None else utility.of(loaded),
         provenance=utility.provenance,
         noise=noise,
@@ -117,14 +118,17 @@ def merge(
     )
     arguments = releasing.arguments()
     targets = {} if couple is None else {f"epsilon-{target:g}": target for target in parse_targets(couple)}
-    choices = {name: find(epsilon=target) for name, target in targets.items()} if targets else {"": find(epsilon=epsilon)}
-    # Before anything is written.
-    print_warnings((text for choice in choices.values() for text in choice.guarantee.warnings), err=True)
-    if couple is not None:
-        released = release_together(loaded, choices, releasing.out, **arguments)
-    else:
-        made = release(loaded, choices[""], releasing.out, merge=tensors.merge(), recipient=recipient, **arguments)
-        released = [made]
+    # A ledger wants digests of the models: with known weights they are read while their guarantee is computed.
+    ahead = [] if given is None or releasing.ledger is None else [model.name for model, _ in given.used]
+    with reading(loaded, ahead) as surveys:
+        choices = {name: find(epsilon=target) for name, target in targets.items()} if targets else {"": find(epsilon=epsilon)}
+        # Before anything is written.
+        print_warnings((text for choice in choices.values() for text in choice.guarantee.warnings), err=True)
+        if couple is not None:
+            released = release_together(loaded, choices, releasing.out, **arguments)
+        else:
+            how = {"merge": tensors.merge(), "recipient": recipient, "surveys": surveys, **arguments}
+            released = [release(loaded, choices[""], releasing.out, **how)]
     _show(released, json, alone=couple is None)
 
 

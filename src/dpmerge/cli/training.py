@@ -26,6 +26,7 @@ def train(
     device: Annotated[str, option("cpu or cuda, for networks.")] = "cpu",
     jobs: Annotated[int | None, option("Processes on this machine; without it, one for each core, or one GPU.")] = None,
     cluster: ClusterOption = None,
+    delta: Annotated[float, option("For the ε that warnings speak of.")] = 1e-5,
     json: JsonOption = False,
 ) -> None:
     """Train several private models on one data set.
@@ -35,7 +36,9 @@ def train(
     """
     file = PortfolioFile.load(portfolio)
     try:
-        done = train_portfolio(file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars)
+        done = train_portfolio(
+            file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars, warn=_warn, delta=delta
+        )
     except KeyboardInterrupt:
         typer.echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
         raise typer.Exit(130) from None
@@ -46,6 +49,21 @@ def train(
     typer.echo(f"{done['folder']}: private models of {done['dataset']}")
     table("", ["model", "steps", "test accuracy"], rows)
     typer.echo(f"utilities, measured on the private models: {done['utilities']}")
+    for names, clip, rate in _limits(done["limits"]):
+        clipped = f"a clip of {clip:g} or more, " if clip else ""
+        typer.echo(f"averages and noise at release pay with {clipped}learning rates up to {rate:g}: {names}")
+
+
+def _limits(limits: dict[str, dict[str, float]]) -> list[tuple[str, float, float]]:
+    """Runs with the same limits, together."""
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, found in limits.items():
+        groups.setdefault((found["least_clip"], found["largest_learning_rate"]), []).append(name)
+    return [(", ".join(names), *found) for found, names in groups.items()]
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)
 
 
 @contextmanager

@@ -8,7 +8,11 @@ from typing import Any
 from dpmerge.planning import Landscape, Option, Plan
 from dpmerge.rules import THEOREMS, Guarantee, ShownStanding, meaning, plainly, round_up, significant
 
-_KINDS = {"interpolated": ", interpolated from what was stated: measure it before you rely on it", "expected": ", as stated"}
+_KINDS = {
+    "interpolated": ", interpolated from what was stated: measure it before you rely on it",
+    "extrapolated": ", a guess: there is more noise than in any model whose utility was stated; measure it",
+    "expected": ", as stated",
+}
 _NOTHING = "no finite ε at this δ: nothing is guaranteed"
 
 

@@ -30,6 +30,7 @@ _RULES = {
 _UTILITY_KINDS = {
     "expected": "expected",
     "interpolated": "interpolated: evaluate before you rely on it",
+    "extrapolated": "a guess, with more noise than in any model whose utility was stated: evaluate it",
     "predicted": "predicted from the records' noise",
     "best of all": "of the best of all models",
 }

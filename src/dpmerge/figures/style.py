@@ -143,7 +143,7 @@ def epsilon_text(value: float | None) -> str:
 
 def utility_text(value: float | None, kind: str | None = None) -> str:
     """A utility; interpolated ones are marked, because the utility of an average is not the average of utilities."""
-    return "—" if value is None else f"{'≈ ' if kind == 'interpolated' else ''}{value:.4g}"
+    return "—" if value is None else f"{'≈ ' if kind in ('interpolated', 'extrapolated') else ''}{value:.4g}"
 
 
 def weights_text(weights: Mapping[str, float] | None, most: int = 8) -> list[str]:

@@ -33,7 +33,8 @@ from dpmerge.rules import (
 
 OptionRule = Literal[RuleName, "single"]  # one model alone
 RULES: tuple[OptionRule, ...] = get_args(OptionRule)
-UtilityKind = Literal["expected", "interpolated", "predicted", "best of all"]
+UtilityKind = Literal["expected", "interpolated", "extrapolated", "predicted", "best of all"]
+_MARKS = {"interpolated": "≈", "extrapolated": "?"}
 _SHOWN = 1e-6  # smaller weights are released, but not shown
 
 
@@ -150,6 +151,8 @@ class Question:
         mixed = rule == "combination" and (len(weights.used) > 1 or noise > 0)
         kind: UtilityKind = "predicted" if worth.predicted else "interpolated" if mixed else "expected"
         variance = (worth.drawn_variance if draws else worth.variance)(weights.values)
+        if kind == "interpolated" and noise > 0 and not worth.within(weights.values, noise):
+            kind = "extrapolated"
         if rule == "joint":
             kind, utility, variance = "best of all", *worth.best_merge
         if found is None or self.private_scores:
@@ -251,7 +254,7 @@ class Option:
 
     def row(self) -> dict[str, str]:
         """For people: numbers rounded up, never in the user's favour."""
-        known = "—" if self.utility is None else f"{self.utility:.4f}{'≈' * (self.utility_kind == 'interpolated')}"
+        known = "—" if self.utility is None else f"{self.utility:.4f}{_MARKS.get(self.utility_kind, '')}"
         worth = {"utility": known}
         if self.question.worth.predicted:
             worth = {"predicted noise": "—" if self.deviation is None else significant(self.deviation, 3)}

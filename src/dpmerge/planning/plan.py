@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.notebook import frame, html_table
+from dpmerge.planning.noising import why_not_hidden
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.planning.search import NOT_DRAWN, Search
 from dpmerge.rules import Target, about_records, assumed_by, round_down, round_up, whose
@@ -183,6 +184,14 @@ class Plan:
             return ": it counts every step of every model; fewer models would cost less"
         if option.rule == "combination" and option.noiseless:
             return f"; {option.noiseless}"
+        if option.rule == "single":
+            asked = self.question
+            unhidden = why_not_hidden(asked.portfolio, asked.accounting)
+            if asked.with_noise and option.weights.used[0][0].name not in unhidden:
+                return "; noise at release lowers it"
+            return "; a model trained with more noise, or for fewer steps, costs less"
+        if option.rule in ("selection", "tempered"):
+            return ": a draw is at best as private as the most private model; train a more private one for it"
         return ""
 
     def as_dict(self) -> dict[str, Any]:

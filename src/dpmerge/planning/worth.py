@@ -93,6 +93,11 @@ class Worth:
         noisier = [(v, u) for v, u in zip(self.variances, self.utilities.values, strict=True) if v is not None and v > own]
         return max(((utility - u) / (v - own) for v, u in noisier if u < utility), default=0.0)
 
+    def within(self, weights: Sequence[float], noise: float) -> bool:
+        """Whether some model is as noisy as this average: else its utility is a line drawn beyond what was stated."""
+        found = self.variance(weights, noise)
+        return found is not None and found <= max((one for one in self.variances if one is not None), default=0.0)
+
     def variance(self, weights: Sequence[float], noise: float = 0.0) -> float | None:
         """Of an average with this release noise; nothing where a model's is unknown.
 

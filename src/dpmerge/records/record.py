@@ -17,7 +17,7 @@ from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Scheme = Literal["poisson", "full-batch", "fixed-size", "shuffle"]
-Clipping = Literal["flat", "per-layer", "adaptive"]
+Clipping = Literal["flat", "per-output", "per-layer", "adaptive"]
 Convex = Literal["glm", "unclipped"]  # why clipped gradients are those of convex functions
 Source = Literal["recorded", "stated-by-user"]
 Assignment = Literal["keyed-hash", "fair-draw", "by-id"]  # how a record's part of the data was decided

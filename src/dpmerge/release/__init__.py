@@ -23,6 +23,7 @@ from dpmerge.release.release import (
     Preview as Preview,
     files_to_write as files_to_write,
     preview as preview,
+    reading as reading,
     release as release,
     release_together as release_together,
 )

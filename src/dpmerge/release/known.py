@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from dpmerge.errors import DependentRuns, LedgerError
 from dpmerge.records import DpSgd, Model, Portfolio, Record
 from dpmerge.release.certificate import record_digest
-from dpmerge.tensors import content_digests
+from dpmerge.tensors import Surveys
 
 _State = tuple[str, int]
 
@@ -82,13 +83,16 @@ def require_one_state(states: dict[_State, tuple[str, str]], model: Model, diges
         )
 
 
-def contents_of(models: Iterable[Model]) -> dict[str, str]:
+def contents_of(models: Iterable[Model], surveys: Surveys | None = None) -> dict[str, str]:
     """The digests of these models' tensors, by name; those of models that have no folder are not known.
 
     Two models at one step of one run must hold the same.
     """
     held = [model for model in models if model.folder is not None]
-    found = content_digests({model.name: model.folder for model in held if model.folder is not None})
+    folders = {model.name: model.folder for model in held if model.folder is not None}
+    with Surveys(folders) if surveys is None else nullcontext(surveys) as reading:
+        reading.begin(folders)
+        found = {name: reading[name].content for name in folders}
     states: dict[_State, tuple[str, str]] = {}
     for model in held:
         if model.covers_iterates:

@@ -30,7 +30,7 @@ from dpmerge.release.entries import Entry
 from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee
-from dpmerge.tensors import LoraForm, MergeReport, Noise, copy_model, merge_models
+from dpmerge.tensors import LoraForm, MergeReport, Noise, Surveys, copy_model, merge_models
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Making:
     progress: Callable[[int, int], None] | None
     noise: Noise | None = None
     recipient: str | None = None
+    surveys: Surveys | None = None
 
     def write(self, choice: Chosen, drawn: str | None, out: Path, into: Path | None = None) -> Released:
         """Draw or merge into a new folder, with certificate and model card; or into one that becomes `out` later."""
@@ -109,7 +110,8 @@ class Making:
             used = choice.form.values
             folders = {name: self.folders[name] for name in used}
             how = {**self.merge.arguments(), "noise": self.noise}
-            merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, **how)
+            surveyed = {} if self.surveys is None else self.surveys.files(used)
+            merge_models(folders, used, out, extra_files=certify, progress=self.progress, into=into, surveyed=surveyed, **how)
         return made[0]
 
     def _content(self, choice: Chosen, drawn: str | None, report: MergeReport) -> dict[str, Any]:

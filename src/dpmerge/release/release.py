@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from dpmerge.errors import CertificateError, PortfolioError
 from dpmerge.planning import secure_draw, tilted_odds
-from dpmerge.records import Portfolio
+from dpmerge.records import Model, Portfolio
 from dpmerge.release.certificate import CARD, NAME
 from dpmerge.release.choice import Chosen
 from dpmerge.release.entering import Entered, entered
@@ -27,6 +27,7 @@ from dpmerge.tensors import (
     Checkpoint,
     Noise,
     NoisePath,
+    Surveys,
     coarsest_spacing,
     holds_only_tensors,
     open_model,
@@ -77,12 +78,36 @@ def release(
     recipient: str | None = None,
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
+    surveys: Surveys | None = None,
 ) -> Released:
     """Write the released model to the new folder `out`, with `certificate.json` and a model card.
 
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
-    showed: then only the total of the ledger that holds these covers the release. `recipient` is whom it is for.
+    showed: then only the total of the ledger that holds these covers the release. `recipient` is whom it is for. `surveys`
+    are those of the models, if reading them has begun.
     """
+    with reading(portfolio) if surveys is None else nullcontext(surveys) as surveys:
+        return _release(portfolio, choice, out, merge, ledger, dependent, recipient, signer, progress, surveys)
+
+
+def reading(portfolio: Portfolio, begin: Iterable[str] = ()) -> Surveys:
+    """Surveys of a portfolio's models, which are read beside the accounting; those to `begin` with at once."""
+    folders = {model.name: model.folder for model in portfolio.models if model.folder is not None}
+    return Surveys(folders).begin(name for name in begin if name in folders)
+
+
+def _release(
+    portfolio: Portfolio,
+    choice: Chosen,
+    out: Path,
+    merge: Merge,
+    ledger: Ledger | None,
+    dependent: bool,
+    recipient: str | None,
+    signer: Signer | None,
+    progress: Callable[[int, int], None] | None,
+    surveys: Surveys,
+) -> Released:
     portfolio.require_outside(out)
     require_absent(out)
     folders = folders_of(portfolio)
@@ -90,10 +115,10 @@ def release(
     _check_files(choice, folders, merge)
     used = [folders[name] for name in choice.form.weights]
     before = _file_states(used)
-    with ThreadPoolExecutor(1) as beside:  # hashing lets the accounting run
-        hashed = beside.submit(_contents, portfolio, [choice], ledger)
-        choice = settled(choice, folders)
-    contents = hashed.result()
+    hashed = _to_hash(portfolio, [choice], ledger)
+    surveys.begin(model.name for model in hashed)
+    choice = settled(choice, folders, surveys if hashed else None)
+    contents = contents_of(hashed, surveys)
     drawn = (draw(choice),) if choice.form.draws else ()
     # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
     ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
@@ -102,7 +127,7 @@ def release(
     planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
     planned = replace(planned, contents=contents, recipient=recipient)
     with entered(ledger, planned, choice.weights, out) as place:
-        made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient)
+        made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys)
         released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
         if ladder is not None and _file_states(used) != before:
             raise CertificateError(
@@ -140,7 +165,7 @@ def release_together(
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
     planned = _planned(portfolio, [*choices.values()], Exposure.drawn(*weights), out, dependent, drawn)
-    planned = replace(planned, contents=_contents(portfolio, [*choices.values()], ledger))
+    planned = replace(planned, contents=contents_of(_to_hash(portfolio, [*choices.values()], ledger)))
     with entered(ledger, planned, weights[0], out) as place:
         made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
@@ -168,7 +193,7 @@ def preview(
     files = files_to_write(portfolio, choice, ledger=ledger, dependent=dependent)
     counted = choice
     if choice.form.noise is not None:
-        ladder = Ladders.beside(folders, choice.form).find(choice.form, _contents(portfolio, [choice], ledger))
+        ladder = Ladders.beside(folders, choice.form).find(choice.form, contents_of(_to_hash(portfolio, [choice], ledger)))
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
         counted = choice.on_ladder(lambda noise: noise, _NEW_LADDER) if ladder is None else choice
     if ledger is None:
@@ -249,18 +274,18 @@ def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> F
         return Files(own, names, _has_openings(choice, drawn))
 
 
-def settled(choice: Chosen, folders: Mapping[str, Path]) -> Chosen:
+def settled(choice: Chosen, folders: Mapping[str, Path], surveys: Surveys | None = None) -> Chosen:
     """The choice with what its files guarantee: an average of numbers too coarse for its noise counts as joint release."""
     if choice.form.rule != "combination" or choice.guarantee.theorem in COVERS_INPUTS:
         return choice
     rule = choice.form.build(choice.weights.portfolio)
     assert isinstance(rule, Combination)
-    if not covers(rule.covering, stored_spacing(choice.form, folders)):
+    if not covers(rule.covering, stored_spacing(choice.form, folders, surveys)):
         return choice.of_stored("joint")
     return choice if choice.form.noise is not None else choice.of_stored("stored")
 
 
-def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
+def stored_spacing(form: RuleForm, folders: Mapping[str, Path], surveys: Surveys | None = None) -> float:
     """How far the stored numbers of the models averaged lie apart at the largest parameter."""
     with ExitStack() as stack:
         _, plan = open_plan(stack, {name: folders[name] for name in form.values}, form.values, noise=_any_noise(form))
@@ -271,7 +296,11 @@ def stored_spacing(form: RuleForm, folders: Mapping[str, Path]) -> float:
                     "as it is, and the guarantee rests on the noise. Leave it out of the models, or store it as floating-point "
                     "numbers"
                 )
-        return coarsest_spacing(plan.outputs)
+        if surveys is not None:
+            widest = max(surveys[name].spacing for name in form.values)
+            if math.isfinite(widest):
+                return widest
+        return coarsest_spacing(plan.outputs)  # says which number is not finite
 
 
 def _any_noise(form: RuleForm) -> Noise | None:
@@ -296,13 +325,13 @@ def _planned(
     return PendingEntry(forms, portfolio, exposure, guarantees, str(out.resolve()), dependent, drawn)
 
 
-def _contents(portfolio: Portfolio, choices: Sequence[Chosen], ledger: Ledger | None) -> dict[str, str]:
-    """The digests of the models' tensors: for the ledger, for a ladder, or to compare two models of one step."""
+def _to_hash(portfolio: Portfolio, choices: Sequence[Chosen], ledger: Ledger | None) -> list[Model]:
+    """The models whose contents must be known: for the ledger, for a ladder, or to compare two models of one step."""
     names = {name for choice in choices for name in choice.form.involved}
     models = [model for model in portfolio.models if model.name in names]
     states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]
     noised = any(choice.form.noise is not None for choice in choices)
-    return {} if ledger is None and not noised and len(set(states)) == len(states) else contents_of(models)
+    return [] if ledger is None and not noised and len(set(states)) == len(states) else models
 
 
 def _file_states(folders: Sequence[Path]) -> list[tuple[str, int, int, int]]:

@@ -299,8 +299,10 @@ def not_covered(model: Model, members: list[Model]) -> str | None:
         return f"a {mechanism.kind} record does not say how the parameters move"
     if mechanism.optimizer != "sgd":
         return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
-    if mechanism.clipping != "flat":
-        return f"its clipping is {mechanism.clipping!r}; the theorem is about one flat clip over all parameters"
+    if mechanism.clipping not in ("flat", "per-output"):
+        return (
+            f"its clipping is {mechanism.clipping!r}; the theorem is about one clip over all parameters, or one for each output"
+        )
     for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
         if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"

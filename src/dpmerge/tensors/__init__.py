@@ -1,11 +1,7 @@
 """Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
 
 from dpmerge.tensors.checkpoint import Checkpoint as Checkpoint, Header as Header, Tensor as Tensor
-from dpmerge.tensors.digests import (
-    content_digest as content_digest,
-    content_digests as content_digests,
-    folder_digest as folder_digest,
-)
+from dpmerge.tensors.digests import folder_digest as folder_digest
 from dpmerge.tensors.dtypes import DTYPES as DTYPES, Scratch as Scratch
 from dpmerge.tensors.folder import (
     abandoned as abandoned,
@@ -30,6 +26,7 @@ from dpmerge.tensors.safetensors_file import header_bytes as header_bytes
 from dpmerge.tensors.score import MergedScore as MergedScore, find_evaluator as find_evaluator
 from dpmerge.tensors.stream import coarsest_spacing as coarsest_spacing
 from dpmerge.tensors.strict_files import read_object as read_object
+from dpmerge.tensors.survey import Surveys as Surveys, content_digest as content_digest
 from dpmerge.tensors.verify import (
     Difference as Difference,
     read_tensors as read_tensors,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import TensorFile
-from dpmerge.tensors.opening import open_model
 from dpmerge.tensors.safetensors_file import SafetensorsFile
 
 THREADS = min(4, os.cpu_count() or 1)
@@ -66,24 +64,6 @@ def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """The function of each item, in order. Hashing, reading and numpy let other threads run."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(function, items))
-
-
-def content_digests(folders: Mapping[str, Path]) -> dict[str, str]:
-    """The digest of each model's tensors, several models at a time."""
-    return dict(zip(folders, in_threads(lambda name: content_digest(folders[name], name), folders), strict=True))
-
-
-def content_digest(folder: Path, name: str | None = None) -> str:
-    """The SHA-256 of a model's tensors by name, whatever the files are that hold them: their formats, shapes and bytes."""
-    digest = hashlib.sha256()
-    with open_model(folder, name) as model:
-        for _, tensor in sorted(model.tensors.items()):
-            # A length before each part, so that no two models are the same sequence of bytes.
-            head = json.dumps([tensor.name, tensor.dtype.name, list(tensor.shape), tensor.nbytes]).encode()
-            digest.update(len(head).to_bytes(8, "big") + head)
-            for start in range(0, tensor.size, _CHUNK):
-                digest.update(tensor.part(start, min(_CHUNK, tensor.size - start)).data.cast("B"))
-    return digest.hexdigest()
 
 
 def file_digest(path: Path) -> str:

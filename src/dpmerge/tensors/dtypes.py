@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Raw = NDArray[np.generic]
+_PART = 1 << 17  # elements that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,14 @@ def narrowed(values: Floats, dtype: Dtype) -> Raw:
     """Values rounded once to `dtype`, as a new array of the same shape."""
     flat = np.ascontiguousarray(values, np.float64).reshape(-1)
     return Scratch(flat.size).narrow(flat, dtype).reshape(values.shape)
+
+
+def coarsest(raw: Raw, dtype: Dtype) -> float:
+    """How far stored numbers of a floating format lie apart at the largest of them; infinite if one is not finite."""
+    # numpy has no bfloat16, and a slow float16
+    parts = [raw] if dtype.size >= 4 else (widened(raw[at : at + _PART], dtype) for at in range(0, raw.size, _PART))
+    largest = [max(float(part.max()), -float(part.min())) for part in parts if part.size]  # both are NaN if one number is
+    return dtype.spacing(max(largest, default=0.0)) if all(map(math.isfinite, largest)) else math.inf
 
 
 def fits(values: Floats, dtype: Dtype) -> bool:

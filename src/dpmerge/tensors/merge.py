@@ -16,7 +16,7 @@ from dpmerge.tensors.opening import open_model
 from dpmerge.tensors.path import Noise
 from dpmerge.tensors.plan import LoraForm, MergePlan, plan_copy, plan_merge
 from dpmerge.tensors.stream import Progress, Stream
-from dpmerge.tensors.writing import MergeReport, write_plan
+from dpmerge.tensors.writing import MergeReport, Surveyed, write_plan
 
 # Called with the temporary folder and the report before the folder gets its name: what it writes appears with the rest.
 ExtraFiles = Callable[[Path, MergeReport], None]
@@ -50,17 +50,18 @@ def merge_models(
     threads: int | None = None,
     progress: Progress | None = None,
     into: Path | None = None,
+    surveyed: Surveyed | None = None,
     **options: Unpack[Options],
 ) -> MergeReport:
     """Write the combination Σ wᵢ·xᵢ of the models as the new folder `out`, which appears whole or not at all.
 
     `models` are folders by name, and their order is the order of summation; models without weight are not even opened.
-    `into` is a temporary folder that the caller renames to `out`.
+    `into` is a temporary folder that the caller renames to `out`. `surveyed` are digests of files that were read before.
     """
     require_absent(out)
     with ExitStack() as stack:
         checkpoints, plan = open_plan(stack, models, weights, **options)
-        return _write(plan, checkpoints, plan.stream(threads, progress), out, into, digests, extra_files)
+        return _write(plan, checkpoints, plan.stream(threads, progress), out, into, digests, extra_files, surveyed)
 
 
 def copy_model(
@@ -88,9 +89,10 @@ def _write(
     into: Path | None,
     digests: bool,
     extra_files: ExtraFiles | None,
+    surveyed: Surveyed | None = None,
 ) -> MergeReport:
     with new_folder(out) if into is None else nullcontext(into) as folder:
-        report = write_plan(plan, checkpoints, folder, stream, digests)
+        report = write_plan(plan, checkpoints, folder, stream, digests, surveyed or {})
         if extra_files is not None:
             extra_files(folder, report)
     return report

@@ -25,6 +25,7 @@ from dpmerge.tensors.path import Noise
 
 _HIGH_BITS = np.uint64(2**64 - 2**29)  # of a double: what has 24 bits
 _GUARD = 20  # bits that mpmath may lose
+_FAR = 4  # times the error of others has a sum with normals beyond `MOST`, which are below 4·`MOST` (docs/theory.md §9.6)
 _ONE_AT_A_TIME = threading.Lock()  # mpmath's precision belongs to a whole context
 
 
@@ -121,24 +122,34 @@ class Noising:
         np.subtract(values, whole, out=total)
         np.multiply(rest, 1 / spacing, out=rest)
         np.add(total, rest, out=total)
-        doubtful = [
-            self._workspace.add(noise.normals.words(part.node, block), coefficient, total)
-            for part, coefficient in zip(noise.noise.parts, noise.noise.coefficients, strict=True)
-        ]
+        rare: dict[int, float] = {}
+        for part, coefficient in zip(noise.noise.parts, noise.noise.coefficients, strict=True):
+            for place in self._workspace.add(noise.normals.words(part.node, block), coefficient, total):
+                normal, open_by = _refined(noise.normals, part.node, block * BLOCK + place)
+                total[place] += coefficient * normal
+                rare[place] = rare.get(place, _FAR * error) + coefficient * open_by
         np.rint(total, out=near)
         np.subtract(total, near, out=off)
         np.abs(off, out=off)
         _stored(whole, near, spacing, values)
-        errors = [math.inf] * len(doubtful)
-        doubtful.append(np.flatnonzero(~(off <= 0.5 - error)))
-        places = np.concatenate(doubtful)
-        bounds = np.repeat([*errors, error], [some.size for some in doubtful])
+        close = np.flatnonzero(~(off <= 0.5 - error))
+        places = np.concatenate([np.fromiter(rare, np.intp), close])
+        bounds = np.concatenate([np.fromiter(rare.values(), np.float64), np.full(close.size, error)])
         # What is stored is decided where it is the same for both ends of the error, since rounding is monotone.
         ends = np.empty((2, places.size))
         for end, sign in zip(ends, (-1, 1), strict=True):
             _stored(whole[places], np.rint(total[places] + sign * bounds), spacing, end)
         low, high = (narrowed(end, dtype).view(f"u{dtype.size}") for end in ends)
         return [int(place) for place in places[(low != high) | ~np.isfinite(ends).all(axis=0)]]
+
+
+def _refined(normals: Normals, node: int, element: int) -> tuple[float, float]:
+    """A normal whose word is too small for the table, and how far the number that it stands for may be."""
+    with _ONE_AT_A_TIME:
+        mp = _context()
+        mp.prec = 112
+        normal, off = normals.refined(node, element, 64, mp)
+        return float(normal), float(off)
 
 
 def _stored(whole: Floats, near: Floats, spacing: float, out: Floats) -> None:

@@ -8,8 +8,10 @@ bits that follow are another stream's, asked for only where a rounding depends o
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,13 @@ from dpmerge.tensors.dtypes import Floats
 
 BLOCK = 1 << 16  # words of one stream; part of the definition of the noise, so it never changes
 MOST = 5.1  # at most, |ξ| where the bound below holds
-ERROR = 2.0**-44  # of a double here (docs/theory.md §9.6)
-_RARE = 1 << 42  # a word below has p < 2⁻²²: the bound does not hold, and the number is left to `refined`
-_BITS = np.uint64((1 << 63) - 1)
+ERROR = 2.0**-45  # of a double here (docs/theory.md §9.6)
+_RARE = 1 << 43  # a word below has p < 2⁻²¹: the bound does not hold, and the number is left to `refined`
+_SIGN, _BITS = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
 # Of a double: the bits that name a piece of the table, 1024 in each octave from 2⁴² on, and the middle of a piece.
 _PIECE, _FIRST, _MIDDLE = 42, (1023 + 42) << 10, 1 << 41
 _GUARD = 20  # bits that mpmath may lose
+_NORMAL = NormalDist()  # as good as scipy's quantile, which takes longer to load than ten million normals
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,20 @@ class Workspace:
         self._places = np.empty(BLOCK, np.int64)
         self._doubles = np.empty((3, BLOCK))
 
-    def add(self, stream: Any, coefficient: float, total: Floats) -> NDArray[np.intp]:
-        """Add coefficient·ξ of a stream's first words to `total`; returns the places whose words are too small for doubles."""
+    def add(self, stream: Any, coefficient: float, total: Floats) -> list[int]:
+        """Add coefficient·ξ of a stream's first words to `total`, but for the places it returns, whose words are too small."""
         count = total.size
         words, bits = self._words[:, :count]
         stream.update_into(memoryview(self._nothing)[: 8 * count], words.view(np.uint8))
         np.bitwise_and(words, _BITS, out=bits)
         normals = self._upper_quantiles(bits.view(np.int64))
         np.multiply(normals, coefficient, out=normals)
-        np.copysign(normals, words.view(np.float64), out=normals)
+        np.bitwise_and(words, _SIGN, out=words)
+        np.bitwise_xor(normals.view(np.uint64), words, out=normals.view(np.uint64))
+        rare = np.flatnonzero(bits < _RARE) if bits.min() < _RARE else np.empty(0, np.intp)
+        normals[rare] = 0.0
         np.add(total, normals, out=total)
-        return np.flatnonzero(bits < _RARE) if bits.min() < _RARE else np.empty(0, np.intp)
+        return rare.tolist()
 
     def _upper_quantiles(self, tails: NDArray[np.int64]) -> Floats:
         """x with 1 − Φ(x) = (tails + ½)·2⁻⁶⁴: the cubic of the piece in which each lies. Valid until the next call."""
@@ -106,12 +112,16 @@ def _cubics() -> Floats:
 
     Each is moved by half a unit: a word stands for all p between it and the next one.
     """
-    from scipy.special import ndtri
-
     bits = np.arange(_FIRST, _FIRST + (22 << 10)) << _PIECE | _MIDDLE
-    x = -ndtri(bits.view(np.float64) * 2.0**-64)
+    x = np.array([_tail_quantile(p) for p in (bits.view(np.float64) * 2.0**-64).tolist()])
     slope = -(2.0**-64) * np.sqrt(2 * np.pi) * np.exp(x * x / 2)  # dx/dp = −1/φ(x), and d/dp of that again and again
     return np.stack([slope**3 * (1 + 2 * x * x) / 6, slope**2 * x / 2, slope, x + slope / 2])
+
+
+def _tail_quantile(tail: float) -> float:
+    """x with 1 − Φ(x) = tail, in doubles: Python's quantile, and a step by its complementary error function, which is finer."""
+    found = -_NORMAL.inv_cdf(tail)
+    return found + (math.erfc(found * math.sqrt(0.5)) / 2 - tail) * math.sqrt(2 * math.pi) * math.exp(found * found / 2)
 
 
 def _stream(key: bytes, counter: int) -> Any:
@@ -122,12 +132,11 @@ def _stream(key: bytes, counter: int) -> Any:
 
 def _upper_quantile(tail: Any, mp: Any) -> Any:
     """x with 1 − Φ(x) = tail, from a double by steps that triple the correct digits."""
-    from scipy.special import ndtri
-
-    found = mp.mpf(-float(ndtri(float(tail))))
+    found = mp.mpf(_tail_quantile(float(tail)))
+    half = mp.sqrt(mp.mpf(0.5))
+    scale = mp.sqrt(mp.pi) * half
     while True:
-        density = mp.exp(-(found**2) / 2) / mp.sqrt(2 * mp.pi)
-        step = (mp.erfc(found / mp.sqrt(2)) / 2 - tail) / density
+        step = (mp.erfc(found * half) - 2 * tail) * scale * mp.exp(found * found / 2)
         found += step + found * step**2 / 2
         if abs(step) < mp.ldexp(1, -(mp.prec // 3) - 4):
             return found

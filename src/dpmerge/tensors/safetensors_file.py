@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Header, Tensor, TensorFile
@@ -21,6 +21,16 @@ from dpmerge.tensors.strict_files import parse_object
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _MOST_DIMENSIONS = 32  # numpy's limit; also, the product of a million large numbers takes minutes
 _KEYS = {"dtype", "shape", "data_offsets"}
+
+
+class FileState(NamedTuple):
+    """By which one tells that a file was written to, or is another."""
+
+    device: int
+    number: int
+    size: int
+    written: int
+    changed: int
 
 
 class SafetensorsFile:
@@ -53,6 +63,11 @@ class SafetensorsFile:
             if count == 0:
                 raise CheckpointError(f"{self._where}: became shorter while it was read")
             done += count
+
+    @property
+    def state(self) -> FileState:
+        found = os.fstat(self._descriptor)
+        return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def as_tensor_file(self) -> TensorFile:
         """This file as one of a checkpoint's."""

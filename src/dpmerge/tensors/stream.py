@@ -14,7 +14,7 @@ import numpy as np
 from dpmerge.errors import CheckpointError, DpmergeError
 from dpmerge.tensors.checkpoint import Header, Source, Tensor
 from dpmerge.tensors.digests import THREADS, PassingDigest, Stopped, in_threads
-from dpmerge.tensors.dtypes import Floats, Raw, Scratch, fits, narrowed, widened
+from dpmerge.tensors.dtypes import Floats, Raw, Scratch, coarsest, fits, narrowed, widened
 from dpmerge.tensors.kernel import BLOCK, NotFinite, weighted_sum
 from dpmerge.tensors.noising import Noising, TensorNoise
 
@@ -138,12 +138,9 @@ def _coarsest(output: Output) -> float:
     for start in range(0, output.size, BLOCK):
         count = min(BLOCK, output.size - start)
         for tensor in output.inputs:
-            raw = tensor.part(start, count)
-            values = widened(raw, tensor.dtype) if tensor.dtype.size < 4 else raw  # numpy has no bfloat16, and a slow float16
-            largest = max(float(values.max()), -float(values.min()))
-            if not math.isfinite(largest):
+            widest = max(widest, coarsest(tensor.part(start, count), tensor.dtype))
+            if not math.isfinite(widest):
                 raise _not_finite(output, start, count)
-            widest = max(widest, output.dtype.spacing(largest))
     return widest
 
 

@@ -10,13 +10,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint, TensorFile
 from dpmerge.tensors.digests import PassingDigest, file_digest, passing_digest, source_digest
 from dpmerge.tensors.dtypes import Dtype
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.tensors.plan import MergePlan, holds_only_tensors
-from dpmerge.tensors.safetensors_file import header_bytes
+from dpmerge.tensors.safetensors_file import FileState, header_bytes
 from dpmerge.tensors.stream import Output, Stream
+
+Surveyed = Mapping[str, Mapping[str, tuple[FileState, str]]]  # by model and file: the digest, and the file's state then
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,20 @@ class MergeReport:
     notes: tuple[str, ...]
 
 
-def write_plan(plan: MergePlan, checkpoints: Sequence[Checkpoint], folder: Path, stream: Stream, digests: bool) -> MergeReport:
-    """Stream every tensor into the folder, and write index, configuration and tokenizer beside them."""
-    passing = _passing(plan, checkpoints, stream) if digests else {}
+def write_plan(
+    plan: MergePlan,
+    checkpoints: Sequence[Checkpoint],
+    folder: Path,
+    stream: Stream,
+    digests: bool,
+    surveyed: Surveyed,
+) -> MergeReport:
+    """Stream every tensor into the folder, and write index, configuration and tokenizer beside them.
+
+    Files that were hashed before, and are as they were then, are not hashed again.
+    """
+    known = _unchanged(checkpoints, surveyed)
+    passing = _passing(plan, checkpoints, stream, known) if digests else {}
     with ExitStack() as stack:
         writers = [stack.enter_context(_Writer(folder / file.name, file.outputs, plan.metadata, stream)) for file in plan.files]
         places = [(writer, place) for writer in writers for place in range(len(writer.offsets))]
@@ -47,17 +61,36 @@ def write_plan(plan: MergePlan, checkpoints: Sequence[Checkpoint], folder: Path,
     report = _undigested(plan, checkpoints)
     if not digests:
         return report
-    known = {file: digest.hexdigest() for file, digest in passing.items()}
+    _require_unchanged(checkpoints, surveyed, known)
+    known |= {file: digest.hexdigest() for file, digest in passing.items()}
     inputs = _input_digests([*checkpoints, plan.base] if plan.base else checkpoints, known)
     outputs = {writer.path.name: writer.digest.hexdigest() for writer in writers}
     outputs |= {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name not in outputs}
     return replace(report, inputs=inputs, outputs=outputs)
 
 
-def _passing(plan: MergePlan, checkpoints: Sequence[Checkpoint], stream: Stream) -> dict[TensorFile, PassingDigest]:
+def _unchanged(checkpoints: Sequence[Checkpoint], surveyed: Surveyed) -> dict[TensorFile, str]:
+    """The digests of files that are as they were when they were hashed."""
+    held = {(checkpoint.model, file.name): file for checkpoint in checkpoints for file in checkpoint.files}
+    return {
+        held[model, name]: digest
+        for model, files in surveyed.items()
+        for name, (state, digest) in files.items()
+        if (model, name) in held and getattr(held[model, name].source, "state", None) == state
+    }
+
+
+def _require_unchanged(checkpoints: Sequence[Checkpoint], surveyed: Surveyed, used: Mapping[TensorFile, str]) -> None:
+    for file in used.keys() - _unchanged(checkpoints, surveyed).keys():
+        raise CheckpointError(f"{file.path}: was written to while it was merged; merge it again when it is finished")
+
+
+def _passing(
+    plan: MergePlan, checkpoints: Sequence[Checkpoint], stream: Stream, known: Mapping[TensorFile, str]
+) -> dict[TensorFile, PassingDigest]:
     """Digests for those files that will be read in their own order."""
     order = [output.name for output in plan.outputs]
-    files = [file for checkpoint in checkpoints for file in checkpoint.files]
+    files = [file for checkpoint in checkpoints for file in checkpoint.files if file not in known]
     made = {file: passing_digest(file, order, stream.stop) for file in files}
     return {file: digest for file, digest in made.items() if digest is not None}
 

@@ -6,13 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import TrainingError
+from dpmerge.training.advice import LinearSetting as LinearSetting, advice as advice, limits as limits
+from dpmerge.training.calibration import Calibrated as Calibrated, calibrated as calibrated
 from dpmerge.training.data import Data as Data
+from dpmerge.training.head import HeadConfig as HeadConfig, LinearHead as LinearHead
 from dpmerge.training.linear import (
+    Head as Head,
     Loss as Loss,
     accuracy as accuracy,
     facts_of_linear as facts_of_linear,
     scores as scores,
     train as train,
+    train_heads as train_heads,
 )
 from dpmerge.training.origin import (
     Origin as Origin,
@@ -43,6 +48,10 @@ from dpmerge.training.trainer import (
 )
 
 if TYPE_CHECKING:
+    from dpmerge.training.classifier import (
+        PrivacyWarning as PrivacyWarning,
+        PrivateLinearClassifier as PrivateLinearClassifier,
+    )
     from dpmerge.training.opacus_accounting import (
         Stated as Stated,
         StatedSampling as StatedSampling,
@@ -52,6 +61,8 @@ if TYPE_CHECKING:
     from dpmerge.training.recorder import Recorder as Recorder, record as record
 
 _HOMES = {
+    "PrivacyWarning": "classifier",
+    "PrivateLinearClassifier": "classifier",
     "Recorder": "recorder",
     "Stated": "opacus_accounting",
     "StatedSampling": "opacus_accounting",
@@ -61,11 +72,15 @@ _HOMES = {
 }
 
 
+_TORCH = "torch and Opacus 1.6 or newer; install dpmerge[torch]"
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         home = import_module(f"{__name__}.{_HOMES[name]}")
     except ImportError as fault:
-        raise TrainingError(f"{name} needs torch and Opacus 1.6 or newer; install dpmerge[torch] ({fault})") from None
+        needs = "scikit-learn; install dpmerge[sklearn]" if _HOMES[name] == "classifier" else _TORCH
+        raise TrainingError(f"{name} needs {needs} ({fault})") from None
     return getattr(home, name)

@@ -1,4 +1,4 @@
-"""DP-SGD for softmax and logistic regression in numpy: per-example gradient norms in closed form.
+"""DP-SGD for linear models in numpy: softmax, logistic and one-vs-rest, several at once; gradient norms in closed form.
 
 The gradient of one example is (p − y) ⊗ x, with the bias in x as a last 1, so its norm is ‖p − y‖·‖x‖, and a sum of clipped
 gradients is one matrix product: no per-example gradient is ever kept. Features are bounded in norm beforehand, example by
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,17 +18,33 @@ import numpy.typing as npt
 
 from dpmerge.datasets import NORM_MARGIN, row_norms
 from dpmerge.errors import TrainingError
+from dpmerge.records import Convex
 from dpmerge.training.origin import PUBLIC, Origin
 from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
 from dpmerge.training.recipe import Recipe
 from dpmerge.training.saving import Checkpoint, Tensors
 
-Loss = Literal["softmax", "logistic"]
+Loss = Literal["softmax", "logistic", "one-vs-rest"]
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+_Model = tuple[Floats, Loss, float]  # weights, loss, clip
 _ROWS = 512  # of the full batch at a time: they are read twice, the second time from the cache
 
 
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """A linear model to be trained: how, and after which steps it is kept."""
+
+    recipe: Recipe
+    loss: Loss = "softmax"
+    run: str | None = None
+    checkpoints: Iterable[int] = ()
+    on_step: Callable[[int], None] | None = None
+    origin: Origin = PUBLIC
+
+
 def train(
-    features: npt.NDArray[np.float32],
+    features: Floats,
     labels: npt.NDArray[Any],
     classes: int,
     recipe: Recipe,
@@ -47,46 +64,105 @@ def train(
     Noise and batches come from two generators seeded by the operating system; the record keeps a fingerprint of the first
     state of each, by which two runs with the same randomness are recognised.
     """
-    kept = recipe.kept(checkpoints)
-    if loss == "logistic" and classes != 2:
-        raise TrainingError(f"logistic regression has two classes, not {classes}; use softmax")
+    head = Head(recipe=recipe, loss=loss, run=run, checkpoints=checkpoints, on_step=on_step, origin=origin)
+    return train_heads(features, labels, classes, [head], norm_bound=norm_bound, dataset=dataset)[0]
+
+
+def train_heads(
+    features: Floats,
+    labels: npt.NDArray[Any],
+    classes: int,
+    heads: Sequence[Head],
+    *,
+    norm_bound: float,
+    dataset: str,
+) -> list[list[Checkpoint]]:
+    """Several linear models on the same data, each with noise and batches of its own: what `train` gives for each.
+
+    Heads with full batches share every look at the data: one matrix product gives the scores of all, and one their sums.
+    """
     known = _checked_labels(labels, classes, len(features))
     norms = row_norms(features).astype(np.float32)
     if not norms.max() <= norm_bound:  # what the record says of smoothness and clipping rests on it
         raise TrainingError(f"an input has norm {norms.max():.6g}, above norm_bound {norm_bound:g}; use bounded_features")
-    noise, sampler = fresh_generator(), fresh_generator()
-    smoothness, convex = facts_of_linear(loss, recipe.clip, norm_bound)
-    said: dict[str, Any] = {
-        "dataset": dataset,
-        "run": run or f"linear-{secrets.token_hex(8)}",
-        "noise": fingerprint(noise),
-        "sampler": fingerprint(sampler),
-        "noise_generator": GENERATOR,
-        "smoothness": smoothness,
-        "convex": convex,
-        **origin.said,
-    }
-    examples = origin.examples or len(features)
-    expected = recipe.expected_batch(examples)
-    weights = _first_weights(1 if loss == "logistic" else classes, features.shape[1], origin)
-    next_start = recipe.begin(weights)
-    found: list[Checkpoint] = []
-    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught below
-        for step, learning_rate in enumerate(recipe.learning_rates(), start=1):
-            batch = recipe.batch(sampler, len(features), step)
-            total = _clipped_sum(features[batch], known[batch], norms[batch], weights.astype(np.float32), recipe.clip)
-            total += recipe.noise_multiplier * recipe.clip * noise.standard_normal(weights.shape)
-            kept_share = 1 - learning_rate * recipe.weight_decay
-            weights = next_start(kept_share * weights - learning_rate / expected * total)
-            if step in kept:
-                tensors = {"weight": weights[:, :-1].astype(np.float32), "bias": weights[:, -1].astype(np.float32)}
-                if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
-                    raise TrainingError(f"run {said['run']}: the parameters are no longer finite; use a smaller learning rate")
-                record = recipe.record(step, examples, checkpoints_kept=len(found), **said)
-                found.append(Checkpoint(step, tensors, record))
-            if on_step is not None:
-                on_step(step)
-    return found
+    held = _Held(features, known, norms)
+    going = [_Going(head, held, classes, norm_bound, dataset) for head in heads]
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught when a model is kept
+        for step in range(1, max(head.recipe.steps for head in heads) + 1):
+            active = [one for one in going if step <= one.recipe.steps]
+            drawn = [(one, one.recipe.batch(one.sampler, len(features), step)) for one in active]
+            together = [one for one, batch in drawn if isinstance(batch, slice)]
+            for one, batch in drawn:
+                if not isinstance(batch, slice):
+                    one.move(step, _clipped_sums(held.rows(batch), [one.now])[0])
+            for one, total in zip(together, _clipped_sums(held, [one.now for one in together]), strict=True):
+                one.move(step, total)
+    return [one.found for one in going]
+
+
+@dataclass(frozen=True)
+class _Held:
+    features: Floats
+    labels: Labels
+    norms: Floats
+
+    def rows(self, which: npt.NDArray[np.int64] | slice) -> _Held:
+        return _Held(self.features[which], self.labels[which], self.norms[which])
+
+    def parts(self) -> Iterator[_Held]:
+        for start in range(0, len(self.features), _ROWS):
+            yield self.rows(slice(start, start + _ROWS))
+
+
+class _Going:
+    """One head in training."""
+
+    def __init__(self, head: Head, held: _Held, classes: int, norm_bound: float, dataset: str) -> None:
+        if head.loss == "logistic" and classes != 2:
+            raise TrainingError(f"logistic regression has two classes, not {classes}; use softmax or one-vs-rest")
+        self.recipe, self.loss, self._on_step = head.recipe, head.loss, head.on_step
+        self._kept = set(self.recipe.kept(head.checkpoints))
+        self._noise, self.sampler = fresh_generator(), fresh_generator()
+        facts = facts_of_linear(head.loss, self.recipe.clip, norm_bound)
+        self._said: dict[str, Any] = {
+            "dataset": dataset,
+            "run": head.run or f"linear-{secrets.token_hex(8)}",
+            "noise": fingerprint(self._noise),
+            "sampler": fingerprint(self.sampler),
+            "noise_generator": GENERATOR,
+            "smoothness": facts[0],
+            "convex": facts[1],
+            "clipping": "per-output" if head.loss == "one-vs-rest" else "flat",
+            **head.origin.said,
+        }
+        self._examples = head.origin.examples or len(held.features)
+        self._learning_rates = self.recipe.learning_rates()
+        self.weights = _first_weights(1 if head.loss == "logistic" else classes, held.features.shape[1], head.origin)
+        self._next_start = self.recipe.begin(self.weights)
+        self.found: list[Checkpoint] = []
+
+    @property
+    def now(self) -> _Model:
+        return self.weights.astype(np.float32), self.loss, self.recipe.clip
+
+    def move(self, step: int, total: npt.NDArray[np.float64]) -> None:
+        """Make a step from the sum of its batch's clipped gradients."""
+        recipe, learning_rate = self.recipe, self._learning_rates[step - 1]
+        total += recipe.noise_multiplier * recipe.clip * self._noise.standard_normal(total.shape)
+        kept_share = 1 - learning_rate * recipe.weight_decay
+        self.weights = self._next_start(
+            kept_share * self.weights - learning_rate / recipe.expected_batch(self._examples) * total
+        )
+        if step in self._kept:
+            tensors = {"weight": self.weights[:, :-1].astype(np.float32), "bias": self.weights[:, -1].astype(np.float32)}
+            if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+                raise TrainingError(
+                    f"run {self._said['run']}: the parameters are no longer finite; use a smaller learning rate"
+                )
+            record = recipe.record(step, self._examples, checkpoints_kept=len(self.found), **self._said)
+            self.found.append(Checkpoint(step, tensors, record))
+        if self._on_step is not None:
+            self._on_step(step)
 
 
 def _first_weights(outputs: int, columns: int, origin: Origin) -> npt.NDArray[np.float64]:
@@ -96,47 +172,56 @@ def _first_weights(outputs: int, columns: int, origin: Origin) -> npt.NDArray[np
     return np.concatenate((held["weight"], held["bias"][:, None]), axis=1, dtype=np.float64)
 
 
-def scores(tensors: Tensors, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def scores(tensors: Tensors, features: Floats) -> Floats:
     """What the model says of each row, one column for each output."""
     return np.asarray(features[:, :-1] @ tensors["weight"].T + tensors["bias"])
 
 
-def accuracy(tensors: Tensors, features: npt.NDArray[np.float32], labels: npt.NDArray[Any]) -> float:
+def accuracy(tensors: Tensors, features: Floats, labels: npt.NDArray[Any]) -> float:
     said = scores(tensors, features)
     predicted = said.argmax(axis=1) if said.shape[1] > 1 else (said[:, 0] > 0).astype(np.int64)
     return float(np.mean(predicted == np.asarray(labels)))
 
 
-def _clipped_sum(
-    features: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int64],
-    norms: npt.NDArray[np.float32],
-    weights: npt.NDArray[np.float32],
-    clip: float,
-) -> npt.NDArray[np.float64]:
-    total = np.zeros(weights.shape)
-    for start in range(0, len(features), _ROWS):
-        part = slice(start, start + _ROWS)
-        x = features[part]
-        errors = _probabilities(x @ weights.T)
-        if len(weights) == 1:
-            errors[:, 0] -= labels[part]
-        else:
-            errors[np.arange(len(x)), labels[part]] -= 1
-        sizes = np.linalg.norm(errors, axis=1) * norms[part]
-        errors *= (np.minimum(1.0, clip / np.maximum(sizes, 1e-30)) * NORM_MARGIN)[:, None]
-        total += errors.T @ x
-    return total
+def _clipped_sums(held: _Held, models: Sequence[_Model]) -> list[npt.NDArray[np.float64]]:
+    """The sum of clipped gradients over these rows for each model."""
+    if not models:
+        return []
+    stacked = np.concatenate([weights for weights, _, _ in models])
+    ends = np.cumsum([len(weights) for weights, _, _ in models])[:-1]
+    total = np.zeros(stacked.shape)
+    for part in held.parts():
+        errors = part.features @ stacked.T
+        for (_, loss, clip), own in zip(models, np.split(errors, ends, axis=1), strict=True):
+            _to_clipped_errors(own, part, loss, clip)
+        total += errors.T @ part.features
+    return np.split(total, ends)
 
 
-def _probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    if scores.shape[1] == 1:
-        return np.asarray(1 / (1 + np.exp(-scores)))
-    shifted = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+def _to_clipped_errors(scores: Floats, part: _Held, loss: Loss, clip: float) -> None:
+    """Scores become factors of x, in place: the slopes p − y, clipped all together, or each output by itself.
+
+    Each of K outputs is clipped to clip/√K, so that all together stay within clip (docs/theory.md §3.3).
+    """
+    rows = np.arange(len(scores))
+    if loss == "softmax":
+        scores -= scores.max(axis=1, keepdims=True, initial=-np.inf)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=1, keepdims=True)
+    else:
+        scores[:] = 1 / (1 + np.exp(-scores))
+    if loss == "logistic":
+        scores[:, 0] -= part.labels
+    else:
+        scores[rows, part.labels] -= 1
+    if loss == "one-vs-rest":
+        sizes, most = np.abs(scores) * part.norms[:, None], clip / math.sqrt(scores.shape[1])
+    else:
+        sizes, most = (np.linalg.norm(scores, axis=1) * part.norms)[:, None], clip
+    scores *= np.minimum(1.0, most / np.maximum(sizes, 1e-30)) * NORM_MARGIN
 
 
-def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.NDArray[np.int64]:
+def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> Labels:
     known = np.asarray(labels).astype(np.int64, copy=False)
     if len(known) != count or known.size == 0:
         raise TrainingError(f"{count} inputs but {len(known)} labels")
@@ -145,14 +230,15 @@ def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> npt.N
     return known
 
 
-def facts_of_linear(loss: Loss, clip: float, norm_bound: float) -> tuple[float, str | None]:
+def facts_of_linear(loss: Loss, clip: float, norm_bound: float) -> tuple[float, Convex | None]:
     """Smoothness, and why clipped gradients are those of convex functions (docs/theory.md §3.3), for inputs with ‖x‖ ≤ r.
 
     Softmax: the Hessian is (diag p − ppᵀ) ⊗ xxᵀ, at most r²/2, and ‖p − y‖·‖x‖ ≤ √2·r: beyond that clipping never binds.
-    Logistic: the slope changes by r²/4 at most, and clipping clips it, a monotone function of the score. The safety margin
-    of clipping multiplies all gradients by one factor below 1: smoothness and convexity stay.
+    Logistic: the slope changes by r²/4 at most, and clipping clips it, a monotone function of the score. One-vs-rest is a sum
+    of such models, each in parameters of its own. The safety margin of clipping multiplies all gradients by one factor below
+    1: smoothness and convexity stay.
     """
-    if loss == "logistic":
+    if loss != "softmax":
         return norm_bound**2 / 4, "glm"
     never_binds = clip * NORM_MARGIN >= math.sqrt(2) * norm_bound
     return norm_bound**2 / 2, "unclipped" if never_binds else None

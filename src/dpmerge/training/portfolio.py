@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,14 @@ def train_portfolio(
     jobs: int | None = None,
     cluster: str | None = None,
     watch: Watch | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+    delta: float = 1e-5,
 ) -> dict[str, Any]:
     """Train every run of the file that is not finished in `out`, and return a summary of what is there.
 
     Runs are made in `jobs` processes (by default one for each core; on a GPU one after the other) or on a Dask cluster,
-    whose workers need the same folders. `watch` gets the unfinished runs.
+    whose workers need the same folders. `watch` gets the unfinished runs, and `warn`, before they begin, a sentence for every
+    setting that keeps averages and noise at release from paying, with the ε that it costs at this δ.
     """
     out = out.resolve()
     _require_device(file, device)
@@ -55,12 +59,17 @@ def train_portfolio(
     finished = {job.name: job.folder.finished(job.asked) for job in asked}
     unfinished = [job for job in asked if finished[job.name] is None]
     pending = [Pending(job.name, _begins_or_continues(job, loaded), job.folder) for job in unfinished]
+    limits, warnings = _advice(unfinished, loaded, delta)
+    for text in warnings:
+        warn(text)
     with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
+        cores = os.cpu_count() or 1 if processes < 0 else processes
         for wave in file.waves(out):  # a run begins when the one that it starts from has finished
             due = [job for job in unfinished if job.name in wave]
-            made = run_all(train_run, due, cluster=cluster, jobs=processes)
-            finished |= {job.name: _seen_here(job, summary, out) for job, summary in zip(due, made, strict=True)}
+            made = run_all(train_runs, _units(due, cores), cluster=cluster, jobs=processes)
+            summaries = {name: summary for several in made for name, summary in several.items()}
+            finished |= {job.name: _seen_here(job, summaries[job.name], out) for job in due}
     scores = _measured(file, out, len(loaded.test))
     told = {model: {"run": of["run"], **facts} for of in finished.values() if of for model, facts in of["models"].items()}
     return {
@@ -69,7 +78,27 @@ def train_portfolio(
         "trained": [job.name for job in unfinished],
         "models": {model: facts for model, facts in told.items() if model in scores},
         "utilities": str(out / "utilities.json"),
+        "limits": limits,
+        "warnings": warnings,
     }
+
+
+def _advice(jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+    limits: dict[str, dict[str, float]] = {}
+    warnings: list[str] = []
+    for kind in dict.fromkeys(type(job.trainer) for job in jobs):
+        several = [job for job in jobs if type(job.trainer) is kind]
+        known, found = several[0].trainer.advice(several, data, delta)
+        limits, warnings = limits | known, warnings + found
+    return limits, warnings
+
+
+def _units(jobs: Sequence[Job], processes: int) -> list[tuple[Job, ...]]:
+    """What is made in one go: a run, or, for each process, a share of those that look at the data together."""
+    alone = [(job,) for job in jobs if not job.trainer.shares(job)]
+    kinds = {type(job.trainer) for job in jobs}
+    shared = [[job for job in jobs if job.trainer.shares(job) and type(job.trainer) is kind] for kind in kinds]
+    return [*alone, *(tuple(several[part::processes]) for several in shared for part in range(min(processes, len(several))))]
 
 
 def _seen_here(job: Job, summary: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -90,7 +119,7 @@ def _begins_or_continues(job: Job, data: Data) -> int:
 def _measured(file: PortfolioFile, out: Path, examples: int) -> dict[str, float]:
     """The accuracies of all models in the folder, also written to it."""
     scores = accuracies(out)
-    measured_on = f"public test part of {file.about.data}, {examples} examples"
+    measured_on = f"public test part of {file.about.name}, {examples} examples"
     try:
         write_json({"schema": 1, "measured_on": measured_on, "models": "private", "utilities": scores}, out / "utilities.json")
     except OSError as fault:
@@ -110,15 +139,16 @@ def _require_device(file: PortfolioFile, device: str) -> None:
 
 def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -> tuple[Data, list[Job]]:
     """The data and every run, after all checks."""
-    about, source = file.about, file.source(folder)
+    about = file.about
     try:
+        source = replace(file.source(folder), kept=out / ".training")
         data = load(source)
         digest = data.digest()
     except MemoryError:
-        raise TrainingError(f"{file.path}: the memory of this machine is too small for the data {about.data!r}") from None
+        raise TrainingError(f"{file.path}: the memory of this machine is too small for the data {about.name!r}") from None
     dataset = about.dataset or data.identity
     if dataset is None:
-        raise TrainingError(f"{file.path}: field dataset: records need a name for the data of {about.data!r}")
+        raise TrainingError(f"{file.path}: field dataset: records need a name for the data of {about.name!r}")
     jobs = []
     for name, settings in file.runs.items():
         job = Job(name, settings, file.trainer(name), source, digest, dataset, about.norm_bound, device, out, file.asked(name))
@@ -163,27 +193,35 @@ def _start(file: PortfolioFile, name: str, out: Path, dataset: str, data: Data) 
     return folder
 
 
-def train_run(job: Job) -> dict[str, Any]:
-    """Train the run, or the rest of it, and return its outcome: in this process, in a worker, or on another machine."""
+def train_runs(jobs: tuple[Job, ...]) -> dict[str, dict[str, Any]]:
+    """Train the runs, or the rest of them, and return their outcomes: in this process, in a worker, or on another machine."""
     from safetensors import SafetensorError
 
     if multiprocessing.parent_process() is not None:
         with contextlib.suppress(ValueError):  # the parent process handles Ctrl-C, and then ends its workers
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+    names = f"run {', '.join(repr(job.name) for job in jobs)}"
     try:
-        with job.folder.alone():
-            return job.folder.finished(job.asked) or _made(job)
+        with ExitStack() as locks:
+            for job in sorted(jobs, key=lambda job: job.name):  # in one order everywhere: nobody waits for each other
+                locks.enter_context(job.folder.alone())
+            known = {job.name: job.folder.finished(job.asked) for job in jobs}
+            left = [job for job in jobs if known[job.name] is None]
+            return {name: summary for name, summary in known.items() if summary} | (_made(left, names) if left else {})
     except MemoryError:
-        raise TrainingError(f"run {job.name!r}: the memory of this machine is too small; use fewer jobs") from None
+        raise TrainingError(f"{names}: the memory of this machine is too small; use fewer jobs") from None
     except (OSError, SafetensorError) as fault:
-        raise TrainingError(f"run {job.name!r}: cannot be kept in {job.out}: {fault}") from None
+        raise TrainingError(f"{names}: cannot be kept in {jobs[0].out}: {fault}") from None
 
 
-def _made(job: Job) -> dict[str, Any]:
+def _made(jobs: Sequence[Job], names: str) -> dict[str, dict[str, Any]]:
     start = time.perf_counter()
-    job.folder.tell(0)
-    data = load(job.source)
-    if data.digest() != job.digest:
-        raise TrainingError(f"run {job.name!r}: data {job.source.name!r} are not the same in every process")
-    models = job.trainer.make(job, data)
-    return job.folder.finish(job.asked, models, time.perf_counter() - start)
+    for job in jobs:
+        job.folder.tell(0)
+    first = jobs[0]
+    data = load(first.source)
+    if data.digest() != first.digest:
+        raise TrainingError(f"{names}: data {first.source.name!r} are not the same in every process")
+    made = first.trainer.make_all(jobs, data)
+    seconds = time.perf_counter() - start
+    return {job.name: job.folder.finish(job.asked, models, seconds) for job, models in zip(jobs, made, strict=True)}

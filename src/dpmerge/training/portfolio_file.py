@@ -17,34 +17,57 @@ from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
-from dpmerge.training.data import DataSource
+from dpmerge.training.data import DataSource, PublicNetwork
+from dpmerge.training.feature_files import DataFiles, Name, is_file, read_constants
+from dpmerge.training.public_network import NetworkName, centre
 from dpmerge.training.trainer import ALTERNATIVES, RunForm, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
 class Normalise(Strict):
-    """(x − mean) / deviation, one number for each channel: public constants, never computed from the private data."""
+    """(x − mean) / deviation, for each channel or feature: public constants, never computed from the private data.
 
-    mean: Annotated[list[float], Field(min_length=1)]
-    deviation: Annotated[list[Positive], Field(min_length=1)]
+    They are stated here, or in the file `constants`; or `constants: network`, what a public network says of its own features.
+    """
+
+    mean: Annotated[list[float], Field(min_length=1)] | None = None
+    deviation: Annotated[list[Positive], Field(min_length=1)] | None = None
+    constants: Name | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Normalise:
-        if len(self.mean) != len(self.deviation):
-            raise ValueError(f"{len(self.mean)} means but {len(self.deviation)} deviations")
+        mean, deviation = self.mean or [], self.deviation or []
+        if bool(mean) == (self.constants is not None):
+            raise ValueError("give mean and deviation, or constants")
+        if len(mean) != len(deviation):
+            raise ValueError(f"{len(mean)} means but {len(deviation)} deviations")
         return self
 
 
 class _Data(Strict):
     """What the file says of the data, as it decides how every run is made."""
 
-    data: Annotated[str, Field(min_length=1)]
+    data: Annotated[str, Field(min_length=1)] | DataFiles
     dataset: Annotated[str, Field(min_length=1)] | None = None
     classes: Annotated[int, Field(ge=2)] | None = None
     positive: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    features: NetworkName | PublicNetwork | None = None
     normalise: Normalise | None = None
     norm_bound: Annotated[float, Field(gt=1)] | None = None
+
+    @property
+    def name(self) -> str:
+        """The data in a few words: never more than the file says."""
+        return self.data if isinstance(self.data, str) else f"{self.data.train} and {self.data.test}"
+
+    @property
+    def files(self) -> str | DataFiles | None:
+        return self.data if isinstance(self.data, DataFiles) or is_file(self.data) else None
+
+    @property
+    def network(self) -> PublicNetwork | None:
+        return PublicNetwork(network=self.features) if isinstance(self.features, str) else self.features
 
 
 class _File(_Data):
@@ -118,11 +141,34 @@ class PortfolioFile:
         return waves
 
     def source(self, folder: Path | None) -> DataSource:
-        """The data of all runs, whose files are in this folder if there are any."""
-        about, normal = self.about, self.about.normalise
-        mean, deviation = ((), ()) if normal is None else (tuple(normal.mean), tuple(normal.deviation))
-        positive = None if about.positive is None else tuple(about.positive)
-        return DataSource(about.data, None if folder is None else folder.resolve(), about.classes, positive, mean, deviation)
+        """The data of all runs, whose files, if there are any, are in this folder, or beside the portfolio's file."""
+        about = self.about
+        beside = self.path.parent if folder is None else folder
+        mean, deviation = self._constants(beside)
+        return DataSource(
+            about.name,
+            beside.resolve() if folder is not None or about.files is not None else None,
+            about.classes,
+            None if about.positive is None else tuple(about.positive),
+            mean,
+            deviation,
+            about.files,
+            about.network,
+        )
+
+    def _constants(self, folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Public means and deviations: stated, in a file, or what the public network says of its own features."""
+        normal = self.about.normalise
+        if normal is None:
+            return (), ()
+        if normal.constants is None:
+            return tuple(normal.mean or ()), tuple(normal.deviation or ())
+        if normal.constants != "network":
+            return read_constants(folder / normal.constants)
+        if self.about.network is None:
+            raise TrainingError(f"{self.path}: field normalise: the data go through no network; state mean and deviation")
+        mean = centre()
+        return mean, (1.0,) * len(mean)
 
     def asked(self, name: str) -> dict[str, Any]:
         """Everything that decides how this run is made, as plain data: an unchanged run is not trained again."""

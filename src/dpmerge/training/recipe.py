@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import FullPhase, NoiseGenerator, Record, Sampling, Source
+from dpmerge.records import Clipping, FullPhase, NoiseGenerator, Record, Sampling, Source
 from dpmerge.training.randomness import poisson_batch
 
 # Fields that a phase may inherit from the run.
@@ -104,6 +104,7 @@ class Recipe:
         noise_generator: NoiseGenerator | None = None,
         smoothness: float | None = None,
         convex: str | None = None,
+        clipping: Clipping = "flat",
         checkpoints_kept: int = 0,
         starts_from: Mapping[str, Any] | None = None,
         shard: Mapping[str, Any] | None = None,
@@ -130,7 +131,7 @@ class Recipe:
             "noise_fingerprint": noise,
             "sampler_fingerprint": None if settings[0][1] is None else sampler,
             "optimizer": self.optimizer,
-            "clipping": "flat",
+            "clipping": clipping,
             "smoothness": smoothness,
             "convex": convex,
             "noise_generator": noise_generator,

@@ -25,18 +25,21 @@ class Checkpoint:
     step: int
     tensors: Tensors
     record: Record
+    config: str | None = None  # the text of config.json, where there is one: public settings only
 
     def save(self, folder: Path) -> None:
-        save_model(folder, self.tensors, self.record)
+        save_model(folder, self.tensors, self.record, self.config)
 
 
-def save_model(folder: Path, tensors: Tensors, record: Record) -> None:
-    """Write `model.safetensors` and `record.json` into a new folder, which appears whole."""
+def save_model(folder: Path, tensors: Tensors, record: Record, config: str | None = None) -> None:
+    """Write `model.safetensors` and `record.json` into a new folder, which appears whole; and perhaps `config.json`."""
     from safetensors.numpy import save_file
 
     contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     with _recorded_folder(folder, record) as made:
         save_file(contiguous, made / "model.safetensors", metadata={"format": "pt"})
+        if config is not None:
+            (made / "config.json").write_text(config, encoding="utf-8")
 
 
 def save_torch_model(folder: Path, tensors: Mapping[str, Any], record: Record) -> None:

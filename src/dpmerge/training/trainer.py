@@ -11,10 +11,10 @@ import multiprocessing
 import os
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,9 @@ from pydantic import Field, model_validator
 from dpmerge.errors import TrainingError
 from dpmerge.records import NonNegative, Positive, Strict
 from dpmerge.training import linear
+from dpmerge.training.advice import LinearSetting, advice, limits
 from dpmerge.training.data import Data, DataSource, features
+from dpmerge.training.head import HeadConfig
 from dpmerge.training.origin import Origin, Partition, Start
 from dpmerge.training.recipe import Recipe
 from dpmerge.training.run_folder import RunFolder
@@ -160,17 +162,29 @@ class Trainer:
     def check_unfinished(self, job: Job) -> None:
         """Refuse to continue what was begun differently."""
 
+    def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+        """For each run the limits within which averages and noise at release pay, where they are known; and warnings."""
+        return {}, []
+
+    def shares(self, job: Job) -> bool:
+        """Whether the run is made in one go with others of its kind, by `make_all`."""
+        return False
+
     def make(self, job: Job, data: Data) -> list[tuple[Checkpoint, float]]:
         """The models to keep, each with its accuracy on the public test part."""
         raise NotImplementedError
 
+    def make_all(self, jobs: Sequence[Job], data: Data) -> list[list[tuple[Checkpoint, float]]]:
+        """The same for several runs of this kind."""
+        return [self.make(job, data) for job in jobs]
+
 
 class LinearRun(RunForm):
-    model: Literal["softmax", "logistic"]
+    model: linear.Loss
 
 
 class Linear(Trainer):
-    """Softmax or logistic regression in numpy, on the CPU; it starts from zero."""
+    """Softmax, logistic or one-vs-rest regression in numpy, on the CPU; it starts from zero."""
 
     form: ClassVar[type[RunForm]] = LinearRun
     bounds_inputs = True
@@ -180,30 +194,65 @@ class Linear(Trainer):
         if job.norm_bound is None:
             raise TrainingError(f"{model} regression needs norm_bound, the largest norm of an input with its bias")
         if model == "logistic" and data.classes != 2:
-            raise TrainingError(f"logistic regression has two classes, not {data.classes}; use softmax or positive: […]")
+            raise TrainingError(
+                f"logistic regression has two classes, not {data.classes}; use softmax, one-vs-rest or positive: […]"
+            )
+
+    def advice(self, jobs: Sequence[Job], data: Data, delta: float) -> tuple[dict[str, dict[str, float]], list[str]]:
+        known = [(job.name, self.setting(job, data)) for job in jobs]
+        count = len(jobs)
+        return {name: limits(setting, count, delta) for name, setting in known}, advice(known, delta)
+
+    @staticmethod
+    def setting(job: Job, data: Data) -> LinearSetting:
+        assert job.norm_bound is not None
+        loss, examples = cast(linear.Loss, job.settings.model), round(job.settings.share_of(len(data.train)))
+        return LinearSetting(job.settings.recipe(data.train_labels), loss, examples, job.norm_bound)
+
+    def shares(self, job: Job) -> bool:
+        return job.settings.full_batch is True  # then one look at the data serves all; other batches are each run's own
 
     def make(self, job: Job, data: Data) -> list[tuple[Checkpoint, float]]:
-        assert job.norm_bound is not None
-        settings = job.settings
-        train, test = features(job.source, job.norm_bound)
-        rows = job.rows(len(train))
-        made = linear.train(
-            train[rows],
-            data.train_labels[rows],
-            data.classes,
-            settings.recipe(data.train_labels),
-            norm_bound=job.norm_bound,
-            dataset=job.dataset,
-            loss="logistic" if settings.model == "logistic" else "softmax",
-            run=job.new_run(),
-            checkpoints=settings.kept(data.train_labels),
-            on_step=every(TELL_EVERY, job.folder.tell),
-            origin=job.origin(len(train)),
+        return self.make_all([job], data)[0]
+
+    def make_all(self, jobs: Sequence[Job], data: Data) -> list[list[tuple[Checkpoint, float]]]:
+        first = jobs[0]  # the runs of a portfolio have one data set and one bound
+        assert first.norm_bound is not None
+        train, test = features(first.source, first.norm_bound)
+        rows = first.rows(len(train))  # runs on parts have no full batches, and are made one by one
+        heads = [
+            linear.Head(
+                recipe=job.settings.recipe(data.train_labels),
+                loss=cast(linear.Loss, job.settings.model),
+                run=job.new_run(),
+                checkpoints=job.settings.kept(data.train_labels),
+                on_step=every(TELL_EVERY, job.folder.tell),
+                origin=job.origin(len(train)),
+            )
+            for job in jobs
+        ]
+        made = linear.train_heads(
+            train[rows], data.train_labels[rows], data.classes, heads, norm_bound=first.norm_bound, dataset=first.dataset
         )
-        return [(one, linear.accuracy(one.tensors, test, data.test_labels)) for one in made]
+        return [
+            [(replace(one, config=_config(job)), linear.accuracy(one.tensors, test, data.test_labels)) for one in kept]
+            for job, kept in zip(jobs, made, strict=True)
+        ]
 
 
-_OWN = dict.fromkeys(("softmax", "logistic"), f"{__name__}:Linear")
+def _config(job: Job) -> str:
+    source = job.source
+    assert job.norm_bound is not None
+    return HeadConfig(
+        loss=cast(linear.Loss, job.settings.model),
+        norm_bound=job.norm_bound,
+        mean=source.mean,
+        deviation=source.deviation,
+        network=source.public_network,
+    ).text()
+
+
+_OWN = dict.fromkeys(get_args(linear.Loss), f"{__name__}:Linear")
 
 
 def find_trainer(model: object) -> Trainer:

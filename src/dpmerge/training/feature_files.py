@@ -1,0 +1,136 @@
+"""Features and labels from files: .npz, .npy, .safetensors and .parquet. Nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from dpmerge.errors import DataError, MissingLibrary
+from dpmerge.records import Strict
+
+Array = npt.NDArray[Any]
+Part = tuple[Array, Array]
+Name = Annotated[str, Field(min_length=1)]
+_LABEL = "label"  # the column of a table, or the array of a file with one part, is "y"
+
+
+class DataFiles(Strict):
+    """A file for each part. A .npy file holds one array, so its labels are in a file of their own."""
+
+    train: Name
+    test: Name
+    train_labels: Name | None = None
+    test_labels: Name | None = None
+
+
+def is_file(name: str) -> bool:
+    return Path(name).suffix.lower() in _READERS
+
+
+def read_files(files: str | DataFiles, folder: Path) -> tuple[Part, Part]:
+    """The training and the test part, each inputs and labels.
+
+    One file for both holds the arrays x_train, y_train, x_test and y_test; a file for one part holds x and y, or is a table
+    whose column `label` is the label and whose other columns are the features.
+    """
+    if isinstance(files, str):
+        held = _arrays(folder / files)
+        return tuple((_one(held, f"x_{part}", files), _one(held, f"y_{part}", files)) for part in ("train", "test"))  # type: ignore[return-value]
+    return _part(folder, files.train, files.train_labels), _part(folder, files.test, files.test_labels)
+
+
+def read_constants(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The arrays `mean` and `deviation` of a file of public constants."""
+    held = _arrays(path)
+    mean, deviation = (np.atleast_1d(_one(held, name, path.name)) for name in ("mean", "deviation"))
+    numbers = mean.ndim == 1 and mean.shape == deviation.shape and {mean.dtype.kind, deviation.dtype.kind} <= set("fiu")
+    if not numbers or not np.isfinite(mean).all() or not np.all((deviation > 0) & np.isfinite(deviation)):
+        raise DataError(f"{path}: mean and deviation must be as many finite numbers, every deviation above 0")
+    return tuple(mean.astype(float).tolist()), tuple(deviation.astype(float).tolist())
+
+
+def _part(folder: Path, inputs: str, labels: str | None) -> Part:
+    held = _arrays(folder / inputs)
+    if labels is None:
+        if set(held) == {_SINGLE}:
+            raise DataError(f"{inputs}: a .npy file holds no labels; name the file of its labels as well")
+        return _one(held, "x", inputs), _one(held, "y", inputs)
+    apart = _arrays(folder / labels)
+    return held.get(_SINGLE, held.get("x", _MISSING)), apart.get(_SINGLE, apart.get("y", _MISSING))
+
+
+_SINGLE, _MISSING = "", np.zeros(0)
+
+
+def _one(held: Mapping[str, Array], name: str, file: str) -> Array:
+    if name not in held:
+        raise DataError(f"{file}: it has no array {name!r}; it has {', '.join(map(repr, held)) or 'none'}")
+    return held[name]
+
+
+def _arrays(path: Path) -> Mapping[str, Array]:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: features are read from {', '.join(_READERS)} files")
+    try:
+        return reader(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (DataError, MissingLibrary):
+        raise
+    except Exception as fault:  # each library raises its own
+        raise DataError(f"{path}: cannot be read: {' '.join(str(fault).split()) or type(fault).__name__}") from None
+
+
+def _npz(path: Path) -> Mapping[str, Array]:
+    if not path.exists():
+        raise FileNotFoundError
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: not an .npz file")
+    with np.load(path, allow_pickle=False) as held:
+        return {name: held[name] for name in held.files}
+
+
+def _npy(path: Path) -> Mapping[str, Array]:
+    return {_SINGLE: np.load(path, allow_pickle=False)}
+
+
+def _safetensors(path: Path) -> Mapping[str, Array]:
+    from safetensors.numpy import load_file
+
+    return load_file(path)
+
+
+def _parquet(path: Path) -> Mapping[str, Array]:
+    if not path.exists():
+        raise FileNotFoundError
+    try:
+        from pyarrow.parquet import read_table
+    except ImportError:
+        raise MissingLibrary(f"{path}: tables are read with pyarrow; install dpmerge[features]") from None
+    table = read_table(path)
+    if _LABEL not in table.column_names:
+        raise DataError(f"{path}: a table needs a column {_LABEL!r}; it has {', '.join(map(repr, table.column_names))}")
+    columns = [name for name in table.column_names if name != _LABEL]
+    holes = [name for name in table.column_names if table.column(name).null_count]
+    if holes:
+        raise DataError(f"{path}: column {holes[0]!r} has missing values")
+    if len(columns) == 1 and str(table.schema.field(columns[0]).type).startswith(("list", "fixed_size_list")):
+        inputs = np.array(table.column(columns[0]).to_pylist())
+    else:
+        inputs = np.stack([table.column(name).to_numpy() for name in columns], axis=1)
+    return {"x": inputs, "y": table.column(_LABEL).to_numpy()}
+
+
+_READERS: dict[str, Callable[[Path], Mapping[str, Array]]] = {
+    ".npz": _npz,
+    ".npy": _npy,
+    ".safetensors": _safetensors,
+    ".parquet": _parquet,
+}
