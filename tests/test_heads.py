@@ -230,7 +230,7 @@ def test_images_through_a_public_network(tmp_path: Path) -> None:
     assert whole["_fc.weight"].shape == (1, 1280) and whole.keys() == network.state_dict().keys()
     assert np.allclose(scores[:, 0], head.decision_function(arrays["x_test"][:2]), atol=1e-3)
     with pytest.raises(DataError, match="a network takes images"):
-        public_network.extract(np.zeros((2, 5), np.float32), 32, 255.0)
+        public_network.network_features(np.zeros((2, 5), np.float32), 32, 255.0)
 
 
 def test_what_the_network_says_of_its_features_is_their_mean() -> None:
@@ -241,7 +241,7 @@ def test_what_the_network_says_of_its_features_is_their_mean() -> None:
     norm = public_network.body()._bn1
     b, w = norm.bias.detach().numpy()[:, None], norm.weight.detach().numpy()[:, None]
     z = np.random.default_rng(0).standard_normal((1, 20_000))
-    assert np.allclose(public_network.centre(), np.clip(b + w * z, 0, 6).mean(axis=1), atol=0.03)
+    assert np.allclose(public_network.network_centre(), np.clip(b + w * z, 0, 6).mean(axis=1), atol=0.03)
 
 
 def test_the_command_trains_from_a_file(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A private WRN-16-4 on CIFAR-10 as a body for other runs: its last layer goes, and the images' features by the rest stay.
 
-`python -m dpmerge_lab.experiments.body_training --data DIR --device cuda --out DIR` trains, with torch, Opacus and pydantic: for
+`python -m dpmerge_lab.experiments.body_training --data DIR --device cuda --out DIR` trains, with torch, Opacus and pydantic, on
 machines with a GPU and little else. It writes `body.safetensors`, `record.json`, `body.json` and `features-*.npy`.
 """
 

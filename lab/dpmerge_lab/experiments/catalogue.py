@@ -37,6 +37,7 @@ EXPERIMENTS = {
     "mnist-full-batch": Experiment("full batches, and Poisson ones with coupled runs", "mnist:mnist_full_batch", ("mnist",)),
     "last-iterate": Experiment("linear portfolios, if nothing but the release is published", "last_iterate:last_iterate"),
     "knob": Experiment("one portfolio with noise at release, and models trained anew for each ε", "knob:knob"),
+    "heads": Experiment("linear heads on public features of CIFAR-10", "heads:heads", ("cifar10-efficientnet-lite0",)),
     "cifar10": Experiment("ResNet-18 from scratch", "cifar10:cifar10", ("cifar10",), torch=True),
     "cifar10-pretrained": Experiment("ResNet-18, fine-tuned privately", "cifar10:cifar10_pretrained", ("cifar10",), torch=True),
     "checkpoints": Experiment("random selection over checkpoints of one run", "checkpoints:checkpoints", ("mnist",)),

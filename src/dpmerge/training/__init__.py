@@ -27,6 +27,7 @@ from dpmerge.training.origin import (
 )
 from dpmerge.training.portfolio import Pending as Pending, train_portfolio as train_portfolio
 from dpmerge.training.portfolio_file import PortfolioFile as PortfolioFile
+from dpmerge.training.public_network import network_centre as network_centre, network_features as network_features
 from dpmerge.training.randomness import (
     GENERATOR as GENERATOR,
     fingerprint as fingerprint,

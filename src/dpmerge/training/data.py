@@ -18,7 +18,7 @@ from dpmerge.datasets import bounded_features, load_dataset
 from dpmerge.errors import DataError
 from dpmerge.records import Positive, Strict
 from dpmerge.training.feature_files import DataFiles, Part, read_files
-from dpmerge.training.public_network import NetworkName, extract
+from dpmerge.training.public_network import NetworkName, network_features
 from dpmerge.user_code import load_function, running
 
 Floats = npt.NDArray[np.float32]
@@ -141,7 +141,7 @@ def _through_network(data: Data, network: PublicNetwork, kept: Path | None) -> D
     if path is not None and path.exists():
         with np.load(path, allow_pickle=False) as held:
             return replace(data, train=held["train"], test=held["test"])
-    train, test = (extract(part, network.size, network.white or 255.0) for part in (data.train, data.test))
+    train, test = (network_features(part, network.size, network.white or 255.0) for part in (data.train, data.test))
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_name(f".{os.getpid()}-{path.name}")

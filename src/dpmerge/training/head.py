@@ -19,7 +19,7 @@ from dpmerge.errors import CheckpointError, DataError
 from dpmerge.records import Positive, Strict, load_strict
 from dpmerge.training.data import PublicNetwork, normalised
 from dpmerge.training.linear import Loss
-from dpmerge.training.public_network import body, extract
+from dpmerge.training.public_network import body, network_features
 
 Array = npt.NDArray[Any]
 CONFIG = "config.json"
@@ -72,7 +72,7 @@ class LinearHead:
         """What the head sees of the inputs: centred, scaled, bounded in norm."""
         rows, about = np.asarray(inputs, np.float32), self.config
         if about.network is not None and rows.ndim == 4:
-            rows = extract(rows, about.network.size, about.network.white or 255.0)
+            rows = network_features(rows, about.network.size, about.network.white or 255.0)
         if about.mean:
             rows = normalised(rows, about.mean, about.deviation)
         found = bounded_features(rows, about.norm_bound)[:, :-1]

@@ -19,7 +19,7 @@ from dpmerge.errors import TrainingError
 from dpmerge.records import Positive, Strict, parse_strict
 from dpmerge.training.data import DataSource, PublicNetwork
 from dpmerge.training.feature_files import DataFiles, Name, is_file, read_constants
-from dpmerge.training.public_network import NetworkName, centre
+from dpmerge.training.public_network import NetworkName, network_centre
 from dpmerge.training.trainer import ALTERNATIVES, RunForm, Trainer, find_trainer
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
@@ -167,7 +167,7 @@ class PortfolioFile:
             return read_constants(folder / normal.constants)
         if self.about.network is None:
             raise TrainingError(f"{self.path}: field normalise: the data go through no network; state mean and deviation")
-        mean = centre()
+        mean = network_centre()
         return mean, (1.0,) * len(mean)
 
     def asked(self, name: str) -> dict[str, Any]:
