@@ -33,7 +33,7 @@ BOUND = 3.0
 AVERAGE, SINGLE = f"average of {MODELS}, noise at release", "one model, noise at release"
 COMPOSED, HIDDEN = "trained anew, composition", "trained anew, last iterate only"
 FORMULA, DRAWN = "papers' average of three (conditional)", "random selection of three"
-BOLT_ON, OBJECTIVE = "output perturbation (Wu et al. 2017)", "diffprivlib (objective perturbation)"
+BOLT_ON = "output perturbation (Wu et al. 2017)"
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,6 @@ def heads(options: Options) -> Result:
             "targets": list(size.targets),
             "noise": {name: value for name, value in vars(asked).items() if name not in ("setting", "targets")},
         }
-        if not options.quick:
-            result.numbers[OBJECTIVE] = _objective(held, size.targets)
         result.numbers["composition of one model of the portfolio"] = _composed_epsilon(setting)
     result.table = _table(result.numbers, size.targets)
     result.pictures = {"frontier": _picture(result.numbers, size.targets, options.seeds)}
@@ -252,28 +250,11 @@ def passes_over_batches(held: Features, recipe: Recipe) -> Tensors:
     return {"weight": weights[:, :-1], "bias": weights[:, -1]}
 
 
-def _objective(held: Features, targets: Sequence[float]) -> dict[str, Any] | str:
-    """Logistic regression of diffprivlib, one against the rest, pure ε; once for each target."""
-    try:
-        from diffprivlib.models import LogisticRegression  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as fault:
-        return f"not measured: {fault}"
-    found = {}
-    for epsilon in targets:
-        model = LogisticRegression(epsilon=epsilon, data_norm=held.bound, max_iter=100, fit_intercept=False, n_jobs=1)
-        model.fit(held.train, held.train_labels)
-        found[f"{epsilon:g}"] = float(model.score(held.test, held.test_labels))
-    return found
-
-
 def _table(numbers: Mapping[str, Any], targets: Sequence[float]) -> tuple[str, list[str], list[list[str]]]:
     rows = []
     for name, of in numbers["accuracy"].items():
         cells = zip(of["mean"], of["std"], strict=True)
         rows.append([name, *("—" if math.isnan(m) else f"{m:.4f} ± {s / of['runs'] ** 0.5:.4f}" for m, s in cells)])
-    told = numbers.get(OBJECTIVE)
-    if isinstance(told, dict):
-        rows.append([OBJECTIVE, *(f"{told[f'{epsilon:g}']:.4f}" for epsilon in targets)])
     plain = numbers["without privacy"]
     title = f"test accuracy (mean ± standard error); without privacy {plain['mean']:.4f}"
     return title, ["", *(f"ε = {epsilon:g}" for epsilon in targets)], rows

@@ -1,6 +1,6 @@
 """Logistic regression of diffprivlib on the features of `heads`, one against the rest, pure ε: a script of its own.
 
-diffprivlib 0.6.6 does not load beside scikit-learn 1.9, so this needs an environment with numpy, diffprivlib and scikit-learn 1.5:
+diffprivlib 0.6.6 does not load beside scikit-learn 1.9, so this needs an environment of its own, with scikit-learn 1.5:
 `python heads_diffprivlib.py DIR` reads `cifar10-efficientnet-lite0.npz` in DIR and prints the accuracies as JSON.
 """
 
@@ -21,9 +21,9 @@ BOUND = 3.0
 
 def main(folder: Path) -> dict[str, Any]:
     """One fit for each ε."""
-    import diffprivlib  # type: ignore[import-not-found,unused-ignore]
+    import diffprivlib  # type: ignore[import-not-found,import-untyped,unused-ignore]
     import sklearn  # type: ignore[import-untyped,unused-ignore]
-    from diffprivlib.models import LogisticRegression  # type: ignore[import-not-found,unused-ignore]
+    from diffprivlib.models import LogisticRegression  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     warnings.simplefilter("ignore")
     with np.load(folder / "cifar10-efficientnet-lite0.npz", allow_pickle=False) as held:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,7 @@ class Head:
     checkpoints: Iterable[int] = ()
     on_step: Callable[[int], None] | None = None
     origin: Origin = PUBLIC
+    rows: npt.NDArray[np.int64] | slice = field(default_factory=lambda: slice(None))  # of the data that it sees
 
 
 def train(
@@ -59,10 +60,9 @@ def train(
 ) -> list[Checkpoint]:
     """A private linear model after the steps asked for, and at the end. `features` are from `bounded_features`.
 
-    It starts from zero on all data, unless `origin` says otherwise.
-
-    Noise and batches come from two generators seeded by the operating system; the record keeps a fingerprint of the first
-    state of each, by which two runs with the same randomness are recognised.
+    It starts from zero on all data, unless `origin` says otherwise. Noise and batches come from two generators seeded by the
+    operating system; the record keeps a fingerprint of the first state of each, by which two runs with the same randomness are
+    recognised.
     """
     head = Head(recipe=recipe, loss=loss, run=run, checkpoints=checkpoints, on_step=on_step, origin=origin)
     return train_heads(features, labels, classes, [head], norm_bound=norm_bound, dataset=dataset)[0]
@@ -90,11 +90,11 @@ def train_heads(
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are caught when a model is kept
         for step in range(1, max(head.recipe.steps for head in heads) + 1):
             active = [one for one in going if step <= one.recipe.steps]
-            drawn = [(one, one.recipe.batch(one.sampler, len(features), step)) for one in active]
-            together = [one for one, batch in drawn if isinstance(batch, slice)]
+            drawn = [(one, one.recipe.batch(one.sampler, len(one.held.features), step)) for one in active]
+            together = [one for one, batch in drawn if isinstance(batch, slice) and one.held is held]
             for one, batch in drawn:
-                if not isinstance(batch, slice):
-                    one.move(step, _clipped_sums(held.rows(batch), [one.now])[0])
+                if one not in together:
+                    one.move(step, _clipped_sums(one.held.rows(batch), [one.now])[0])
             for one, total in zip(together, _clipped_sums(held, [one.now for one in together]), strict=True):
                 one.move(step, total)
     return [one.found for one in going]
@@ -135,7 +135,8 @@ class _Going:
             "clipping": "per-output" if head.loss == "one-vs-rest" else "flat",
             **head.origin.said,
         }
-        self._examples = head.origin.examples or len(held.features)
+        self.held = held if isinstance(head.rows, slice) else held.rows(head.rows)
+        self._examples = head.origin.examples or len(self.held.features)
         self._learning_rates = self.recipe.learning_rates()
         self.weights = _first_weights(1 if head.loss == "logistic" else classes, held.features.shape[1], head.origin)
         self._next_start = self.recipe.begin(self.weights)

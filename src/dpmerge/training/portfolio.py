@@ -64,10 +64,10 @@ def train_portfolio(
         warn(text)
     with nullcontext() if watch is None else watch(pending):
         processes = (1 if device.startswith("cuda") else -1) if jobs is None else jobs
-        cores = os.cpu_count() or 1 if processes < 0 else processes
         for wave in file.waves(out):  # a run begins when the one that it starts from has finished
             due = [job for job in unfinished if job.name in wave]
-            made = run_all(train_runs, _units(due, cores), cluster=cluster, jobs=processes)
+            units = _units(due, os.cpu_count() or 1 if processes < 0 else processes)
+            made = run_all(train_runs, units, cluster=cluster, jobs=processes)
             summaries = {name: summary for several in made for name, summary in several.items()}
             finished |= {job.name: _seen_here(job, summaries[job.name], out) for job in due}
     scores = _measured(file, out, len(loaded.test))

@@ -206,7 +206,8 @@ class Linear(Trainer):
     @staticmethod
     def setting(job: Job, data: Data) -> LinearSetting:
         assert job.norm_bound is not None
-        loss, examples = cast(linear.Loss, job.settings.model), round(job.settings.share_of(len(data.train)))
+        loss = cast(linear.Loss, job.settings.model)
+        examples = round(job.settings.share_of(len(data.train)))
         return LinearSetting(job.settings.recipe(data.train_labels), loss, examples, job.norm_bound)
 
     def shares(self, job: Job) -> bool:
@@ -219,7 +220,6 @@ class Linear(Trainer):
         first = jobs[0]  # the runs of a portfolio have one data set and one bound
         assert first.norm_bound is not None
         train, test = features(first.source, first.norm_bound)
-        rows = first.rows(len(train))  # runs on parts have no full batches, and are made one by one
         heads = [
             linear.Head(
                 recipe=job.settings.recipe(data.train_labels),
@@ -228,11 +228,12 @@ class Linear(Trainer):
                 checkpoints=job.settings.kept(data.train_labels),
                 on_step=every(TELL_EVERY, job.folder.tell),
                 origin=job.origin(len(train)),
+                rows=job.rows(len(train)),
             )
             for job in jobs
         ]
         made = linear.train_heads(
-            train[rows], data.train_labels[rows], data.classes, heads, norm_bound=first.norm_bound, dataset=first.dataset
+            train, data.train_labels, data.classes, heads, norm_bound=first.norm_bound, dataset=first.dataset
         )
         return [
             [(replace(one, config=_config(job)), linear.accuracy(one.tensors, test, data.test_labels)) for one in kept]
