@@ -291,6 +291,13 @@ def test_contradictory_parts_are_refused() -> None:
         Portfolio([mean("a", 1, of=5), mean("b", 2, of=4)])
     with pytest.raises(PortfolioError, match="different things of it"):
         Portfolio([mean("a", 1, of=5), mean("b", 2, of=5, assignment="by-id")])
+    many = [
+        builders.gaussian(f"m{name}{part}", noise_std=1.0, shard=shard(part, 20, partition=name))
+        for name in "pqr"
+        for part in range(1, 21)
+    ]
+    with pytest.raises(PortfolioError, match="more than 4096 combinations"):
+        Portfolio(many)
 
 
 # --- exact laws of averages over parts ----------------------------------------------------------------------------------------

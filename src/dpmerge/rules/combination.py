@@ -43,6 +43,7 @@ from dpmerge.records import (
     require_independent,
 )
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
+from dpmerge.rules.gradients import gradient_notes, needs_batch_bound
 from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable, least_possible
 from dpmerge.rules.joint import Joint
@@ -56,7 +57,6 @@ from dpmerge.rules.transport import (
     Trajectories,
     WeightedRun,
     candidate_sets,
-    dataset_bound,
     drifts,
     not_covered,
     trajectories,
@@ -406,7 +406,7 @@ class Combination(Rule):
             found = replace(found, law=self._rounding.applied(found.law, self.noise))
         others = [i for i in range(len(runs.runs)) if i not in rows]
         before = [step for i in others for step in self._own_steps(runs.runs[i], runs.runs[i].steps - 1)]
-        notes, conditional = self._gradient_notes(runs, Candidate(1, rows), runs.failure)
+        notes, conditional = gradient_notes(runs, Candidate(1, rows), runs.failure, self._assumed, self.shuffle)
         details: dict[str, Any] = {
             "window": runs.steps,
             "coupled": [runs.runs[i].model.name for i in rows],
@@ -465,7 +465,7 @@ class Combination(Rule):
         index = int(np.argmin(squares))
         best, square = candidates[index], float(squares[index])
         law: Law = GaussianLaw(math.sqrt(square)) if math.isfinite(square) else NonPrivateLaw()
-        notes, conditional = self._gradient_notes(runs, best, 0.0)
+        notes, conditional = gradient_notes(runs, best, 0.0, self._assumed, self.shuffle)
         details = {"window": best.window, "coupled": [runs.runs[i].model.name for i in best.coupled]}
         return _Route("transport", Profile.of([(law, 1)]), notes, conditional, details)
 
@@ -500,8 +500,8 @@ class Combination(Rule):
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
         names = [runs.runs[i].model.name for i in candidate.coupled]
         details: dict[str, Any] = {"window": candidate.window, "coupled": names}
-        failure = runs.failure if self._needs_batch_bound(runs, candidate) else 0.0
-        notes, conditional = self._gradient_notes(runs, candidate, failure)
+        failure = runs.failure if needs_batch_bound(runs, candidate) else 0.0
+        notes, conditional = gradient_notes(runs, candidate, failure, self._assumed, self.shuffle)
         if failure:
             details["batch_bound_failure"] = failure
         before = [
@@ -524,68 +524,9 @@ class Combination(Rule):
         if isinstance(mechanism, DpSgd):
             yield from dp_sgd_steps(run.model, mechanism, self.shuffle, before_window)
 
-    # --- what is assumed ---------------------------------------------------------------------------------------------------
-
     def _theorem(self, runs: Trajectories, coupled: bool) -> str:
         if runs.is_full_batch:
             return "transport"
         if self._adjacency == "replace-one":
             return "transport-replace-one"
         return "coupled-coins" if coupled else "transport-poisson"
-
-    @staticmethod
-    def _uses_gradients(runs: Trajectories, candidate: Candidate) -> list[int]:
-        """The runs whose gradients' dependence on the state matters to this candidate."""
-        if candidate.window > 1:
-            return [i for i, run in enumerate(runs.runs) if run.steps > 1]
-        return [i for i in candidate.coupled if runs.runs[i].steps > 1]
-
-    def _needs_batch_bound(self, runs: Trajectories, candidate: Candidate) -> bool:
-        """Whether M enters: not where steps are non-expansive for any batch and only distances count (k = 1)."""
-        for i in self._uses_gradients(runs, candidate):
-            sampled = runs.rate[i] < 1
-            run = runs.runs[i]
-            if not sampled.any() or run.smoothness == 0:
-                continue
-            everyone = runs.records_bound[i] or 0
-            mechanism = run.model.mechanism
-            assert isinstance(mechanism, DpSgd)
-            always_tame = run.convex and all(
-                phase.learning_rate * run.smoothness * everyone / phase.expected_batch <= 2 for phase in mechanism.settings()
-            )
-            if candidate.window > 1 or not always_tame or mechanism.shard is not None:
-                return True
-        return False
-
-    def _gradient_notes(self, runs: Trajectories, candidate: Candidate, failure: float) -> tuple[tuple[str, ...], bool]:
-        """What the route assumes of the runs' gradients and batches, each statement once with the models it is about."""
-        notes: dict[str, list[str]] = {}
-        conditional = False
-        for i in self._uses_gradients(runs, candidate):
-            run = runs.runs[i]
-            mechanism = run.model.mechanism
-            assert isinstance(mechanism, DpSgd)
-            texts = []
-            if math.isfinite(run.smoothness):
-                source = "their records" if self._assumed is None else "an assumption of the user's"
-                texts.append(
-                    f"the mean clipped gradient of a batch is {run.smoothness:g}-Lipschitz in the parameters "
-                    f"(smoothness from {source})"
-                )
-                conditional = conditional or self._assumed is not None or run.smoothness == 0
-            if run.convex and bool(np.any(runs.growth[i, -run.steps :] < 1 + runs.pull[i, -run.steps :])):
-                texts.append(f"every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})")
-            records = dataset_bound(run, self.shuffle)
-            if records is None:
-                texts.append("expected_batch is at least the number of records")
-            else:
-                share = "" if mechanism.shard is None else f" / {mechanism.shard.of} parts"
-                texts.append(
-                    f"the dataset has at most {records} records (expected_batch is rate × records{share}, rounded down)"
-                )
-            for text in texts:
-                notes.setdefault(text, []).append(repr(run.model.name))
-        listed = [f"{text}: {', '.join(names)}" for text, names in notes.items()]
-        if failure:
-            listed.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
-        return tuple(listed), conditional
