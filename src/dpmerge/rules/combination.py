@@ -88,8 +88,9 @@ def demands(theorem: str) -> int:
 class _Asked:
     """What a profile answers to one question, asked once."""
 
-    def __init__(self, target: Target, by: By, conversion: Conversion, with_starts: bool = True) -> None:
-        self.target, self.by, self.conversion, self.with_starts = target, by, conversion, with_starts
+    def __init__(self, target: Target, by: By, conversion: Conversion, with_starts: bool = True, alone: bool = True) -> None:
+        self.target, self.by, self.conversion = target, by, conversion
+        self.with_starts, self.alone = with_starts, alone
         self._answers: dict[int, tuple[Profile, Answer]] = {}
         self.starts: dict[str, tuple[Guarantee, Profile]] | None = None
 
@@ -222,7 +223,7 @@ class Combination(Rule):
         if not self._runs:
             return 0.0
         covered = {run.model.name for run in self._hideable}
-        routes = [self._beside(route, covered, asked) for route in self._hidden(asked.target, by)] if self._may_hide else []
+        routes = [self._beside(route, covered, asked) for route in self._hidden(asked)] if self._may_hide else []
         return min((asked(one.profile).epsilon for one in routes), default=math.inf)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
@@ -251,13 +252,14 @@ class Combination(Rule):
         )
 
     def with_profile(
-        self, target: Target, by: By, conversion: Conversion, with_starts: bool = True
+        self, target: Target, by: By, conversion: Conversion, with_starts: bool = True, alone: bool = True
     ) -> tuple[Guarantee, Profile]:
         """The guarantee, and the profile that it was read from: that composes with what is independent of these runs.
 
-        Without starts: given the checkpoints that its forks start from, which are then counted elsewhere (§10).
+        Without starts: given the checkpoints that its forks start from, which are then counted elsewhere (§10). A profile that
+        is not asked `alone` has fewer atoms.
         """
-        asked = _Asked(target, by, conversion, with_starts)
+        asked = _Asked(target, by, conversion, with_starts, alone)
         routes = list(self._routes(asked))
         route = min(routes, key=lambda route: asked(route.profile).size)
         answer = asked(route.profile)
@@ -315,7 +317,7 @@ class Combination(Rule):
             slow += [(share, build) for share, build in ways if share > 0]
         if self._may_hide:
             known = [asked(route.profile).epsilon for route in transported] if asked.target.delta else []
-            found = self._hidden(asked.target, asked.by, min(known, default=math.inf))
+            found = self._hidden(asked, min(known, default=math.inf))
             hidden += [self._beside(route, {run.model.name for run in self._hideable}, asked) for route in found]
             if self._hidden_starts(asked):
                 hidden.append(self._beside(_Route("joint-release", Profile.of(()), details=details), frozenset(), asked))
@@ -374,23 +376,24 @@ class Combination(Rule):
                 if run.run in last:
                     alone = Portfolio((run,)).weights({run.name: 1.0})
                     rule = Combination(alone, self._assumed, self.shuffle, place=self.place)
-                    asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion)
+                    asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion, alone=False)
         return {name: (found, profile) for name, (found, profile) in asked.starts.items() if found.theorem == "hidden-run"}
 
-    def _hidden(self, target: Target, by: By, bar: float = math.inf) -> Iterable[_Route]:
+    def _hidden(self, asked: _Asked, bar: float = math.inf) -> Iterable[_Route]:
         """Theorem hidden-run: the last iterates, and noise at release, hide what came before. Above `bar` it is of no use.
 
         What may be given up, batches that are too large among it, is a share of δ. Where δ is asked for, it is first taken to
         be small, and then what was found.
         """
-        first = list(self._hidden_at(target, by, bar))
+        target, by = asked.target, asked.by
+        first = list(self._hidden_at(asked, target, bar))
         yield from first
         for route in first if target.delta is None else ():
             delta = _ask(route.profile, target, by, "tight").delta
             if 1e-7 < delta < 0.5:
-                yield from self._hidden_at(Target(delta=delta), by, math.inf)
+                yield from self._hidden_at(asked, Target(delta=delta), math.inf)
 
-    def _hidden_at(self, target: Target, by: By, bar: float) -> Iterable[_Route]:
+    def _hidden_at(self, asked: _Asked, target: Target, bar: float) -> Iterable[_Route]:
         if not self._hideable:
             return
         delta = target.delta or 1e-8
@@ -418,7 +421,8 @@ class Combination(Rule):
         secret = () if runs.is_full_batch or self._adjacency == "replace-one" else (COINS,)
         if self._rounding is not None:
             details["rounded_by"] = self._rounding.distance
-        profile = found.profile(before, runs.failure, self._adjacency, closed=by != "rdp")
+        closed = asked.by != "rdp" and asked.alone and not self._revealed
+        profile = found.profile(before, runs.failure, self._adjacency, closed)
         yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 
     def _transported(self, target: Target) -> Iterable[tuple[float, _Build]]:
