@@ -77,9 +77,10 @@ class Small:
         sizes = (twice * self.effect, self.noise, self.rate, still, still)
         return Trajectories(runs, *sizes, tame, self.growth, failure, (None,) * len(models), self.adjacency)
 
-    def bound(self, epsilon: float = 1.0, failure: float = 0.0) -> Profile:
+    def bound(self, epsilon: float = 1.0, failure: float = 0.0, quick: bool = False) -> Profile:
         """What the library says, with the search done for this ε."""
-        found = hidden_run(self.trajectories(), range(len(self.weights)), self.release, Target(epsilon=epsilon))
+        rows = range(len(self.weights))
+        found = hidden_run(self.trajectories(), rows, self.release, Target(epsilon=epsilon), quick=quick)
         return found.profile([], failure, self.adjacency)
 
     def truth(self, maps: Sequence[Sequence[Ramp]], records: Sequence[Sequence[Ramp]]) -> ReleaseLaws:

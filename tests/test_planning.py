@@ -17,6 +17,7 @@ from dpmerge.cli import app
 from dpmerge.errors import TargetError, UtilityError
 from dpmerge.planning import (
     FeasibleSet,
+    Knob,
     Utilities,
     Worth,
     pld_optimum,
@@ -402,6 +403,24 @@ def test_stated_utilities_say_what_noise_costs() -> None:
     alone = next(one for one in far.options if one.rule == "single" and one.weights.as_dict()["safe"] == 1)
     assert alone.feasible and far.best is not None
     assert far.best.rank <= alone.rank
+
+
+def test_the_knob_has_quick_bounds_first_and_replaces_them() -> None:
+    made = [builders.dp_sgd(n, sigma=0.7, steps=20, sampling=0.1, batch=10.0, smoothness=0.5, convex="glm") for n in "ab"]
+    knob = Knob(plan(builders.portfolio(*made), epsilon=1.0, delta=1e-5, search=()).question, 0.2, 3.0)
+    while knob.done < knob.total:
+        assert knob.refined == 0
+        knob.advance()
+    quick = [dict(one.known) for one in knob.averages]
+    assert all(one.quick == set(one.known) for one in knob.averages)
+    found = knob.meeting(1.0)[-1]
+    assert 0.98 <= found.epsilon <= 1.0 and not any(found.noise in one.quick for one in knob.averages)
+    while knob.refined < knob.total:
+        knob.advance()
+    assert not any(one.quick for one in knob.averages)
+    pairs = [(old, one.known[noise]) for one, was in zip(knob.averages, quick, strict=True) for noise, old in was.items()]
+    assert all(new.epsilon <= 1.02 * old.epsilon and new.noise == old.noise for old, new in pairs)
+    assert any(new.epsilon < old.epsilon for old, new in pairs)
 
 
 def test_what_adds_nothing_is_not_shown() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpmerge.planning import simplex_grid
+from dpmerge.planning import Landscape, simplex_grid
 from dpmerge.profiles import grids_of_accuracy, run_profile
-from dpmerge.rules import Selection, selection_epsilons
+from dpmerge.rules import Accounting, Selection, selection_epsilons, selections
 from tests import builders
 
 DELTA = 1e-5
@@ -45,3 +46,22 @@ def test_many_selections_with_a_model_without_privacy(by: Any) -> None:
         rule = Selection(portfolio.weights(dict(zip(portfolio.names, row, strict=True))))
         assert value == pytest.approx(rule.guarantee(delta=DELTA, by=by).epsilon, rel=1e-3)
     assert math.isinf(found[3])
+
+
+def test_many_guarantees_at_once_say_what_each_says() -> None:
+    """Also of some models of a portfolio only, and with every word that a guarantee of its own has."""
+    models = [builders.dp_sgd(name, sigma=sigma, **SAMPLED) for name, sigma in {**NOISE, "unused": 0.1}.items()]
+    portfolio = builders.portfolio(*models)
+    many = [portfolio.weights(dict(zip("abc", row, strict=True))) for row in simplex_grid(3, 0.5).tolist()]
+    for weights, found in zip(many, selections(many, DELTA), strict=True):
+        own = Selection(weights).guarantee(delta=DELTA, by="pld")
+        assert found.epsilon == pytest.approx(own.epsilon, rel=1e-4)
+        assert replace(found, epsilon=own.epsilon) == own
+
+
+def test_a_grid_of_models_without_loss_distributions_is_not_drawn_at_once() -> None:
+    stated = [builders.model(name, {"kind": "rdp", "orders": [2.0, 8.0], "values": [0.1, 0.4]}) for name in "ab"]
+    grid = Landscape(builders.portfolio(*stated), ("a", "b"), twice=True)
+    assert grid.draw(DELTA, Accounting()) == [] and grid.done == 0 and not grid.found["selection"]
+    known = Landscape(builders.portfolio(*(builders.gaussian(name, noise_std=2.0) for name in "ab")), ("a", "b"), twice=True)
+    assert len(known.draw(DELTA, Accounting())) == known.done == len(known.found["selection"]) == 51

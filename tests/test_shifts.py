@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import binom
 
 from dpmerge.profiles import MixtureLaw, Profile, ShiftLaw, sum_of_coins
+from dpmerge.profiles.curves import ShiftCurve
 from tests import oracles
 
 
@@ -81,3 +82,18 @@ def test_trimming_gives_up_no_more_than_allowed() -> None:
     cut = law.trimmed(0.002)
     assert cut.values.tolist() == [0.0, 1.0, 2.0]
     assert cut.excess == pytest.approx(0.001)
+
+
+def test_epsilon_of_one_shift_by_its_edge_is_that_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(40):
+        values = np.sort(rng.random(int(rng.integers(2, 90)))) * 10 ** rng.uniform(-3, 1.2)
+        values[0] *= rng.random() < 0.5
+        probs = rng.random(values.size) ** rng.uniform(0.5, 12)
+        delta = float(10 ** rng.uniform(-9, -2))
+        profile = Profile.of([(MixtureLaw.of(ShiftLaw(values, probs / probs.sum())), 1)], float(rng.choice([0.0, delta / 20])))
+        found = profile.epsilon(delta)
+        assert max(profile.delta(found)) <= delta
+        with monkeypatch.context() as patched:
+            patched.setattr(ShiftCurve, "around", lambda self, delta: None)
+            assert found == pytest.approx(profile.epsilon(delta), rel=1e-7, abs=1e-12)

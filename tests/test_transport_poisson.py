@@ -24,7 +24,7 @@ from dpmerge.profiles import FloatArray, MixtureLaw, Profile, RevealedShiftLaw, 
 from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from dpmerge.records import Adjacency, Model
 from dpmerge.rules import Combination, Joint
-from dpmerge.rules.transport import Candidate, candidate_sets, drifts, trajectories
+from dpmerge.rules.transport import Candidate, Trajectories, WeightedRun, candidate_sets, drifts, trajectories
 from tests.builders import dp_sgd, weighted
 from tests.effort import EFFORT
 
@@ -165,6 +165,18 @@ def all_routes(rule: Combination) -> Iterator[tuple[Candidate, Profile]]:
     if longer:
         for candidate, drift in zip(longer, drifts(runs, longer), strict=True):
             yield candidate, rule._poisson_route(runs, candidate, drift).profile
+
+
+def test_trajectories_are_their_numbers() -> None:
+    """What was ranked for some is used again for equal ones only."""
+
+    def made(name: str = "a", weight: float = 0.5, **changed: Any) -> Trajectories:
+        model = dp_sgd(name, **{"sigma": 1.0, "steps": 5, "sampling": 0.1, **changed})
+        return trajectories([WeightedRun(model, weight, 0.5, True)], "add-remove", None, 1e-12)
+
+    assert made() == made("b") and hash(made()) == hash(made("b"))
+    others = [made(weight=0.6), made(sigma=1.1), made(steps=6), made(sampling=0.2)]
+    assert made() not in (*others, "something else")
 
 
 def exact_delta(pairs: list[tuple[Mixture, Mixture]], epsilon: float) -> float:

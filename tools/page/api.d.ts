@@ -98,6 +98,7 @@ interface LineAnswer {
   worst: number;
   points: Array<LinePoint>;
   done: number;
+  refined: number;
   total: number;
 }
 

@@ -1,7 +1,7 @@
 """Linear heads on public features: one portfolio with noise at release, beside every other way to a model for each ε.
 
-CIFAR-10 through EfficientNet-Lite0, which was trained on ImageNet. How much noise a target needs depends on records alone, and
-no setting was chosen for a target: the recipe is one for all. Everything is repeated with fresh randomness.
+CIFAR-10 through EfficientNet-Lite0, which was trained on ImageNet; and hashed words. How much noise a target needs depends on
+records alone, and no setting was chosen for a target: the recipe is one for all. Everything is repeated with fresh randomness.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dpmerge.rules import least_noise
 from dpmerge.training import LinearSetting, Recipe, Tensors, accuracy, calibrated, fresh_generator, train
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.tasks.docstrings import docstring_features
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Size:
     targets: tuple[float, ...] = TARGETS
 
 
-QUICK = Size(60, 256, 0.7, (1.0, 4.0))
+QUICK = Size(20, 256, 0.7, (2.0, 8.0))
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,22 @@ class Asked:
 
 
 def heads(options: Options) -> Result:
-    """Test accuracy at every target by every way."""
+    """On images."""
     held = digits_features(BOUND) if options.quick else cifar10_features(options.data, BOUND)
+    return _measured("heads", held, "public features of CIFAR-10", options)
+
+
+def heads_text(options: Options) -> Result:
+    """On hashed words."""
+    held = digits_features(BOUND) if options.quick else docstring_features(BOUND)
+    return _measured("heads-text", held, "hashed words of documentation", options)
+
+
+def _measured(name: str, held: Features, what: str, options: Options) -> Result:
+    """Test accuracy at every target by every way."""
     size = QUICK if options.quick else Size()
     setting = fitting(size, len(held.train), BOUND)
-    with timed(Result("heads", _configuration(setting, size, options))) as result:
+    with timed(Result(name, _configuration(setting, size, options))) as result:
         asked = _asked(setting, size.targets, options)
         repeat = partial(_repetition, held, asked)
         scores = run_all(repeat, range(options.seeds), jobs=options.jobs, progress=options.bar("repetitions"))
@@ -82,7 +94,7 @@ def heads(options: Options) -> Result:
         }
         result.numbers["composition of one model of the portfolio"] = _composed_epsilon(setting)
     result.table = _table(result.numbers, size.targets)
-    result.pictures = {"frontier": _picture(result.numbers, size.targets, options.seeds)}
+    result.pictures = {"frontier": _picture(result.numbers, size.targets, what, options.seeds)}
     return result
 
 
@@ -260,7 +272,7 @@ def _table(numbers: Mapping[str, Any], targets: Sequence[float]) -> tuple[str, l
     return title, ["", *(f"ε = {epsilon:g}" for epsilon in targets)], rows
 
 
-def _picture(numbers: Mapping[str, Any], targets: Sequence[float], seeds: int) -> dict[str, Any]:
+def _picture(numbers: Mapping[str, Any], targets: Sequence[float], what: str, seeds: int) -> dict[str, Any]:
     lines = []
     for name, of in numbers["accuracy"].items():
         known = [place for place, value in enumerate(of["mean"]) if not math.isnan(value)]
@@ -278,7 +290,7 @@ def _picture(numbers: Mapping[str, Any], targets: Sequence[float], seeds: int) -
     panel = {"title": "", "x_label": f"ε at δ = {DELTA:g}", "x_scale": "log", "y_label": "test accuracy", "lines": lines}
     return {
         "kind": "lines",
-        "title": "Linear heads on public features: one portfolio for every ε",
+        "title": f"Linear heads on {what}: one portfolio for every ε",
         "subtitle": f"mean ± standard error over {seeds} repetitions with fresh noise and batches",
         "panels": [panel],
     }

@@ -135,7 +135,8 @@ class LineAnswer(_Answer):
     range: Annotated[list[float], Field(min_length=2, max_length=2)]
     worst: Annotated[float, Field(description="the least utility of a model")]
     points: list[LinePoint]
-    done: int
+    done: Annotated[int, Field(description="points with noise that have a bound")]
+    refined: Annotated[int, Field(description="those that have more than a quick bound")]
     total: int
 
 

@@ -16,10 +16,10 @@ from typing import get_args
 import dpmerge
 from dpmerge.planning import GRID_RULES, Account, Knob, Landscape, Option, OptionRule, Plan, Utilities
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, GridRule, PlainRule, round_down, significant
+from dpmerge.rules import Accounting, GridRule, Guarantee, PlainRule, round_down, significant
 
 PLANNED: tuple[OptionRule, ...] = ("single", *get_args(PlainRule))
-TARGETS = 17
+TARGETS = 9
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
 _ACCURACY = 1e-3  # of ε on the safe side: what is in view is there sooner
@@ -98,7 +98,8 @@ class Plans:
 
     @property
     def complete(self) -> bool:
-        return self.abandoned or (self.done == self.total and self._unfinished is None)
+        refined = self.done == self.total and self.knob.refined == self.knob.total
+        return self.abandoned or (refined and self._unfinished is None)
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
         """The landscape over these models; it becomes the first in the queue."""
@@ -109,23 +110,30 @@ class Plans:
         return found
 
     def advance(self) -> None:
-        """Do one step, what is in view first: the knob, a quick bound on all of the most recent landscape, then the rest."""
+        """Do one step, what is in view first: the knob, plans, the most recent landscape by quick bounds; then better ones."""
         with self._working:
             landscape = self._unfinished
             if self.knob.done < self.knob.total:
                 self.learn([self.knob.advance()])
-            elif landscape is not None and not landscape.in_view:
-                self._survey(landscape)
             elif any(self.climbed[rule] < self._targets for rule in self.climbing):
                 self._climb(min(self.climbing, key=self.climbed.__getitem__))
+            elif landscape is not None and not landscape.in_view:
+                self._survey(landscape)
+            elif self.knob.refined < self.knob.total:
+                self.learn([self.knob.advance()])
             elif landscape is not None:
                 self._survey(landscape)
 
     def _survey(self, landscape: Landscape) -> None:
-        account = self._account if landscape.in_view or self._quick is None else self._quick
-        rule, found = landscape.advance(account)
-        if found is not None and math.isfinite(found.epsilon):
-            self.learn([self.known.question.option(rule, self.portfolio.weights(found.weights), found)])
+        rule: GridRule = "selection"
+        made: list[Guarantee | None] = []
+        if landscape.done == 0 and self._quick is not None and self._accounting.by != "rdp":
+            made += landscape.draw(self.delta, self._accounting)
+        if not made:
+            rule, found = landscape.advance(self._account if landscape.in_view or self._quick is None else self._quick)
+            made.append(found)
+        finite = [one for one in made if one is not None and math.isfinite(one.epsilon)]
+        self.learn(self.known.question.option(rule, self.portfolio.weights(one.weights), one) for one in finite)
 
     def exactly(self, epsilon: float) -> Plan:
         """The plan for this very target, after a short search: the noise that it needs, and the best draw."""

@@ -41,7 +41,7 @@ def line(plans: Plans) -> dict[str, Any]:
     known, knob = plans.known, plans.knob
     points, worst = [line_point(option) for option in known.front], min(known.utilities.values())
     found = {"delta": plans.delta, "range": plans.range, "worst": worst, "points": points}
-    return {**found, "done": knob.done, "total": knob.total}
+    return {**found, "done": knob.done, "refined": knob.refined, "total": knob.total}
 
 
 def draw_frontier(state: PortfolioState, asked: FrontierRequest, job: Job) -> Any:

@@ -1,7 +1,7 @@
 """The noise of a release as a knob: averages whose ε falls continuously as the noise grows (docs/theory.md §9).
 
-Points are computed one at a time, those that span the range first. Every one is a guarantee of its own; between two of them
-nothing is said.
+Points are computed one at a time, those that span the range first: a quick bound for each, and then the best that is known.
+Every one is a guarantee of its own; between two of them nothing is said.
 """
 
 from __future__ import annotations
@@ -41,10 +41,18 @@ class Knob:
     def total(self) -> int:
         return POINTS * len(self.averages)
 
+    @property
+    def refined(self) -> int:
+        """How many points have more than a quick bound."""
+        return self.total - sum(len(one.quick) for one in self.averages) if self.done == self.total else 0
+
     def advance(self) -> Option:
-        """One more point, of the average that has the fewest."""
-        average = min(self.averages, key=lambda one: len(one.known))
-        return average.at(average.next_noise(self.low, self.high))
+        """One more point, of the average that has the fewest; or a better bound for one."""
+        if self.done < self.total:
+            average = min(self.averages, key=lambda one: len(one.known))
+            return average.at(average.next_noise(self.low, self.high), quick=True)
+        average = max(self.averages, key=lambda one: len(one.quick))
+        return average.at(min(average.quick))
 
     def meeting(self, epsilon: float) -> list[Option]:
         """The average that seems best for a target, with hardly more noise than it needs; nothing if none can meet it."""
@@ -55,11 +63,12 @@ class Knob:
 
 @dataclass
 class Noised:
-    """One average, and what is known of it, by noise."""
+    """One average, and what is known of it, by noise; of those in `quick`, a quick bound."""
 
     question: Question
     weights: Weights
     known: dict[float, Option] = field(default_factory=dict)
+    quick: set[float] = field(default_factory=set)
 
     @cached_property
     def _unit(self) -> float:
@@ -67,10 +76,11 @@ class Noised:
         assert isinstance(rule, Combination)
         return rule.record_effect
 
-    def at(self, noise: float) -> Option:
-        asked = self.question.accounting
+    def at(self, noise: float, quick: bool = False) -> Option:
+        asked = replace(self.question.accounting, quick=quick)
         found = asked.guarantee(build("combination", self.weights, asked, noise=noise), delta=self.question.delta)
         self.known[noise] = made = self.question.option("combination", self.weights, found, noise=noise)
+        (self.quick.add if quick else self.quick.discard)(noise)
         return made
 
     def next_noise(self, low: float, high: float) -> float:
@@ -94,9 +104,12 @@ class Noised:
 
     def meeting(self, epsilon: float) -> Iterator[Option]:
         """Known points and new ones, nearer and nearer to the target from below."""
-        for _ in range(8):
+        for _ in range(12):
             above, below = self._around(epsilon)
-            if below is None:
+            quick = [one[0] for one in (above, below) if one is not None and one[0] in self.quick]
+            if quick:
+                self.at(quick[0])  # a quick bound would lead astray
+            elif below is None:
                 self.at(_FIRST * max(self.known, default=self._unit))
             elif above is None or self.known[below[0]].epsilon >= _CLOSE * epsilon:
                 yield self.known[below[0]]

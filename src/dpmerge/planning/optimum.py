@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def selection_optimum(
                 costs = [sum(share * np.stack([known[one] for one in own]) for share, own in group) for group in placed]
                 found = pld_optimum(np.hstack([np.asarray(cost) for cost in costs]).T / delta, values)
         else:
-            curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
+            curves = np.stack([_renyi(profile) for profile in profiles])
             found = _renyi_optimum_at(curves, values, epsilon, delta, conversion)
         return None if found is None else [found.weights, found.utility, found.by, found.order]
 
@@ -75,7 +76,7 @@ def selection_frontier(
     values = np.array(utilities, dtype=np.float64)
     targets = np.array(epsilons, dtype=np.float64)
     if by == "rdp":
-        curves = np.stack([profile.renyi(ORDERS) for profile in profiles])
+        curves = np.stack([_renyi(profile) for profile in profiles])
         return [_renyi_optimum_at(curves, values, epsilon, delta, conversion) for epsilon in targets.tolist()]
     low, high = float(targets.min()), float(targets.max())
     placed = groups or [[(1.0, list(profiles))]]
@@ -91,6 +92,11 @@ def selection_frontier(
         for d in range(len(DIRECTIONS))
     ]
     return [pld_optimum(costs, values) for costs in np.moveaxis(np.array(spent) / delta, 2, 0)]
+
+
+@lru_cache(maxsize=64)  # the targets of a plan and of a page share these
+def _renyi(profile: Profile) -> FloatArray:
+    return profile.renyi(ORDERS)
 
 
 def _asked(accounting: Accounting) -> tuple[MixtureAccountant, Conversion]:

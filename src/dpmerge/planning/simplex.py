@@ -19,7 +19,7 @@ from dpmerge.planning.points import (
     selection_assumptions,
     warned,
 )
-from dpmerge.profiles import FloatArray, run_profile
+from dpmerge.profiles import FloatArray, grids_of_accuracy, run_profile
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.rules import (
     DEFAULT_ACCOUNTING,
@@ -33,6 +33,7 @@ from dpmerge.rules import (
     assumed_by,
     placed_profiles,
     selection_epsilons,
+    selections,
 )
 
 GRID_RULES: tuple[GridRule, ...] = get_args(GridRule)
@@ -207,7 +208,7 @@ class Landscape:
             portfolio.weights({name: 1.0})  # refuses a name that is not in the portfolio
         if len(set(models)) != len(models) or len(models) not in _STEPS:
             raise TargetError(f"a picture of weights needs two or three different models, not {len(models)}")
-        self.models = models
+        self.models, self._portfolio = models, portfolio
         self.step = _STEPS[len(models)]
         self.points: list[list[float]] = simplex_grid(len(models), self.step).tolist()
         cells = round(1 / self.step)
@@ -222,15 +223,29 @@ class Landscape:
         """Whether every point has an answer."""
         return all(len(known) == len(self.points) for known in self.found.values())
 
+    def draw(self, delta: float, accounting: Accounting) -> list[Guarantee]:
+        """Account random selection at every point at once, by loss distributions; not at all where these do not apply."""
+        draws = [self._portfolio.weights(self._named(point)) for point in self.points]
+        try:
+            with grids_of_accuracy(accounting.accuracy):
+                found = selections(draws, delta, accounting.shuffle)
+        except AccountingError:
+            return []
+        self.found["selection"].update(enumerate(found))
+        self.done = len(self.points)
+        return found
+
+    def _named(self, point: Sequence[float]) -> dict[str, float]:
+        return {name: weight for name, weight in zip(self.models, point, strict=True) if weight > 0}
+
     def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
-        """Account one more point, the quick rule first."""
+        """Account one more point: the quick rule first, and last where all are asked again, because it gains least."""
         place, at = divmod(self.done, len(self.points))
-        rule = GRID_RULES[place % len(GRID_RULES)]
+        rule = (*GRID_RULES, *reversed(GRID_RULES))[place]
         known, index = self.found[rule], self.order[at]
         self.done += 1
-        weights = {name: weight for name, weight in zip(self.models, self.points[index], strict=True) if weight > 0}
         try:
-            known[index] = account(rule, weights)
+            known[index] = account(rule, self._named(self.points[index]))
         except AccountingError:
             known[index] = None
         return rule, known[index]

@@ -12,11 +12,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from scipy import fft
 
 from dpmerge.profiles.grids import FloatArray
 from dpmerge.profiles.shifts import ShiftLaw
@@ -30,6 +31,7 @@ _SUM_ERROR = 1e-13  # of the sum of a table of probabilities: what is missing fr
 # Energies are whole numbers of parts of all energy: so few that different quotients of counts and energies differ as doubles.
 _QUANTA = 2.0**40
 _LARGEST = 400.0  # of M²: beyond, ε is of no interest
+_COARSE = 200  # cells up to which a grid is one to search with
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,18 @@ class Stairs:
     def scale(self) -> float:
         """A quantum in units of `unit`², so that amounts are counts."""
         return self.quantum / self.unit**2
+
+    @cached_property
+    def gains(self) -> list[FloatArray]:
+        return [_gain_matrix(law, self.most) for law in self.coins]
+
+    @cached_property
+    def counts(self) -> FloatArray:
+        """The law of all units together."""
+        total = np.ones(1)
+        for law in self.coins:
+            total = np.convolve(total, law)
+        return total
 
     @property
     def work(self) -> float:
@@ -177,7 +191,7 @@ def faces(run: Stairs, tail: float) -> Faces:
     x, points = run.places, len(run.coins)
     forget = tail / points**2
     before = _faces_before((*(law.tobytes() for law in run.coins),), run.lengths[:-1].tobytes(), run.most, forget)
-    found = [*before, _faces_to([_gain_matrix(law, run.most) for law in run.coins], x, points, forget)]
+    found = [*before, _faces_to(run.gains, x, points, forget)]
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     kept = columns[-1] > forget / 8  # what is left out is missing from the whole, and so given up
     first, stop, units, probs = (column[kept] for column in columns)
@@ -264,7 +278,7 @@ def _refined(squares: Callable[[int, float], FloatArray], top: float, excess: fl
 def _minorant_squares(found: Faces, cells: int, top: float) -> FloatArray:
     run = found.stairs
     table = _start(run, cells, len(run.coins))
-    _add_faces(table, found, found.slopes.size, cells, top)
+    _add_faces(table, found, slice(None), cells, top)
     return np.asarray(table[-1])
 
 
@@ -275,10 +289,10 @@ def _start(run: Stairs, cells: int, points: int) -> FloatArray:
     return table
 
 
-def _add_faces(table: FloatArray, found: Faces, count: int, cells: int, top: float) -> None:
-    price = _cells(found.units[:count] * found.slopes[:count] / (top / cells), cells)
-    chosen = np.flatnonzero((price <= cells) & (found.stop[:count] < table.shape[0]))
-    columns = (found.start[chosen], found.stop[chosen], found.probs[chosen], price[chosen])
+def _add_faces(table: FloatArray, found: Faces, part: slice, cells: int, top: float) -> None:
+    price = _cells(found.units[part] * found.slopes[part] / (top / cells), cells)
+    chosen = np.flatnonzero((price <= cells) & (found.stop[part] < table.shape[0]))
+    columns = (found.start[part][chosen], found.stop[part][chosen], found.probs[part][chosen], price[chosen])
     for start, stop, prob, shift in zip(*(column.tolist() for column in columns), strict=True):
         table[stop, shift:] += prob * table[start, : cells + 1 - shift]
 
@@ -354,27 +368,57 @@ class Split:
 
 
 def followed(found: Faces, slope: float, grid: Grid, scale: float) -> Split:
-    """Absorb along the minorant up to a slope (units per energy), from there on at that slope; `scale` is a unit's worth."""
-    run, x = found.stairs, found.stairs.places * found.stairs.scale
-    last = len(run.coins) - 1
+    """Absorb along the minorant up to a slope (units per energy), from there on at that slope; `scale` is a unit's worth.
+
+    Every slope is valid. On a coarse grid it is one of few nearby: a search that asks for many then shares their laws.
+    """
+    if grid.cells[0] <= _COARSE:
+        slope = 2.0 ** (math.ceil(4 * math.log2(max(slope, 1e-300)) - 0.5) / 4)
+    run, x = found.stairs, found.stairs.places[:-1] * found.stairs.scale
     cells = grid.cells[0]
-    steep = int(np.searchsorted(found.slopes, slope * (1 - 1e-9)))
-    table = _start(run, cells, last)
-    _add_faces(table, found, steep, cells, grid.own * cells)
-    masses = np.zeros((cells + 1, grid.cells[1] + 1))
-    counts = np.arange(run.most + 1)
-    for n in range(last + 1):
-        walk = np.zeros(run.most + 1)
-        walk[0] = 1.0
-        for t in range(n, last):  # the walk stays above the line of this slope from here to the last step
-            walk = np.convolve(walk, run.coins[t])[: run.most + 1]
-            walk[counts < slope * (x[t + 1] - x[n]) * (1 - 1e-12)] = 0.0
-        walk = np.convolve(walk, run.coins[last])[: run.most + 1]
-        paid = slope * (x[last] - x[n])
-        shift = int(_cells(np.array(slope * paid / grid.own), cells))
-        columns = _cells(np.maximum(counts - paid, 0.0) * scale / grid.left, grid.cells[1])
-        _leave(masses, table[n], walk, shift, columns)
-    return Split(masses, run.excess)
+    walks, paid = _walks_above(run, slope), slope * (x[-1] - x)
+    columns = _cells(np.maximum(np.arange(run.most + 1) - paid[:, None], 0.0) * scale / grid.left, grid.cells[1])
+    left = np.zeros((x.size, grid.cells[1] + 2))  # what leaves the grid is in the last column
+    np.add.at(left, (np.arange(x.size)[:, None], columns), walks)
+    held = _before_slope(found, slope, cells, grid.own * cells)
+    moved = np.zeros_like(held)
+    for row, shift in enumerate(_cells(slope * paid / grid.own, cells).tolist()):
+        moved[row, shift:] = held[row, : cells + 1 - shift]
+    return Split(moved.T @ left[:, :-1], run.excess)
+
+
+@lru_cache(maxsize=1024)
+def _walks_above(run: Stairs, slope: float) -> FloatArray:
+    """How likely the walk gains so many units (columns) and stays above a line of this slope, from a point (rows) on."""
+    x, counts = run.places * run.scale, np.arange(run.most + 1)
+    gains, last = run.gains, len(run.coins) - 1
+    state = np.eye(1, counts.size).repeat(last + 1, axis=0)
+    for t in range(last):
+        begun = state[: t + 1] @ gains[t]
+        state[: t + 1] = begun * (counts >= slope * (x[t + 1] - x[: t + 1, None]) * (1 - 1e-12))
+    return np.asarray(state @ gains[last])
+
+
+def _before_slope(found: Faces, slope: float, cells: int, top: float) -> FloatArray:
+    """The minorant's law of M² up to each point before the last step, with all faces below a slope."""
+    known = (_below_slopes if cells <= _COARSE else _below_slopes.__wrapped__)(found, cells, top)
+    if slope not in known:
+        nearest = max(other for other in tuple(known) if other < slope)
+        table = known[nearest].copy()
+        _add_faces(table, found, slice(_steeper(found, nearest), _steeper(found, slope)), cells, top)
+        known[slope] = table
+    return known[slope]
+
+
+@lru_cache(maxsize=32)
+def _below_slopes(found: Faces, cells: int, top: float) -> dict[float, FloatArray]:
+    """The same law by slope, as far as it was asked for."""
+    return {0.0: _start(found.stairs, cells, len(found.stairs.coins) - 1)}
+
+
+def _steeper(found: Faces, slope: float) -> int:
+    """The first face that is not below a slope."""
+    return int(np.searchsorted(found.slopes, slope * (1 - 1e-9)))
 
 
 def drained(run: Stairs, slope: float, grid: Grid, scale: float) -> Split:
@@ -431,14 +475,6 @@ def _absorbed(table: FloatArray, taken: int, energy: float) -> FloatArray:
     return moved
 
 
-def _leave(masses: FloatArray, held: FloatArray, walk: FloatArray, shift: int, columns: IntArray) -> None:
-    if shift >= masses.shape[0] or not walk.any():
-        return
-    for column, prob in zip(columns.tolist(), walk.tolist(), strict=True):
-        if prob > 0 and column < masses.shape[1]:
-            masses[shift:, column] += prob * held[: held.size - shift]
-
-
 def pooled(parts: Sequence[Split], grid: Grid, energy: float) -> ShiftLaw:
     """M² = Σ own + (Σ left)²/energy over independent runs; what falls off the grid is given up."""
     rows, columns = grid.cells
@@ -454,7 +490,7 @@ def pooled(parts: Sequence[Split], grid: Grid, energy: float) -> ShiftLaw:
 
 def _convolved(a: FloatArray, b: FloatArray) -> FloatArray:
     size = (2 * a.shape[0], 2 * a.shape[1])
-    whole = np.fft.irfft2(np.fft.rfft2(a, size) * np.fft.rfft2(b, size), size)
+    whole = fft.irfft2(fft.rfft2(a, size) * fft.rfft2(b, size), size)
     return np.asarray(whole[: a.shape[0], : a.shape[1]])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from dpmerge.profiles.formulas import gaussian_delta, log_delta_from_renyi
+from dpmerge.profiles.formulas import gaussian_delta, log_delta_from_renyi, root
 from dpmerge.profiles.grids import Direction, FloatArray
 
 
@@ -30,6 +30,10 @@ class Curve(ABC):
     def noise(self, epsilon: float) -> float:
         """How much of the bound is allowance for rounding."""
         return 0.0
+
+    def around(self, delta: float) -> tuple[float, float] | None:
+        """An ε below and one above where the bound is this δ, very near, if they are known without a search."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,27 @@ class ShiftCurve(Curve):
             found = whole - float(np.sum(np.exp(epsilon + np.log(self.probs) + log_ndtr(edge - self.shifts))))
         # Above the error of the edge, whose effect is of second order, and of the two sums, which may nearly cancel.
         return min(1.0, max(found, 0.0) * (1 + 1e-10) + whole * 1e-14 * (1 + epsilon) + self.failure)
+
+    def around(self, delta: float) -> tuple[float, float] | None:
+        """The edge of the best event gives both ε and δ in closed form, so an edge is searched for."""
+        if self.direction != "remove" or delta <= self.failure:
+            return None
+        constants = np.log(self.probs) - self.shifts**2 / 2
+
+        def loss(edge: float) -> float:
+            exponents = self.shifts * edge + constants
+            top = float(exponents.max())
+            return top + math.log(float(np.exp(exponents - top).sum()))
+
+        def gap(edge: float) -> float:
+            found = float(self.probs @ ndtr(self.shifts - edge)) - math.exp(loss(edge) + float(log_ndtr(-edge)))
+            return math.log(found / (delta - self.failure)) if found > 0 else -800.0
+
+        low, high = 0.0, float(self.shifts[-1]) + 40.0
+        if gap(low) <= 0:
+            return None
+        epsilon = loss(root(gap, low, high, 1e-13))
+        return (epsilon * (1 - 1e-10), epsilon * (1 + 1e-10)) if epsilon > 0 else None
 
     def _edge(self, loss: float) -> float:
         """Where the loss is this: it is convex in x, so Newton's steps descend to it from any point above."""
@@ -140,6 +165,9 @@ class MixtureCurve(Curve):
     """Σ π_i δ_i(ε): the curve of a random selection whose index is published."""
 
     parts: Sequence[tuple[float, Curve]]
+
+    def around(self, delta: float) -> tuple[float, float] | None:
+        return self.parts[0][1].around(delta / self.parts[0][0]) if len(self.parts) == 1 else None
 
     @property
     def lowest(self) -> float:

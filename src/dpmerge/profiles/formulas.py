@@ -41,20 +41,22 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
         if upper > 1e6:
             return math.inf
         upper = 2 * upper
+    if upper - lower <= 1e-9 * upper:
+        return upper
 
     def gap(epsilon: float) -> float:
         value = delta_at(epsilon)
         return math.log(value / delta) if value > 0 else -800.0
 
-    root = _root(gap, lower, upper, 1e-11 * max(1e-3, upper))
-    step = 1e-12 * max(1e-3, root)
-    while delta_at(root) > delta:
-        root += step
+    found = root(gap, lower, upper, 1e-11 * max(1e-3, upper))
+    step = 1e-12 * max(1e-3, found)
+    while delta_at(found) > delta:
+        found += step
         step *= 2
-    return min(root, upper)
+    return min(found, upper)
 
 
-def _root(gap: Callable[[float], float], low: float, high: float, close: float) -> float:
+def root(gap: Callable[[float], float], low: float, high: float, close: float) -> float:
     """Where a function changes its sign, by Chandrupatla (1997): parabolas where they can be trusted, else halves.
 
     scipy's root finders lie in a module that takes 0.16 s to import, a sixth of what the command line needs for an answer.

@@ -31,7 +31,9 @@ def mixture_epsilon(parts: Parts, delta: float, interval: float | None = None) -
     remove, add = DIRECTIONS
     epsilon = _one_direction(parts, delta, remove, interval)
     if any(part.is_one_shift for _, part in parts):  # its curve is at hand, and its moments are not
-        return max(epsilon, _one_direction(parts, delta, add, interval))
+        curve = MixtureCurve([(weight, part.curve(add, epsilon, 1e-8 * delta, interval)) for weight, part in parts])
+        enough = math.isfinite(epsilon) and epsilon >= curve.lowest and curve.delta(epsilon) <= delta
+        return epsilon if enough else max(epsilon, _one_direction(parts, delta, add, interval))
     if math.isfinite(epsilon) and sum(weight * part.chernoff(epsilon, add) for weight, part in parts) <= delta:
         return epsilon  # this ε is enough for the other direction too
     return max(epsilon, _one_direction(parts, delta, add, interval))
@@ -51,7 +53,8 @@ def _one_direction(parts: Parts, delta: float, direction: Direction, interval: f
         if start > 0 and curve.delta(start) <= delta:
             question = start / 4  # the answer lies below what these curves know: ask there
             continue
-        found = smallest_epsilon(curve.delta, delta, max(guess, start), start)
+        low, high = curve.around(delta) or (start, max(guess, start))
+        found = smallest_epsilon(curve.delta, delta, high, low)
         improved = best - found
         best = min(best, found)
         centred = found >= 0.5 * question and curve.noise(found) <= 1e-6 * delta

@@ -50,7 +50,11 @@ from dpmerge.rules.plain import (
 from dpmerge.rules.release_noise import least_noise as least_noise
 from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
 from dpmerge.rules.renoised import Rounding as Rounding
-from dpmerge.rules.selection import Selection as Selection, selection_epsilons as selection_epsilons
+from dpmerge.rules.selection import (
+    Selection as Selection,
+    selection_epsilons as selection_epsilons,
+    selections as selections,
+)
 from dpmerge.rules.shards import Placed as Placed, placed_profiles as placed_profiles
 from dpmerge.rules.statements import (
     about_delta as about_delta,

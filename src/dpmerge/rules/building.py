@@ -32,7 +32,8 @@ class Accounting:
     `by` is an accountant or the best that applies; `conversion` is from Rényi divergences to (ε, δ). `assume_smoothness`
     replaces what records say of gradients; `shuffle` accounts shuffled batches as Poisson ones. Both make guarantees
     conditional. `any_delta` accepts a δ above 0.01. `accuracy` is by how much, relatively, a grid may raise ε. `only_release`
-    grants that nothing else of the runs is ever published, which theorem hidden-run assumes.
+    grants that nothing else of the runs is ever published, which theorem hidden-run assumes. `quick` asks for a bound on
+    averages that takes little time: valid, and above what a search finds.
     """
 
     by: By = "best"
@@ -42,6 +43,7 @@ class Accounting:
     any_delta: bool = False
     accuracy: float = 1e-5
     only_release: bool = True
+    quick: bool = False
 
     def __post_init__(self) -> None:
         assumed = self.assume_smoothness
@@ -110,7 +112,8 @@ def build(
         return Selection(weights, accounting.shuffle)
     if rule == "combination":
         assumed, shuffle = accounting.assume_smoothness, accounting.shuffle
-        return Combination(weights, assumed, shuffle, arithmetic, noise, accounting.only_release, rounding)
+        how = (arithmetic, noise, accounting.only_release, rounding)
+        return Combination(weights, assumed, shuffle, *how, quick=accounting.quick)
     if kappa is not None:
         return Tempered(weights, kappa, accounting.shuffle)
     return Joint(weights, accounting.shuffle, counted_besides(weights, provenance) if looked_at is None else looked_at)

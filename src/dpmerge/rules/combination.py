@@ -117,7 +117,8 @@ class Combination(Rule):
 
     `arithmetic` says which numbers are averaged: real or stored ones (§3.6). `only_release` grants LAST: nothing else of the
     runs is ever published (§9). With `rounding` part of the noise was added to a file (§9.8). At a `place` only the runs that
-    may have seen a record there count; the last noise of the others hides it as noise at release would (§10).
+    may have seen a record there count; the last noise of the others hides it as noise at release would (§10). `quick`: no
+    search (§9.3).
     """
 
     name = "combination"
@@ -132,6 +133,7 @@ class Combination(Rule):
         only_release: bool = True,
         rounding: Rounding | None = None,
         place: Place = EVERYWHERE,
+        quick: bool = False,
     ) -> None:
         if not (math.isfinite(noise) and noise >= 0):
             raise TargetError(f"the noise of the release is {noise}; it must be finite and not negative")
@@ -139,6 +141,7 @@ class Combination(Rule):
         self.noise = noise
         self._rounding = rounding
         self._only_release = only_release
+        self._quick = quick
         self._assumed = assume_smoothness
         self.shuffle = shuffle
         self._adjacency: Adjacency = weights.portfolio.adjacency
@@ -173,7 +176,7 @@ class Combination(Rule):
     def placed(self, place: Place) -> Combination:
         """The same for a record at this place."""
         how = (self._assumed, self.shuffle, self._stored, self.noise, self._only_release, self._rounding)
-        return self if place is EVERYWHERE else Combination(self.weights, *how, place)
+        return self if place is EVERYWHERE else Combination(self.weights, *how, place, self._quick)
 
     def _noise_of_others(self, used: Sequence[tuple[Model, float]], started: Set[str]) -> float:
         """How much noise the last steps of runs that did not see the record leave in the average (§10)."""
@@ -222,8 +225,7 @@ class Combination(Rule):
         asked = _Asked(Target(delta=delta), by, conversion)
         if not self._runs:
             return 0.0
-        covered = {run.model.name for run in self._hideable}
-        routes = [self._beside(route, covered, asked) for route in self._hidden(asked)] if self._may_hide else []
+        routes = self._hidden_beside(asked) if self._may_hide else []
         return min((asked(one.profile).epsilon for one in routes), default=math.inf)
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
@@ -311,14 +313,16 @@ class Combination(Rule):
         transported: list[_Route] = []
         slow: list[tuple[float, _Build]] = []
         covered = {run.model.name for run in self._covered}
+        if self._quick and self._may_hide and (quick := self._hidden_beside(asked)):
+            yield from (joint, *quick)
+            return
         if len(self._covered) > 1:
             ways = list(self._transported(asked.target))
             transported += [self._beside(build(), covered, asked) for share, build in ways if share == 0]
             slow += [(share, build) for share, build in ways if share > 0]
         if self._may_hide:
             known = [asked(route.profile).epsilon for route in transported] if asked.target.delta else []
-            found = self._hidden(asked, min(known, default=math.inf))
-            hidden += [self._beside(route, {run.model.name for run in self._hideable}, asked) for route in found]
+            hidden += self._hidden_beside(asked, min(known, default=math.inf))
             if self._hidden_starts(asked):
                 hidden.append(self._beside(_Route("joint-release", Profile.of(()), details=details), frozenset(), asked))
         if slow:
@@ -335,6 +339,10 @@ class Combination(Rule):
         if not 0 < most < math.inf:
             return 1.0
         return min(asked(route.profile).epsilon for route in better) / most
+
+    def _hidden_beside(self, asked: _Asked, bar: float = math.inf) -> list[_Route]:
+        covered = {run.model.name for run in self._hideable}
+        return [self._beside(route, covered, asked) for route in self._hidden(asked, bar)]
 
     def _beside(self, route: _Route, covered: Set[str], asked: _Asked) -> _Route:
         """The route of some runs, beside the others, which are revealed whole: of a hidden start the last iterate alone."""
@@ -375,7 +383,7 @@ class Combination(Rule):
             for run in self._runs if last else ():
                 if run.run in last:
                     alone = Portfolio((run,)).weights({run.name: 1.0})
-                    rule = Combination(alone, self._assumed, self.shuffle, place=self.place)
+                    rule = Combination(alone, self._assumed, self.shuffle, place=self.place, quick=self._quick)
                     asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion, alone=False)
         return {name: (found, profile) for name, (found, profile) in asked.starts.items() if found.theorem == "hidden-run"}
 
@@ -404,7 +412,7 @@ class Combination(Rule):
             return
         if bar < math.inf and least_possible(runs, rows, hiding, target) >= bar:
             return
-        found = hidden_run(runs, rows, hiding, target, bar)
+        found = hidden_run(runs, rows, hiding, target, bar, self._quick)
         if self._rounding is not None:
             found = replace(found, law=self._rounding.applied(found.law, self.noise))
         others = [i for i in range(len(runs.runs)) if i not in rows]

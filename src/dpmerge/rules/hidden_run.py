@@ -42,7 +42,8 @@ _TOO_FAR = 1e100  # growth beyond which a run is not hidden
 _PIECES = 60
 _WORK = 1.5e7  # operations for the faces of one run
 _ATOMS = 600
-_LOOK, _FINE = 99, 383  # cells each way, to search and to account with: twice as many and two have small factors only
+# Cells to search with, to find the ends of a grid with, and to account with: twice as many and two have small factors only.
+_LOOK, _NEAR, _FINE = (191, 63), (255, 127), (575, 191)
 _SMALL, _LARGEST = 0.5, 60.0  # of M²: a grid up to the one is fine enough; beyond the other, ε is of no interest
 
 
@@ -137,10 +138,12 @@ def _run(runs: Trajectories, i: int) -> _Run:
     return _Run(runs.effect[i, cut], runs.noise[i, cut] ** 2, runs.rate[i, cut], growth, later, runs.runs[i].weight)
 
 
-def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: Target, bar: float = math.inf) -> Hidden:
+def hidden_run(
+    runs: Trajectories, hidden: Sequence[int], noise: float, target: Target, bar: float = math.inf, quick: bool = False
+) -> Hidden:
     """The smallest law of M that a search finds, for these hidden rows; the others have shown all but their last step.
 
-    Another theorem gives `bar`: where a first look stays far above it, the search ends.
+    Another theorem gives `bar`: where a first look stays far above it, the search ends. `quick` is the first look.
     """
     rows = [_run(runs, i) for i in hidden]
     others = [i for i in range(len(runs.runs)) if i not in hidden]
@@ -155,12 +158,12 @@ def hidden_run(runs: Trajectories, hidden: Sequence[int], noise: float, target: 
         square = _full_batch(rows, float(coins.values[0]), energy)
         law = ShiftLaw(np.array([math.sqrt(square) * (1 + 1e-9)]), np.ones(1), coins.excess)
         return Hidden(law, "minorant")
-    score = _scorer(target, runs.adjacency)
     if len(rows) == 1 and not others and rows[0].weight > 1e-100:
-        tried = list(_alone(rows[0], energy / rows[0].weight ** 2, tail))
+        laws, score = _alone(rows[0], energy / rows[0].weight ** 2, tail, quick), _scorer(target, runs.adjacency)
+        tried = [next(laws)] if quick else list(laws)
         found = tried[0] if len(tried) == 1 else min(tried, key=lambda pair: score(pair[1]))
     else:
-        found = _together(rows, coins, energy, tail, score, 1.25 * bar)
+        found = _together(rows, coins, energy, tail, partial(_scorer, adjacency=runs.adjacency), target, bar, quick)
     return Hidden(found[1], found[0])
 
 
@@ -193,14 +196,14 @@ def _scorer(target: Target, adjacency: Adjacency) -> Callable[[ShiftLaw], float]
 # --- one run ----------------------------------------------------------------------------------------------------------------
 
 
-def _alone(row: _Run, last: float, tail: float) -> Iterator[tuple[str, ShiftLaw]]:
+def _alone(row: _Run, last: float, tail: float, quick: bool) -> Iterator[tuple[str, ShiftLaw]]:
     """The laws of one run alone, for every absorption that is worth computing; `last` is the energy of its last step."""
     gain, energy = row.scaled(last)
     if np.all(row.growth <= 1):  # what shrinks may as well stay as it is: equal gains can be counted
         plain = row.plain(last)[1]
-        laid = _affordable(row.gain, plain, row.rate, tail)
+        laid = _affordable(row.gain, plain, row.rate, tail, (24, 20) if quick else (_PIECES, 40, 28, 20))
         if laid is not None:
-            coarse = faces(stairs(row.gain, plain, row.rate, 24, tail), tail)
+            coarse = None if quick else faces(stairs(row.gain, plain, row.rate, 24, tail), tail)
             yield "minorant", minorant(faces(laid, tail), 10 * tail, coarse)
             if np.all(row.growth == 1):
                 return
@@ -216,9 +219,7 @@ def _spread(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float)
     return spread(gain, energy, rate, pieces if np.any(gain < gain.max()) or bundle > 1 else _PIECES, tail, bundle)
 
 
-def _affordable(
-    gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float, sizes: Sequence[int] = (_PIECES, 40, 28, 20)
-) -> Stairs | None:
+def _affordable(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float, sizes: Sequence[int]) -> Stairs | None:
     """The finest stairs of which the faces can be listed."""
     for pieces in sizes:
         laid = stairs(gain, energy, rate, pieces, tail)
@@ -243,65 +244,105 @@ def _drains(gain: FloatArray, energy: FloatArray, rate: FloatArray, tail: float)
     before, last = float(energy[:-1].sum()), float(energy[-1])
     for factor in (1.15, 1.5, 2.5, 5.0):
         slope = factor * float(np.sum(gain * rate)) / (before + last)
-        grid = _grid(slope**2 * before, laid.unit * max(laid.most, 1), 300)
+        grid = _grid(slope**2 * before, laid.unit * max(laid.most, 1), (300, 300))
         yield "drain", pooled([drained(laid, slope * laid.unit, grid, laid.unit)], grid, last)
 
 
-def _grid(own: float, left: float, cells: int) -> Grid:
+def _grid(own: float, left: float, cells: tuple[int, int]) -> Grid:
     """Cells up to the most that can be paid and be left, with room for what is rounded up on the way."""
-    return Grid(max(1.15 * own, 1e-12) / cells, max(1.05 * left, 1e-300) / cells, (cells, cells))
+    return Grid(max(1.15 * own, 1e-12) / cells[0], max(1.05 * left, 1e-300) / cells[1], cells)
+
+
+def _coarse(own: float, left: float) -> Grid:
+    """A grid to look with: what can be paid is rounded up to a power of √2, so that many looks share their laws."""
+    return _grid(2.0 ** (math.ceil(2 * math.log2(max(own, 1e-12))) / 2), left, _LOOK)
 
 
 # --- several runs -----------------------------------------------------------------------------------------------------------
 
 
 def _together(
-    rows: Sequence[_Run], coins: ShiftLaw, energy: float, tail: float, score: Callable[[ShiftLaw], float], bar: float
+    rows: Sequence[_Run],
+    coins: ShiftLaw,
+    energy: float,
+    tail: float,
+    scorer: Callable[[Target], Callable[[ShiftLaw], float]],
+    target: Target,
+    bar: float,
+    quick: bool,
 ) -> tuple[str, ShiftLaw]:
     """Each run absorbs along its minorant up to a slope, the same for all in units of the release; the slope is searched."""
-    laid = [_laid_out(*row.key(), tail / len(rows)) for row in rows]
-    kinds = list(dict.fromkeys((row.weight, found) for row, found in zip(rows, laid, strict=True)))
-    reach = _reach(rows, laid, coins, tail)
-    before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in _pairs(rows, laid))
+    each = tail / max(4.0, 2.0 ** math.ceil(math.log2(len(rows))))  # the same for few runs, so that they share their faces
+    laid = [_weighed(row, each) for row in rows]
+    reach = _reach(laid, coins, tail)
+    before = sum(float(np.sum(_stairs(one).lengths[:-1])) * _stairs(one).quantum * w**2 for w, one in laid)
+    fixed = coins.values[-1] > 0 or coins.excess > 0
+    looks: dict[float, tuple[Grid, list[Split]]] = {}
 
-    paid: dict[float, float] = {}  # how much of M² the runs pay themselves, except with probability `tail`
+    def slope(power: float) -> float:
+        return float(reach / energy * 2.0**-power)
 
-    def own_reach(power: float, slope: float) -> float:
-        """No run absorbs at more than the slope λy, so all pay at most y² Σ λ² energy; nor more than at a steeper slope."""
-        steeper = [own for other, own in paid.items() if other <= power]
-        own = min(slope**2 * before, _LARGEST, *steeper)
-        for _ in range(0 if own <= _SMALL or power in paid else 1 if steeper else 2):
-            grid = _grid(own, reach, 100)
-            known = {kind: _split(*kind, slope, grid).masses.sum(axis=1) for kind in kinds}
-            own = grid.own * _quantile([known[pair] for pair in _pairs(rows, laid)], tail)
-        paid[power] = own
-        return own
+    def split(power: float, grid: Grid) -> list[Split]:
+        known = {pair: _split(*pair, slope(power), grid) for pair in dict.fromkeys(laid)}
+        return [*([_fixed(coins, grid)] if fixed else []), *(known[pair] for pair in laid)]
 
-    def at(power: float, cells: int) -> ShiftLaw:
-        slope = reach / energy * 2.0**-power
-        grid = _grid(own_reach(power, slope), reach, cells)
-        splits = {kind: _split(*kind, slope, grid) for kind in kinds}
-        fixed = [_fixed(coins, grid)] if coins.values[-1] > 0 or coins.excess > 0 else []
-        return pooled([*fixed, *(splits[pair] for pair in _pairs(rows, laid))], grid, energy)
+    def look(power: float) -> tuple[Grid, list[Split]]:
+        """A coarse grid up to what the runs pay themselves and leave to the last step, except with probability `tail`.
 
-    absorption = "minorant" if all(isinstance(one, Faces) for one in laid) else "drain"
-    best, law, found = _searched(partial(at, cells=_LOOK), score)
-    if found > bar:
-        return absorption, law
-    scores = {best: found} | {power: score(at(power, _LOOK)) for power in (best - 0.75, best + 0.75)}
-    return absorption, at(min(scores, key=lambda power: scores[power]), _FINE)
+        No run absorbs at more than the slope λy, so all pay at most y² Σ λ² energy; nor more than at a steeper slope.
+        """
+        if power not in looks:
+            rooms = {other: _room(*known, tail) for other, known in looks.items()}
+            own = min([slope(power) ** 2 * before, _LARGEST, *(rooms[other][0] for other in rooms if other <= power)])
+            left = min([reach, *(rooms[other][1] for other in rooms if other >= power)])
+            for _ in range(2):
+                looks[power] = wide(power, own, left, _LOOK)
+                own, left = _room(*looks[power], tail)
+        return looks[power]
+
+    def wide(power: float, own: float, left: float, cells: tuple[int, int]) -> tuple[Grid, list[Split]]:
+        """A grid up to these ends, or wider ones where it would give up more than a hundredth of δ."""
+        while True:
+            grid = _coarse(own, left) if cells == _LOOK else _grid(own, left, cells)
+            parts = split(power, grid)
+            lost = sum(1 - float(part.masses.sum()) - part.excess for part in parts)
+            if lost <= 100 * tail or (own >= _LARGEST and left >= reach):
+                return grid, parts
+            own, left = min(2 * own, _LARGEST), min(2 * left, reach)
+
+    def at(power: float, fine: bool = False) -> ShiftLaw:
+        grid, parts = look(power)
+        for cells in (_NEAR, _FINE) if fine else ():  # the looks were at slopes nearby
+            grid, parts = wide(power, *_room(grid, parts, tail), cells)
+        return pooled(parts, grid, energy)
+
+    absorption = "minorant" if all(isinstance(one, Faces) for _, one in laid) else "drain"
+    usual = 2 + 0.37 * math.log2(1 + before / energy)  # the less the last step hides, the more the runs hide themselves
+    first = at(usual)
+    found = 0.0 if quick else scorer(target)(first)
+    if quick or found > 1.5 * bar:
+        return absorption, first
+    # Others are compared by their δ at the first one's ε: that is found sooner than their ε.
+    score = scorer(Target(epsilon=found) if target.delta is not None and math.isfinite(found) else target)
+    scores = _searched(lambda power: score(first if power == usual else at(power)), usual)
+    return absorption, at(min(scores, key=lambda power: scores[power]), fine=True)
 
 
-def _searched(at: Callable[[float], ShiftLaw], score: Callable[[ShiftLaw], float]) -> tuple[float, ShiftLaw, float]:
-    """The best power, its law and score, until it is not at an edge: little noise wants large powers, much data small ones."""
-    found: dict[float, tuple[ShiftLaw, float]] = {}
-    asked, best = [2.5, 4.0, 5.5], 4.0
+def _searched(score: Callable[[float], float], start: float) -> dict[float, float]:
+    """Powers and their scores, until the best is not at an edge, and then nearer to it; of those about as good, the nearest."""
+    found: dict[float, float] = {}
+    asked, best = [start - 1.5, start, start + 1.5], start
     while asked:
-        laws = {power: at(power) for power in asked}
-        found |= {power: (law, score(law)) for power, law in laws.items()}
-        best = min(found, key=lambda power: found[power][1])
+        found |= {power: score(power) for power in asked}
+        best = min(found, key=lambda power: (float(f"{found[power]:.1e}"), abs(power - start)))
         asked = [power for power in (best - 1.5, best + 1.5) if power not in found and -2 <= power <= 10]
-    return best, *found[best]
+    return found | {power: score(power) for power in (best - 0.75, best + 0.75)}
+
+
+def _room(grid: Grid, parts: Sequence[Split], tail: float) -> tuple[float, float]:
+    """What all parts together pay and leave, except with probability `tail` each."""
+    own = _quantile([part.masses.sum(axis=1) for part in parts], tail)
+    return grid.own * own, grid.left * _quantile([part.masses.sum(axis=0) for part in parts], tail)
 
 
 def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
@@ -313,8 +354,13 @@ def _quantile(laws: Sequence[FloatArray], tail: float) -> int:
     return max(int(np.count_nonzero(above > tail)), 1)
 
 
-def _pairs(rows: Sequence[_Run], laid: Sequence[Faces | Stairs]) -> list[tuple[float, Faces | Stairs]]:
-    return [(row.weight, found) for row, found in zip(rows, laid, strict=True)]
+_Weighed = tuple[float, Faces | Stairs]
+
+
+def _weighed(row: _Run, tail: float) -> _Weighed:
+    """The run in units of its largest gain, which runs with other clips or weights may share, and what the unit is worth."""
+    run, unit, total = row.key()
+    return row.weight * unit, _laid_out(run, total / unit**2, tail)
 
 
 def _split(weight: float, found: Faces | Stairs, slope: float, grid: Grid) -> Split:
@@ -323,17 +369,15 @@ def _split(weight: float, found: Faces | Stairs, slope: float, grid: Grid) -> Sp
     return absorb(weight * slope * unit, grid, weight * unit)
 
 
-def _reach(rows: Sequence[_Run], laid: Sequence[Faces | Stairs], coins: ShiftLaw, tail: float) -> float:
+def _reach(laid: Sequence[_Weighed], coins: ShiftLaw, tail: float) -> float:
     """How much all participations amount to in the release, except with probability `tail`."""
-    most = sum(weight * _stairs(found).unit * max(_stairs(found).most, 1) for weight, found in _pairs(rows, laid))
+    most = sum(weight * _stairs(found).unit * max(_stairs(found).most, 1) for weight, found in laid)
     most = float(most + coins.values[-1])
-    cells = 2000
+    cells = 500
     places = np.ceil(coins.values / most * cells).astype(np.int64)
     total = np.asarray(np.bincount(places, weights=coins.probs, minlength=cells + 1), dtype=np.float64)
-    for weight, found in _pairs(rows, laid):
-        counts = np.ones(1)
-        for law in _stairs(found).coins:
-            counts = np.convolve(counts, law)
+    for weight, found in laid:
+        counts = _stairs(found).counts
         worth = weight * _stairs(found).unit / most * cells
         places = np.minimum(np.ceil(np.arange(counts.size) * worth), cells).astype(np.int64)
         total = np.convolve(total, np.bincount(places, weights=counts))[: cells + 1]
@@ -341,11 +385,11 @@ def _reach(rows: Sequence[_Run], laid: Sequence[Faces | Stairs], coins: ShiftLaw
 
 
 @lru_cache(maxsize=64)  # a run's faces do not depend on its weight; a plan asks for many weights
-def _laid_out(run: _Key, unit: float, total: float, tail: float) -> Faces | Stairs:
+def _laid_out(run: _Key, energy: float, tail: float) -> Faces | Stairs:
+    """The run with so much energy in all."""
     found = _in_its_own_units(run, tail)
-    held = _stairs(found)
-    held = replace(held, unit=held.unit * unit, quantum=held.quantum * total)
-    return replace(found, stairs=held, slopes=found.slopes * (unit**2 / total)) if isinstance(found, Faces) else held
+    held = replace(_stairs(found), quantum=_stairs(found).quantum * energy)
+    return replace(found, stairs=held, slopes=found.slopes / energy) if isinstance(found, Faces) else held
 
 
 @lru_cache(maxsize=16)

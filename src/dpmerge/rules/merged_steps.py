@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _UNHIDDEN = ShiftLaw(np.array([math.inf]), np.ones(1))  # a step without noise
 Ranked = tuple[float, Candidate, FloatArray | None]  # a score, what it is of, and the drift in its window
 
 
+@lru_cache(maxsize=2)  # noise at release changes nothing here, and a search asks for many
 def ranked_candidates(runs: Trajectories) -> tuple[list[Ranked], float]:
     """Windows and coupled sets by their Rényi divergence of order 2, the smallest first; and that of revealing every run."""
     reveal = np.array([_order_two(_own_step(runs, i)) * run.steps for i, run in enumerate(runs.runs)])

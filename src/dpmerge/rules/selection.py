@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,10 @@ from dpmerge.profiles import (
     run_profile,
 )
 from dpmerge.records import EVERYWHERE, Place, Weights
-from dpmerge.rules.guarantee import Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
+from dpmerge.rules.guarantee import Answer, Bound, By, Guarantee, MixtureAccountant, Rule, Target, ask
 from dpmerge.rules.mixtures import SelectionBound
 from dpmerge.rules.shards import PartsOfData
+from dpmerge.rules.statements import about_delta
 
 
 def selection_epsilons(
@@ -58,6 +60,18 @@ def selection_epsilons(
         parts = [(weight, profile) for weight, profile in zip(weights[row].tolist(), profiles, strict=True) if weight > 0]
         result[row] = math.inf if lost[row] >= delta else mixture_epsilon(parts, delta)
     return np.asarray(result)
+
+
+def selections(many: Sequence[Weights], delta: float, shuffle: ShuffleAsPoisson | None = None) -> list[Guarantee]:
+    """What many random selections from the same models guarantee, by loss distributions: all at once."""
+    rules = [Selection(weights, shuffle) for weights in many]
+    if any(rule.places.there for rule in rules):  # places of a record have their own accounts
+        return [rule.guarantee(delta=delta, by="pld") for rule in rules]
+    odds = np.array([weights.values for weights in many]) / np.array([[weights.total] for weights in many])
+    used = np.flatnonzero(odds.any(axis=0))
+    profiles = [run_profile(many[0].portfolio.models[index], shuffle).profile for index in used.tolist()]
+    epsilons = selection_epsilons(profiles, odds[:, used], delta, "pld")
+    return [rule.at(Answer(epsilon, delta, "pld"), "tight") for rule, epsilon in zip(rules, epsilons.tolist(), strict=True)]
 
 
 def _epsilons_by_renyi(profiles: Sequence[Profile], weights: FloatArray, delta: float, conversion: Conversion) -> FloatArray:
@@ -105,6 +119,10 @@ class Selection(Rule):
         return [(weight / total, run_profile(model, self.shuffle, place).profile) for model, weight in self.weights.used]
 
     def _guarantee(self, target: Target, by: By, conversion: Conversion) -> Guarantee:
-        found = ask(self.bound, target, by, conversion)
+        return self.at(ask(self.bound, target, by, conversion), conversion)
+
+    def at(self, found: Answer, conversion: Conversion) -> Guarantee:
+        """The guarantee with this answer, which an accountant gave for these probabilities."""
         theorem = "selection-rdp" if found.by == "rdp" else "selection-pld"
-        return self._build(found, theorem, self._assumptions, self._conditional, conversion, self.places.details)
+        made = self._build(found, theorem, self._assumptions, self._conditional, conversion, self.places.details)
+        return replace(made, warnings=about_delta(found.delta, self.covered, self.shuffle))

@@ -7,9 +7,11 @@ valid, so many are tried at once: rows are candidates.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,9 +42,9 @@ class WeightedRun:
         return isinstance(mechanism, DpSgd) and any(phase.weight_decay > 0 for phase in mechanism.settings())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Rows are runs, columns are steps; a run that has not started yet has zeros.
+    """Rows are runs, columns are steps; a run that has not started yet has zeros. Equal numbers are equal trajectories.
 
     effect s, noise ν: of one record and of the noise on one update. rate q. pull ηβM/B: how much faster than the distance
     the gradients of the common records may drive two copies apart, M/B of a batch at most. cap 2ηCM/B: their largest
@@ -60,6 +62,19 @@ class Trajectories:
     failure: float
     records_bound: tuple[int | None, ...]
     adjacency: Adjacency
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trajectories) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @cached_property
+    def _content(self) -> tuple[object, ...]:
+        arrays = (self.effect, self.noise, self.rate, self.pull, self.cap, self.tame, self.growth)
+        numbers = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+        runs = tuple((run.weight, run.steps) for run in self.runs)
+        return numbers, self.effect.shape, runs, self.failure, self.records_bound, self.adjacency
 
     @property
     def steps(self) -> int:

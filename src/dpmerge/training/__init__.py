@@ -21,6 +21,7 @@ from dpmerge.training.linear import (
 )
 from dpmerge.training.origin import (
     Origin as Origin,
+    Partition as Partition,
     Start as Start,
     shard_of as shard_of,
     starts_from as starts_from,

@@ -53,7 +53,7 @@ class Page {
     this.ask = () => {
       plan();
       if (this.line.complete) this.askLater();
-      else this.redraw();
+      if (!this.line.settled) this.redraw();
     };
     this.listen();
   }
@@ -202,8 +202,7 @@ class Page {
     const { done, total } = plan.warming;
     byId("warming").textContent = done < total ? `${done} of ${total} plans are ready; better weights may still be found` : "";
     clearTimeout(this.timer);
-    if (done < total) this.timer = setTimeout(() => this.ask(), POLL_MS);
-    else if (!this.line.complete) this.redraw();
+    if (done < total || !this.line.settled) this.timer = setTimeout(() => this.ask(), POLL_MS);
   }
 
   /** @param {OptionAnswer} option */

@@ -52,6 +52,16 @@ export class Grid {
     return this.at(parts);
   }
 
+  /** How far the server is: every point gets a quick bound first, and then a better one. */
+  progress() {
+    const { done, total, rules } = this.answer;
+    if (done >= total) return "";
+    const standings = Object.values(rules).flatMap((rule) => rule.standings);
+    const missing = standings.filter((standing) => standing === "pending").length;
+    if (missing > 0) return `${standings.length - missing} of ${standings.length} guarantees are known; the others follow`;
+    return `Every guarantee holds; a smaller ε was looked for in ${done - standings.length} of ${total - standings.length}, the others follow`;
+  }
+
   /** What is known of a point; null off the grid, or where it is not known yet.
    * @param {number[]} point @param {GridRule} rule @returns {Known | null} */
   known(point, rule) {

@@ -23,6 +23,11 @@ export class Line {
     return this.answer !== null && this.answer.delta === this.target.delta && this.answer.done >= this.answer.total;
   }
 
+  /** Whether no better bound for its points is on the way. */
+  get settled() {
+    return this.complete && this.answer !== null && this.answer.refined >= this.answer.total;
+  }
+
   /** @param {number} delta */
   async load(delta) {
     if (this.answer?.delta !== delta) this.forget();
@@ -49,7 +54,7 @@ export class Line {
 
   draw() {
     if (this.answer === null) return;
-    const { range, points, delta, done, total, worst } = this.answer;
+    const { range, points, delta, done, refined, total, worst } = this.answer;
     const high = range[1];
     const inside = points.filter(({ epsilon }) => epsilon >= range[0] / 2 && epsilon <= high);
     const low = Math.min(range[0], inside[0]?.epsilon ?? range[0]); // the least noisy points that span the range lie a little outside
@@ -78,7 +83,8 @@ export class Line {
         marker));
     byId("frontier").setAttribute("aria-label", this.told(predicted));
     const rules = [...new Set(inside.map((point) => point.rule))].map((rule) => `${SIGNS[rule]} ${ruleText(rule).toLowerCase()}`).join(", ");
-    byId("frontier-note").textContent = `${rules}. Each sign is a guarantee of its own; the line between them only guides the eye.${done < total ? ` ${done} of ${total} points with noise are computed.` : ""}`;
+    const rest = done < total ? ` ${done} of ${total} points with noise are computed.` : refined < total ? ` All hold; a smaller ε is known for ${refined} of ${total} points with noise, the others follow.` : "";
+    byId("frontier-note").textContent = `${rules}. Each sign is a guarantee of its own; the line between them only guides the eye.${rest}`;
     this.table(inside, predicted);
   }
 

@@ -289,7 +289,7 @@ export class Weights {
     }
     this.picture?.draw({ answer, rule: this.rule, target: this.target, covered: this.covered });
     this.placeHandle();
-    byId("weights-progress").textContent = answer.done < answer.total ? `${answer.done} of ${answer.total} guarantees are known; the others follow` : "";
+    byId("weights-progress").textContent = this.grid.progress();
   }
 
   placeHandle() {
