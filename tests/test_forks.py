@@ -174,6 +174,10 @@ def test_hidden_runs_after_a_prefix_and_a_hidden_prefix() -> None:
     assert found.theorem == "hidden-run"
     assert found.details["hidden_starts"] == ["run-body/20"]
     assert "revealed" not in found.details
+    assert (
+        "the runs that these models start from ('run-body') are among those of which nothing else is published"
+        in found.assumptions
+    )
     # No more than the last iterate of the body, then the average of runs from a known start.
     public = Portfolio([builders.dp_sgd(n, steps=8, **TAME) for n in "ab"]).weights({"a": 0.5, "b": 0.5})
     prefix = build("combination", Portfolio([body]).weights({"body": 1.0}))

@@ -352,7 +352,9 @@ class Combination(Rule):
         others = [*(self._profiles[run.name].profile for run in revealed), *(profile for _, profile in starts.values())]
         route = replace(route, profile=Profile.composed([*others, route.profile]) if others else route.profile)
         if starts:
+            runs = ", ".join(sorted(repr(run.run) for run in self._runs if run.name in starts))
             texts = dict.fromkeys(text for found, _ in starts.values() for text in found.assumptions)
+            texts[f"the runs that these models start from ({runs}) are among those of which nothing else is published"] = None
             held = {*route.assumptions, *THEOREMS["hidden-run"].assumptions, *about_records(self.covered)}
             route = replace(
                 route,
