@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from scipy.stats import binom
 
 from dpmerge.errors import DependentRuns, PortfolioError, RecordError, TargetError
 from dpmerge.profiles import MixtureLaw, Profile, run_profile
@@ -19,6 +20,7 @@ from dpmerge.rules.combination import _Asked
 from dpmerge.rules.filter import Charge
 from dpmerge.rules.tuning import Base
 from tests import builders
+from tests.test_shards import exact_delta
 
 DELTA = 1e-5
 DIGEST = "0" * 64
@@ -203,6 +205,28 @@ def test_a_prefix_that_shows_more_than_its_last_step_is_not_hidden() -> None:
         assert "models start from it" in rule._revealed.values()
     alone = Combination(Portfolio(two[:1]).weights({"a": 1.0}))
     assert [*alone._hidden_starts(_Asked(target(), "best", "tight"))] == ["run-body/20"]
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.floats(0.05, 0.5), st.floats(0.8, 2.0), st.floats(0.0, 1.0))
+def test_averages_of_forks_never_cost_less_than_their_law(
+    prefix: int, own: int, rate: float, sigma: float, epsilon: float
+) -> None:
+    """Where other records have no gradients, the average keeps every participation: the body's in full, forks' by weight."""
+    common: dict[str, Any] = {**TAME, "sampling": rate, "batch": 1000 * rate, "sigma": sigma}
+    body = builders.dp_sgd("body", steps=prefix, **common)
+    models = [builders.dp_sgd(name, steps=own, **common, starts_from=start_of(body)) for name in "ab"]
+    weights = (0.7, 0.3)
+    claimed = Combination(Portfolio(models).weights(dict(zip("ab", weights, strict=True)))).guarantee(epsilon=epsilon).delta
+    shifts, probs = [0.0], [1.0]
+    for count, weight in ((prefix, 1.0), *((own, weight) for weight in weights)):
+        coins = [(weight * k, float(binom.pmf(k, count, rate))) for k in range(count + 1)]
+        shifts, probs = (
+            [shift + more for shift in shifts for more, _ in coins],
+            [p * q for p in probs for _, q in coins],
+        )
+    variance = sigma**2 * (prefix + own * sum(weight**2 for weight in weights))
+    assert exact_delta(shifts, probs, variance**0.5, epsilon) <= claimed * (1 + 1e-5) + 1e-9
 
 
 # --- several releases --------------------------------------------------------------------------------------------------------
