@@ -28,10 +28,9 @@ from dpmerge_lab.tasks.features import Features, cifar10_features, digits_featur
 T = TypeVar("T")
 DELTA = 1e-5
 TARGETS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-MODELS = 8
 THREE = (0.25, 2.0, 8.0)  # the models trained anew that make the papers' portfolio
 BOUND = 3.0
-AVERAGE, SINGLE = f"average of {MODELS}, noise at release", "one model, noise at release"
+AVERAGE, SINGLE = "average of {}, noise at release", "one model, noise at release"
 COMPOSED, HIDDEN = "trained anew, composition", "trained anew, last iterate only"
 FORMULA, DRAWN = "papers' average of three (conditional)", "random selection of three"
 BOLT_ON = "output perturbation (Wu et al. 2017)"
@@ -45,9 +44,10 @@ class Size:
     batch: int = 512
     noise_multiplier: float = 0.4
     targets: tuple[float, ...] = TARGETS
+    models: int = 8
 
 
-QUICK = Size(20, 256, 0.7, (2.0, 8.0))
+QUICK = Size(20, 256, 0.7, (2.0, 8.0), 2)
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Asked:
 
     setting: LinearSetting
     targets: tuple[float, ...]
+    models: int
     averaged: list[float]  # the noise at release of the average, by target
     alone: list[float]
     composed: list[float]  # the noise multiplier of a model trained anew
@@ -82,7 +83,7 @@ def _measured(name: str, held: Features, what: str, options: Options) -> Result:
     size = QUICK if options.quick else Size()
     setting = fitting(size, len(held.train), BOUND)
     with timed(Result(name, _configuration(setting, size, options))) as result:
-        asked = _asked(setting, size.targets, options)
+        asked = _asked(setting, size, options)
         repeat = partial(_repetition, held, asked)
         scores = run_all(repeat, range(options.seeds), jobs=options.jobs, progress=options.bar("repetitions"))
         plain = [one.pop("without privacy")[0] for one in scores]
@@ -90,7 +91,7 @@ def _measured(name: str, held: Features, what: str, options: Options) -> Result:
             "without privacy": mean_and_deviation(plain),
             "accuracy": {name: mean_and_deviation([one[name] for one in scores]) for name in scores[0]},
             "targets": list(size.targets),
-            "noise": {name: value for name, value in vars(asked).items() if name not in ("setting", "targets")},
+            "noise": {name: value for name, value in vars(asked).items() if name not in ("setting", "targets", "models")},
         }
         result.numbers["composition of one model of the portfolio"] = _composed_epsilon(setting)
     result.table = _table(result.numbers, size.targets)
@@ -108,14 +109,14 @@ def fitting(size: Size, examples: int, bound: float) -> LinearSetting:
         rate=size.batch / examples,
     )
     setting = LinearSetting(recipe, "softmax", examples, bound)
-    recipe = replace(recipe, clip=setting.least_clip(), learning_rate=0.98 * setting.largest_learning_rate(MODELS, DELTA))
+    recipe = replace(recipe, clip=setting.least_clip(), learning_rate=0.98 * setting.largest_learning_rate(size.models, DELTA))
     return replace(setting, recipe=recipe)
 
 
 def _configuration(setting: LinearSetting, size: Size, options: Options) -> dict[str, Any]:
     return {
         "delta": DELTA,
-        "models": MODELS,
+        "models": size.models,
         "recipe": vars(setting.recipe),
         "norm bound": setting.norm_bound,
         "examples": setting.examples,
@@ -123,14 +124,16 @@ def _configuration(setting: LinearSetting, size: Size, options: Options) -> dict
     }
 
 
-def _asked(setting: LinearSetting, targets: tuple[float, ...], options: Options) -> Asked:
-    found = run_all(partial(_for_target, setting), targets, jobs=options.jobs, progress=options.bar("accounting"))
+def _asked(setting: LinearSetting, size: Size, options: Options) -> Asked:
+    targets = size.targets
+    found = run_all(partial(_for_target, setting, size.models), targets, jobs=options.jobs, progress=options.bar("accounting"))
     rows = list(zip(*found, strict=True))
     composed: list[float] = list(rows[2])
     others = [_of_three(setting, _three(composed, targets), epsilon) for epsilon in targets]
     return Asked(
         setting,
         targets,
+        size.models,
         list(rows[0]),
         list(rows[1]),
         composed,
@@ -141,9 +144,9 @@ def _asked(setting: LinearSetting, targets: tuple[float, ...], options: Options)
     )
 
 
-def _for_target(setting: LinearSetting, epsilon: float) -> tuple[float, float, float, tuple[float, float], float]:
-    many, one = setting.alike(MODELS), setting.alike(1)
-    even = many.weights(dict.fromkeys(many.names, 1 / MODELS))
+def _for_target(setting: LinearSetting, models: int, epsilon: float) -> tuple[float, float, float, tuple[float, float], float]:
+    many, one = setting.alike(models), setting.alike(1)
+    even = many.weights(dict.fromkeys(many.names, 1 / models))
     recipe = setting.recipe
     hidden = calibrated(setting, epsilon=epsilon, delta=DELTA)
     return (
@@ -218,7 +221,7 @@ def _repetition(held: Features, asked: Asked, _: int) -> dict[str, list[float]]:
     def again(noise_multiplier: float) -> Tensors:
         return trained(held, replace(recipe, noise_multiplier=noise_multiplier))
 
-    models = [trained(held, recipe) for _ in range(MODELS)]
+    models = [trained(held, recipe) for _ in range(asked.models)]
     average = mean(models)
     composed = [again(noise) for noise in asked.composed]
     three = (
@@ -228,7 +231,7 @@ def _repetition(held: Features, asked: Asked, _: int) -> dict[str, list[float]]:
     own = [score(model) for model in three]
     return {
         "without privacy": [score(plain)],
-        AVERAGE: [score(noisy(average, noise)) for noise in asked.averaged],
+        AVERAGE.format(asked.models): [score(noisy(average, noise)) for noise in asked.averaged],
         SINGLE: [score(noisy(models[0], noise)) for noise in asked.alone],
         COMPOSED: [score(model) for model in composed],
         HIDDEN: [score(noisy(again(noise), tau)) for noise, tau in asked.hidden],

@@ -20,7 +20,7 @@ from dpmerge.rules import least_noise
 from dpmerge.tensors import content_digest
 from dpmerge.training import Head, LinearSetting, Origin, Partition, Recipe, Tensors, accuracy, fresh_generator, train_heads
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
-from dpmerge_lab.experiments.heads import BOUND, DELTA, MODELS, QUICK, Size, fitting, mean, trained
+from dpmerge_lab.experiments.heads import BOUND, DELTA, QUICK, Size, fitting, mean, trained
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
 
@@ -130,21 +130,21 @@ def forks(options: Options) -> Result:
     held, body, told = _digits_body() if options.quick else _read_body(folder)
     size = QUICK if options.quick else Size()
     setting = fitting(size, len(held.train), BOUND)
-    portfolio = _forked(setting, body, held.identity)
+    portfolio = _forked(setting, size.models, body, held.identity)
     alone = Accounting(only_release=False).guarantee(_whole(Portfolio([body])), delta=DELTA).epsilon
-    targets = tuple(alone * share for share in (1.2, 2.0)) if options.quick else BODY_TARGETS
+    targets = tuple(alone * share for share in (2.0,)) if options.quick else BODY_TARGETS
     configuration = {
         "delta": DELTA,
         "recipe": vars(setting.recipe),
-        "models": MODELS,
+        "models": size.models,
         "repetitions": options.seeds,
         "body": told,
     }
     with timed(Result("forks", configuration)) as result:
-        even = portfolio.weights(dict.fromkeys(portfolio.names, 1 / MODELS))
+        even = portfolio.weights(dict.fromkeys(portfolio.names, 1 / size.models))
         find = partial(_noise_of_forks, even)
         asked = run_all(find, targets, jobs=options.jobs, progress=options.bar("accounting"))
-        repeat = partial(_heads_on_body, held, setting.recipe, [noise for noise, *_ in asked])
+        repeat = partial(_heads_on_body, held, setting.recipe, size.models, [noise for noise, *_ in asked])
         scores = np.array(run_all(repeat, range(options.seeds), jobs=options.jobs, progress=options.bar("repetitions")))
         result.numbers = {
             "body alone": alone,
@@ -162,7 +162,7 @@ def forks(options: Options) -> Result:
         }
     rows = result.numbers["by target"].items()
     result.table = (
-        f"test accuracy of the average of {MODELS} heads over one private body of ε = {alone:.3f} (mean ± standard error)",
+        f"test accuracy of the average of {size.models} heads over one private body of ε = {alone:.3f} (mean ± standard error)",
         ["ε", "noise τ", "accuracy"],
         [[epsilon, f"{row['noise']:.4f}", _with_error(row["accuracy"])] for epsilon, row in rows],
     )
@@ -182,7 +182,7 @@ def _noise_of_forks(even: Any, epsilon: float) -> tuple[float, float, str]:
     return noise, found.epsilon, found.theorem
 
 
-def _forked(setting: LinearSetting, body: Model, dataset: str) -> Portfolio:
+def _forked(setting: LinearSetting, models: int, body: Model, dataset: str) -> Portfolio:
     """The records of heads that start with a function of the body: itself, and a new last layer."""
     mechanism = body.mechanism
     start = {
@@ -211,12 +211,12 @@ def _forked(setting: LinearSetting, body: Model, dataset: str) -> Portfolio:
                 **said,
             ),
         )
-        for place in range(MODELS)
+        for place in range(models)
     )
 
 
-def _heads_on_body(held: Features, recipe: Recipe, noises: Sequence[float], _: int) -> list[float]:
-    average, generator = mean([trained(held, recipe) for _ in range(MODELS)]), fresh_generator()
+def _heads_on_body(held: Features, recipe: Recipe, models: int, noises: Sequence[float], _: int) -> list[float]:
+    average, generator = mean([trained(held, recipe) for _ in range(models)]), fresh_generator()
     return [
         accuracy(
             {k: (v + noise * generator.standard_normal(v.shape)).astype(np.float32) for k, v in average.items()},

@@ -1,0 +1,63 @@
+"""Heads, forks and shards: what docs/results.md shows was measured, and every noise was enough for its target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpmerge_lab.experiments.catalogue import find
+from dpmerge_lab.experiments.heads import AVERAGE, BOLT_ON, COMPOSED, DRAWN, FORMULA, HIDDEN, SINGLE
+from dpmerge_lab.experiments.results import Options
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+QUICK = Options(seeds=1, quick=True, jobs=1)
+
+
+def kept(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "lab" / "results" / name / f"{name}.json").read_text(encoding="utf-8"))
+    return found["numbers"]  # type: ignore[no-any-return]
+
+
+def shown(of: dict[str, Any]) -> str:
+    return f"{of['mean']:.4f} ± {of['std'] / of['runs'] ** 0.5:.4f}"
+
+
+@pytest.mark.parametrize("name", ["heads", "heads-text"])
+def test_tables_of_heads(name: str) -> None:
+    for way, of in kept(name)["accuracy"].items():
+        cells = [
+            "—" if mean is None else shown({"mean": mean, "std": std, "runs": of["runs"]})
+            for mean, std in zip(of["mean"], of["std"], strict=True)
+        ]
+        assert of["runs"] == 5 and f"| {way} | {' | '.join(cells)} |" in TEXT
+
+
+def test_tables_of_forks_and_shards() -> None:
+    for epsilon, row in kept("forks")["by target"].items():
+        assert row["epsilon"] <= float(epsilon) and row["accuracy"]["runs"] == 5
+        assert f"| {epsilon} | {row['noise']:.4f} | {shown(row['accuracy'])} |" in TEXT
+    for row in kept("shards").values():
+        cells = [shown(row[name]) for name in ("average", "votes", "one part")]
+        assert f"| {row['target']:g} | {row['parts']} | {row['noise multiplier']:.3f} | {' | '.join(cells)} |" in TEXT
+        assert row["epsilon"] <= row["target"] and row["theorem"] == ("joint-release" if row["parts"] == 1 else "shards")
+
+
+def test_quick_heads() -> None:
+    numbers = find("heads", QUICK)().numbers
+    assert set(numbers["accuracy"]) == {AVERAGE.format(2), SINGLE, COMPOSED, HIDDEN, FORMULA, DRAWN, BOLT_ON}
+    best = {way: of["mean"][-1] for way, of in numbers["accuracy"].items()}
+    assert all(0.4 < score <= 1 for score in best.values()), best  # guessing has 0.1
+    noise = numbers["noise"]
+    assert noise["averaged"] == sorted(noise["averaged"], reverse=True) and noise["bolt_on"][0] > noise["bolt_on"][1]
+
+
+def test_quick_shards_and_forks() -> None:
+    for row in find("shards", QUICK)().numbers.values():
+        assert row["epsilon"] <= row["target"] and row["average"]["mean"] > 0.4
+    forks = find("forks", QUICK)().numbers
+    for epsilon, row in forks["by target"].items():
+        assert forks["body alone"] < row["epsilon"] <= float(epsilon) * (1 + 1e-5)
