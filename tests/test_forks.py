@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from scipy.stats import binom
 
 from dpmerge.errors import DependentRuns, PortfolioError, RecordError, TargetError
 from dpmerge.profiles import MixtureLaw, Profile, run_profile
@@ -15,9 +16,11 @@ from dpmerge.records import Model, Portfolio, Record, distinct_runs
 from dpmerge.release.certificate import published
 from dpmerge.release.known import KnownModels
 from dpmerge.rules import Accounting, Combination, Exposure, Filter, Joint, Releases, Selection, build
+from dpmerge.rules.combination import _Asked
 from dpmerge.rules.filter import Charge
 from dpmerge.rules.tuning import Base
 from tests import builders
+from tests.test_shards import exact_delta
 
 DELTA = 1e-5
 DIGEST = "0" * 64
@@ -132,7 +135,7 @@ def test_every_step_counts_once(tree: list[tuple[int, int]], first: int) -> None
 
 # --- averages ----------------------------------------------------------------------------------------------------------------
 
-TAME: dict[str, Any] = {"sigma": 0.6, "smoothness": 0.5, "convex": "glm", "eta": 0.1, "batch": 100.0, "sampling": 0.02}
+TAME: dict[str, Any] = {"sigma": 0.6, "smoothness": 0.5, "convex": "glm", "eta": 0.1, "batch": 100.0, "sampling": 0.1}
 
 
 def test_own_steps_are_transported_given_the_prefix() -> None:
@@ -165,37 +168,65 @@ def target() -> Any:
 
 
 def test_hidden_runs_after_a_prefix_and_a_hidden_prefix() -> None:
-    body = builders.dp_sgd("body", steps=100, **TAME)
-    portfolio = Portfolio([builders.dp_sgd(n, steps=60, **TAME, starts_from=start_of(body)) for n in "ab"])
+    body = builders.dp_sgd("body", steps=20, **TAME)
+    portfolio = Portfolio([builders.dp_sgd(n, steps=8, **TAME, starts_from=start_of(body)) for n in "ab"])
     lam = portfolio.weights({"a": 0.5, "b": 0.5})
     joint = build("combination", lam, Accounting(only_release=False)).guarantee(delta=DELTA)
     found = build("combination", lam).guarantee(delta=DELTA)
     assert found.theorem == "hidden-run"
-    assert found.details["hidden_starts"] == ["run-body/100"]
+    assert found.details["hidden_starts"] == ["run-body/20"]
     assert "revealed" not in found.details
+    assert (
+        "the runs that these models start from ('run-body') are among those of which nothing else is published"
+        in found.assumptions
+    )
     # No more than the last iterate of the body, then the average of runs from a known start.
-    public = Portfolio([builders.dp_sgd(n, steps=60, **TAME) for n in "ab"]).weights({"a": 0.5, "b": 0.5})
+    public = Portfolio([builders.dp_sgd(n, steps=8, **TAME) for n in "ab"]).weights({"a": 0.5, "b": 0.5})
     prefix = build("combination", Portfolio([body]).weights({"body": 1.0}))
     average = build("combination", public)
     assert isinstance(prefix, Combination)
     assert isinstance(average, Combination)
-    parts = [rule.with_profile(target(), "best", "tight")[1] for rule in (prefix, average)]
+    parts = [rule.with_profile(target(), "best", "tight", alone=False)[1] for rule in (prefix, average)]
     assert found.epsilon == pytest.approx(Profile.composed(parts).epsilon(DELTA), rel=0.02)
     assert found.epsilon < joint.epsilon
 
 
 def test_a_prefix_that_shows_more_than_its_last_step_is_not_hidden() -> None:
     """Forks that leave at different steps, or a body that is averaged too: the prefix counts step by step."""
-    body, early = (builders.dp_sgd("body", steps=count, **TAME) for count in (100, 30))
+    body, early = (builders.dp_sgd("body", steps=count, **TAME) for count in (20, 6))
     two = [
-        builders.dp_sgd("a", steps=60, **TAME, starts_from=start_of(body)),
-        builders.dp_sgd("b", steps=60, **TAME, starts_from=start_of(early, "1" * 64)),
+        builders.dp_sgd("a", steps=8, **TAME, starts_from=start_of(body)),
+        builders.dp_sgd("b", steps=8, **TAME, starts_from=start_of(early, "1" * 64)),
     ]
     for models in (two, [two[0], body]):
         portfolio = Portfolio(models)
-        found = build("combination", portfolio.weights(equal(portfolio))).guarantee(delta=DELTA)
-        assert "hidden_starts" not in found.details
-        assert "models start from it" in found.details["revealed"].values()
+        rule = Combination(portfolio.weights(equal(portfolio)))
+        assert not rule._hidden_starts(_Asked(target(), "best", "tight"))
+        assert "models start from it" in rule._revealed.values()
+    alone = Combination(Portfolio(two[:1]).weights({"a": 1.0}))
+    assert [*alone._hidden_starts(_Asked(target(), "best", "tight"))] == ["run-body/20"]
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.floats(0.05, 0.5), st.floats(0.8, 2.0), st.floats(0.0, 1.0))
+def test_averages_of_forks_never_cost_less_than_their_law(
+    prefix: int, own: int, rate: float, sigma: float, epsilon: float
+) -> None:
+    """Where other records have no gradients, the average keeps every participation: the body's in full, forks' by weight."""
+    common: dict[str, Any] = {**TAME, "sampling": rate, "batch": 1000 * rate, "sigma": sigma}
+    body = builders.dp_sgd("body", steps=prefix, **common)
+    models = [builders.dp_sgd(name, steps=own, **common, starts_from=start_of(body)) for name in "ab"]
+    weights = (0.7, 0.3)
+    claimed = Combination(Portfolio(models).weights(dict(zip("ab", weights, strict=True)))).guarantee(epsilon=epsilon).delta
+    shifts, probs = [0.0], [1.0]
+    for count, weight in ((prefix, 1.0), *((own, weight) for weight in weights)):
+        coins = [(weight * k, float(binom.pmf(k, count, rate))) for k in range(count + 1)]
+        shifts, probs = (
+            [shift + more for shift in shifts for more, _ in coins],
+            [p * q for p in probs for _, q in coins],
+        )
+    variance = sigma**2 * (prefix + own * sum(weight**2 for weight in weights))
+    assert exact_delta(shifts, probs, variance**0.5, epsilon) <= claimed * (1 + 1e-5) + 1e-9
 
 
 # --- several releases --------------------------------------------------------------------------------------------------------
@@ -213,8 +244,8 @@ def test_prefixes_of_forks_released_one_by_one_count_once() -> None:
 
 def test_averages_beside_each_other_share_their_prefix() -> None:
     """Two averages of hidden forks of one body: the body once, and each average given it."""
-    body = builders.dp_sgd("body", steps=100, **TAME)
-    portfolio = Portfolio([builders.dp_sgd(n, steps=60, **TAME, starts_from=start_of(body)) for n in "ab"])
+    body = builders.dp_sgd("body", steps=20, **TAME)
+    portfolio = Portfolio([builders.dp_sgd(n, steps=8, **TAME, starts_from=start_of(body)) for n in "ab"])
     rules = [build("combination", portfolio.weights({name: 1.0}), noise=0.01) for name in "ab"]
     assert all(isinstance(rule, Combination) for rule in rules)
     together = Releases(portfolio, [], None, tuple(rule for rule in rules if isinstance(rule, Combination)))

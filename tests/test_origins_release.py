@@ -97,6 +97,14 @@ def test_a_ledger_refuses_another_start_of_the_same_name(tmp_path: Path) -> None
         release(body, chosen(body, "joint", weights=body.weights({"body": 1.0}), **alone), tmp_path / "body", ledger=ledger)
 
 
+def test_a_start_beside_other_tensors_of_its_step_is_refused(tmp_path: Path) -> None:
+    """Without a ledger too, where the body is looked at: they would count as one."""
+    portfolio = forks(tmp_path)
+    both = on_disk(tmp_path / "both", BODY, *(Model(model.name, model.record) for model in portfolio))
+    with pytest.raises(dpmerge.errors.DependentRuns, match="the start of"):
+        release(both, chosen(both, "joint"), tmp_path / "out")
+
+
 def test_parts_in_a_ledger_are_averaged_last(tmp_path: Path) -> None:
     portfolio = shards(tmp_path)
     ledger = Ledger.create(tmp_path / "ledger.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=50.0, delta=DELTA)

@@ -26,6 +26,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(recorder_randomness, "_COST", 2)
     monkeypatch.setattr(recorder_start, "_SAVED", {})
+    monkeypatch.setattr(recorder_start, "_NAMED", {})
     monkeypatch.setattr(recorder_start, "_FOLLOWED", type(recorder_start._FOLLOWED)())
 
 
@@ -75,17 +76,12 @@ def test_a_start_is_noticed_and_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_public_start_stays_public(tmp_path: Path) -> None:
-    _, run = body(tmp_path / "body")
+    body(tmp_path / "body")
     fresh = private()
-    recorder = record(*fork_parts(fresh), dataset="made-up")
+    recorder = record(*fresh.parts, dataset="made-up")
     fresh.train()
     recorder.save(tmp_path / "a")
     assert mechanism(tmp_path / "a").starts_from is None
-    del run
-
-
-def fork_parts(run: Private) -> tuple[Any, Any, Any, Any]:
-    return run.parts
 
 
 def test_a_start_that_was_not_saved_is_refused(tmp_path: Path) -> None:
@@ -117,6 +113,10 @@ def test_a_new_head_on_a_private_body(tmp_path: Path) -> None:
     named = record(*other.parts, dataset="made-up", starts_from=tmp_path / "body")
     other.train()
     assert named.record().mechanism.starts_from is not None  # type: ignore[union-attr]
+    again = forked(state)  # named once, it is known
+    forgotten = record(*again.parts, dataset="made-up")
+    again.train()
+    assert forgotten.record().mechanism.starts_from is not None  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_a_start_is_refused(tmp_path: Path) -> None:

@@ -176,8 +176,8 @@ def test_pairs_and_curves_do_not_compose() -> None:
     [
         ({"optimizer": "adam"}, "plain SGD"),
         ({"optimizer": "sgd-momentum"}, "plain SGD"),
-        ({"clipping": "per-layer"}, "flat clip"),
-        ({"clipping": "adaptive"}, "flat clip"),
+        ({"clipping": "per-layer"}, "one clip over all parameters"),
+        ({"clipping": "adaptive"}, "one clip over all parameters"),
     ],
 )
 def test_uncovered_runs_fall_back_to_joint_release_and_say_why(override: dict[str, Any], why: str) -> None:

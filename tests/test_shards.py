@@ -10,7 +10,9 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import binom, norm
 
 from dpmerge.errors import DependentRuns, PortfolioError, RecordError
-from dpmerge.profiles import GaussianLaw, MixtureLaw, Profile
+from dpmerge.planning import selection_frontier, selection_optimum
+from dpmerge.planning.simplex import _selections, simplex_grid
+from dpmerge.profiles import GaussianLaw, MixtureLaw, Profile, run_profile
 from dpmerge.records import Adjacency, Model, Portfolio, places
 from dpmerge.rules import (
     Accounting,
@@ -23,6 +25,7 @@ from dpmerge.rules import (
     Target,
     Tempered,
     build,
+    placed_profiles,
 )
 from dpmerge.rules.filter import Charge
 from dpmerge.rules.theorems import SECRET_PARTS, SHARDS
@@ -242,6 +245,32 @@ def test_parts_that_share_noise_are_refused() -> None:
     Selection(weights).guarantee(delta=DELTA)  # shows one of them
 
 
+@pytest.mark.parametrize("assignment", ["by-id", "keyed-hash"])
+def test_the_best_draw_knows_parts(assignment: str) -> None:
+    """The linear program's optimum is feasible by the rule, and on its edge; without parts less would be allowed."""
+    portfolio = Portfolio(
+        [mean("a", 1, 2.0, 3, assignment), mean("b", 2, 1.5, 3, assignment), mean("c", 3, 0.2, 3, assignment)]
+    )
+    utilities, epsilon, delta = (1.0, 0.8, 0.1), 0.5, 0.05
+    groups = placed_profiles(portfolio.models, None)
+    profiles = [run_profile(model).profile for model in portfolio]
+    best = selection_optimum(profiles, utilities, epsilon, delta, groups=groups)
+    worse = selection_optimum(profiles, utilities, epsilon, delta)
+    assert best is not None
+    assert worse is not None
+    assert best.utility > worse.utility + 0.05
+    found = Selection(portfolio.weights_in_order(best.weights)).guarantee(epsilon=epsilon).delta
+    assert delta * (1 - 1e-6) <= found <= delta
+    line = selection_frontier(profiles, utilities, [0.4, epsilon], delta, groups=groups)[1]
+    assert line is not None
+    assert line.utility == pytest.approx(best.utility, rel=1e-3)
+    grid = simplex_grid(3, 0.5)
+    for panel in _selections(portfolio, grid, 1e-3, Accounting(), ("pld", "rdp")):
+        for point, shown in zip(grid.tolist(), panel.epsilons, strict=True):
+            own = Selection(portfolio.weights_in_order(point)).guarantee(delta=1e-3, by=panel.by).epsilon
+            assert shown == pytest.approx(own, rel=1e-3, abs=1e-6)
+
+
 @pytest.mark.parametrize("how", ["shuffle", "equal-sizes", "content-hash"])
 def test_other_assignments_are_refused(how: str) -> None:
     with pytest.raises(RecordError, match="depends on a record's content, or on which other records there are"):
@@ -262,6 +291,13 @@ def test_contradictory_parts_are_refused() -> None:
         Portfolio([mean("a", 1, of=5), mean("b", 2, of=4)])
     with pytest.raises(PortfolioError, match="different things of it"):
         Portfolio([mean("a", 1, of=5), mean("b", 2, of=5, assignment="by-id")])
+    many = [
+        builders.gaussian(f"m{name}{part}", noise_std=1.0, shard=shard(part, 20, partition=name))
+        for name in "pqr"
+        for part in range(1, 21)
+    ]
+    with pytest.raises(PortfolioError, match="more than 4096 combinations"):
+        Portfolio(many)
 
 
 # --- exact laws of averages over parts ----------------------------------------------------------------------------------------

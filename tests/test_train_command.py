@@ -464,7 +464,7 @@ def test_the_examples_are_those_of_the_docs(tmp_path: Path) -> None:
     folder = Path(__file__).parent.parent / "lab" / "portfolios"
     text = (Path(__file__).parent.parent / "docs" / "training.md").read_text()
     files = {path.stem: PortfolioFile.load(path) for path in folder.glob("*.yaml")}
-    assert set(files) == {"mnist", "digits", "digits-mlp", "knob"}
+    assert set(files) == {"mnist", "digits", "digits-mlp", "digits-forks", "knob"}
     assert all(f"```yaml\n{(folder / name).read_text()}```" in text for name in ("mnist.yaml", "digits-mlp.yaml"))
     assert files["mnist"].runs["c2-s0.5"].kept(np.zeros(60_000, dtype=np.int64)) == [705]
     document = train_portfolio(files["digits"], tmp_path / "out", jobs=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from dpmerge.errors import DpmergeError, TrainingError
+from dpmerge.checkpoints import Several, predictions, predictions_guarantee
+from dpmerge.errors import DpmergeError, PortfolioError, TrainingError
 from dpmerge.records import DpSgd, Portfolio, Record
 from dpmerge.rules import Joint
 from dpmerge.tensors import content_digest
@@ -161,3 +163,20 @@ def test_the_divisor_is_the_public_one() -> None:
     np.testing.assert_allclose(part.tensors["weight"], whole.tensors["weight"] / 2, rtol=1e-6)
     assert isinstance(part.record, Record)
     assert part.record.mechanism.expected_batch == 20.0  # type: ignore[union-attr]
+
+
+def test_models_of_parts_vote(tmp_path: Path) -> None:
+    """One model each of several runs: joint release covers what they say, and of parts it is the average over parts."""
+    portfolio = trained(tmp_path, {"net": {"shards": 3}})
+    said = {"net.1": [[0.0, 1.0]], "net.2": [[0.0, 1.0]], "net.3": [[9.0, 0.0]]}
+    found = predictions(tmp_path / "out", "omv", lambda folder, _: np.array(said[folder.name]), np.zeros((1, 64), np.float32))
+    assert found.labels.tolist() == [1]
+    models = Several.of(portfolio)
+    cost = predictions_guarantee(models, models.last(), delta=1e-5)
+    alone = Joint(portfolio.weights({"net.1": 1.0}), looked_at=("net.2", "net.3")).guarantee(delta=1e-5)
+    assert (cost.theorem, cost.epsilon) == ("shards", alone.epsilon)
+    with pytest.raises(PortfolioError, match="have no last ones"):
+        models.last(2)
+    mixed = Portfolio([*portfolio.models, replace(portfolio.models[0], name="again")])
+    with pytest.raises(PortfolioError, match="keep the checkpoints of each run in a separate folder"):
+        Several.of(mixed)

@@ -11,7 +11,7 @@ from dpmerge.checkpoints.predict import (
     write_predictions as write_predictions,
 )
 from dpmerge.checkpoints.predictor import Inputs as Inputs, find_predictor as find_predictor, load_inputs as load_inputs
-from dpmerge.checkpoints.run import Run as Run, steps as steps
+from dpmerge.checkpoints.run import Run as Run, Several as Several, steps as steps
 from dpmerge.checkpoints.spread import PUBLIC as PUBLIC, Spread as Spread
 from dpmerge.checkpoints.tuning import (
     Grid as Grid,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.checkpoints.predictor import Array, Predictor
-from dpmerge.checkpoints.run import Run
+from dpmerge.checkpoints.run import Run, Several
 from dpmerge.errors import DataError, EvaluationError
 from dpmerge.files import json_text, write_whole
 from dpmerge.records import Model
@@ -59,12 +59,12 @@ def predictions(
     probabilities: bool = False,
     on_checkpoint: Callable[[], None] | None = None,
 ) -> Predictions:
-    """Joint predictions of the last `last` checkpoints up to step `until` (default: all).
+    """Joint predictions of the last `last` checkpoints up to step `until` (default: all), or of one model each of several runs.
 
     `predictor(folder, inputs)` returns one row of scores for each input, which softmax turns into probabilities (a single
     column is the log-odds of class 1). With `probabilities`, its rows already are probabilities.
     """
-    loaded = run if isinstance(run, Run) else Run.load(run)
+    loaded = run if isinstance(run, Run) else Several.load(run)
     used = loaded.last(last, until=until, allow_gaps=allow_gaps)
     said = (asked(predictor, model, inputs, probabilities) for model in used)
     return combined(rule, said, tuple(model.name for model in used), on_checkpoint)

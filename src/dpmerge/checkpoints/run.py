@@ -1,4 +1,4 @@
-"""The ordered checkpoints of one private run: a folder with one sub-folder each. Models of different runs are refused."""
+"""The ordered checkpoints of one private run: a folder with one sub-folder each; or one model each of several runs."""
 
 from __future__ import annotations
 
@@ -90,6 +90,24 @@ class Run:
             f"checkpoints up to step {last} are covered, since step {latest} may have been chosen by looking at them; if it "
             "was fixed beforehand, state the provenance a-priori"
         ]
+
+
+class Several(Run):
+    """One model each of several runs, such as shards and forks: they answer together, and joint release covers it."""
+
+    @classmethod
+    def of(cls, portfolio: Portfolio) -> Run:
+        """The checkpoints of one run if they are; models of several runs otherwise, one of each."""
+        runs = [model.run for model in portfolio.models]
+        return cls(portfolio, portfolio.models) if 1 < len(set(runs)) == len(runs) else Run.of(portfolio)
+
+    def last(self, count: int | None = None, *, until: int | None = None, allow_gaps: bool = False) -> tuple[Model, ...]:
+        if count is not None or until is not None:
+            raise PortfolioError(f"{self.portfolio!r}: models of several runs have no last ones; all of them are used")
+        return self.checkpoints
+
+    def notes(self, used: Sequence[Model], provenance: Looked) -> list[str]:
+        return []
 
 
 def steps(model: Model) -> int:

@@ -107,11 +107,12 @@ def predict(
 ) -> None:
     """Predict with several checkpoints together.
 
-    The cost is that of the run up to the latest checkpoint used. Inputs must be public.
+    The cost is that of the run up to the latest checkpoint used. Models of different runs, one of each, cost joint release:
+    shards the largest part. Inputs must be public.
     """
     accounting.require(delta)
     library.require_writable(out)
-    loaded = library.Run.load(run)
+    loaded = library.Several.load(run)
     loaded.portfolio.require_outside(out)
     used = loaded.last(last, **vars(checkpoints))
     guarantee = library.predictions_guarantee(
@@ -124,7 +125,7 @@ def predict(
     about: dict[str, Any] = {
         "rule": rule,
         "inputs": inputs.source,
-        "checkpoints": {model.name: library.steps(model) for model in used},
+        "checkpoints": {model.name: getattr(model.mechanism, "steps", 1) for model in used},
         "number_of_ties": int(found.ties.sum()),
         "ties_broken_by": "the smallest label",
         "accuracy": None if inputs.labels is None else found.accuracy(inputs.labels),
@@ -137,7 +138,9 @@ def predict(
         return
     typer.echo(str(out))
     share = "" if about["accuracy"] is None else f", accuracy {about['accuracy']:.4f}"
-    typer.echo(f"{rule.upper()} of {len(used)} checkpoints, steps {library.steps(used[0])} to {library.steps(used[-1])}")
+    reached = sorted(about["checkpoints"].values())
+    what = "models of as many runs" if isinstance(loaded, library.Several) else "checkpoints"
+    typer.echo(f"{rule.upper()} of {len(used)} {what}, steps {reached[0]} to {reached[-1]}")
     typer.echo(f"  {inputs.source}{share}, {about['number_of_ties']} ties, broken by the smallest label")
     print_guarantee(guarantee)
     print_lines("note: ", about["notes"])

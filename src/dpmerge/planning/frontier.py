@@ -48,6 +48,7 @@ from dpmerge.rules import (
     Target,
     assumed_by,
     build,
+    placed_profiles,
     round_up,
 )
 
@@ -334,7 +335,8 @@ def _selection(
             known = run_profile(model, accounting.shuffle)
             standing = "conditional" if known.conditional else standing
             profiles.append(known.profile)
-        found = selection_frontier(profiles, worth.linear, targets, delta, replace(accounting, by=by))
+        groups = placed_profiles(portfolio.models, accounting.shuffle)
+        found = selection_frontier(profiles, worth.linear, targets, delta, replace(accounting, by=by), groups)
     except AccountingError as error:
         why = str(error)
     points = tuple(

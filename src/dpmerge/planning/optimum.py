@@ -12,7 +12,7 @@ import numpy as np
 
 from dpmerge.cache import code_fingerprint, remembered
 from dpmerge.profiles import DIRECTIONS, ORDERS, Conversion, FloatArray, Profile, grids_of_accuracy, log_delta_from_renyi
-from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, MixtureAccountant
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, MixtureAccountant, Placed
 
 _SAFETY = 1 - 1e-12  # constraints are met with this much to spare, so that rounding does not undo them
 
@@ -33,22 +33,29 @@ def selection_optimum(
     epsilon: float,
     delta: float,
     accounting: Accounting = DEFAULT_ACCOUNTING,
+    groups: Sequence[Placed] = (),
 ) -> Optimum | None:
-    """Maximise Σ π_i u_i subject to (ε, δ)-DP of the draw, by Rényi if asked for; nothing if no draw satisfies it."""
+    """Maximise Σ π_i u_i subject to (ε, δ)-DP of the draw, by Rényi if asked for; nothing if no draw satisfies it.
+
+    Models of parts of the data are given in `groups`: each is a constraint, averaged over its places (docs/theory.md §10).
+    """
     by, conversion = _asked(accounting)
     values = np.array(utilities, dtype=np.float64)
+    placed = groups or [[(1.0, list(profiles))]]
 
     def solve() -> list[Any] | None:
         if by == "pld":
             with grids_of_accuracy(accounting.accuracy):
-                found = pld_optimum(np.array([profile.delta(epsilon) for profile in profiles]).T / delta, values)
+                known = {one: np.array(one.delta(epsilon)) for group in placed for _, own in group for one in own}
+                costs = [sum(share * np.stack([known[one] for one in own]) for share, own in group) for group in placed]
+                found = pld_optimum(np.hstack([np.asarray(cost) for cost in costs]).T / delta, values)
         else:
             curves = np.stack([_renyi(profile) for profile in profiles])
             found = _renyi_optimum_at(curves, values, epsilon, delta, conversion)
         return None if found is None else [found.weights, found.utility, found.by, found.order]
 
     question = {
-        "selection optimum": [repr(profile) for profile in profiles],
+        "selection optimum": [[[share, [repr(one) for one in own]] for share, own in group] for group in placed],
         "utilities": [value.hex() for value in values.tolist()],
         "asked": [float(epsilon).hex(), float(delta).hex(), by, conversion, accounting.accuracy, code_fingerprint("planning")],
     }
@@ -62,6 +69,7 @@ def selection_frontier(
     epsilons: Sequence[float],
     delta: float,
     accounting: Accounting = DEFAULT_ACCOUNTING,
+    groups: Sequence[Placed] = (),
 ) -> list[Optimum | None]:
     """The exact optimum at every target ε. It is concave in δ but not in ε, so each target is solved for itself."""
     by, conversion = _asked(accounting)
@@ -71,7 +79,18 @@ def selection_frontier(
         curves = np.stack([_renyi(profile) for profile in profiles])
         return [_renyi_optimum_at(curves, values, epsilon, delta, conversion) for epsilon in targets.tolist()]
     low, high = float(targets.min()), float(targets.max())
-    spent = [[profile.wide_curve(d, low, high, delta).deltas(targets) for profile in profiles] for d in DIRECTIONS]
+    placed = groups or [[(1.0, list(profiles))]]
+    known = {
+        one: [one.wide_curve(d, low, high, delta).deltas(targets) for d in DIRECTIONS]
+        for group in placed
+        for _, own in group
+        for one in own
+    }
+    spent = [
+        sum((share * np.array([known[one][d] for one in own]) for share, own in group), np.zeros(1))
+        for group in placed
+        for d in range(len(DIRECTIONS))
+    ]
     return [pld_optimum(costs, values) for costs in np.moveaxis(np.array(spent) / delta, 2, 0)]
 
 
@@ -92,7 +111,10 @@ def _renyi_optimum_at(
 
 
 def pld_optimum(costs: FloatArray, utilities: FloatArray) -> Optimum | None:
-    """One linear program: Σ π_i c_i ≤ 1 in both directions, c_i = H_i(ε)/δ. Some optimum has at most three weights."""
+    """One linear program: Σ π_i c_i ≤ 1 in both directions, c_i = H_i(ε)/δ. Some optimum has at most three weights.
+
+    Rows are directions, two for each group of places.
+    """
     from scipy.optimize import linprog  # slow to import, and a cached answer needs no program
 
     safest = int(np.argmin(costs.max(axis=0)))
@@ -100,14 +122,14 @@ def pld_optimum(costs: FloatArray, utilities: FloatArray) -> Optimum | None:
         # No single model fits; a mixture of models that fit in one direction each still may.
         found = linprog(
             np.concatenate((np.zeros(utilities.size), [1.0])),
-            A_ub=np.hstack((costs, -np.ones((2, 1)))),
-            b_ub=np.zeros(2),
+            A_ub=np.hstack((costs, -np.ones((len(costs), 1)))),
+            b_ub=np.zeros(len(costs)),
             A_eq=np.concatenate((np.ones(utilities.size), [0.0]))[None, :],
             b_eq=[1.0],
         )
         if not found.success or found.fun > _SAFETY:
             return None
-    result = linprog(-utilities, A_ub=costs, b_ub=np.full(2, _SAFETY), A_eq=np.ones((1, utilities.size)), b_eq=[1.0])
+    result = linprog(-utilities, A_ub=costs, b_ub=np.full(len(costs), _SAFETY), A_eq=np.ones((1, utilities.size)), b_eq=[1.0])
     if not result.success:
         return None
     weights = _polished(np.asarray(result.x, dtype=np.float64), costs, safest)

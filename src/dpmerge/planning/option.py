@@ -19,6 +19,7 @@ from dpmerge.rules import (
     DEFAULT_ACCOUNTING,
     Accounting,
     Guarantee,
+    Placed,
     Provenance,
     Rule,
     RuleName,
@@ -26,6 +27,7 @@ from dpmerge.rules import (
     Validated,
     Validation,
     build,
+    placed_profiles,
     require_wanted,
     round_up,
     significant,
@@ -93,6 +95,11 @@ class Question:
     @cached_property
     def profiles(self) -> list[Profile]:
         return [run_profile(model, self.accounting.shuffle).profile for model in self.portfolio.models]
+
+    @cached_property
+    def groups(self) -> list[Placed]:
+        """The same at every place of a record, where models saw parts of the data."""
+        return placed_profiles(self.portfolio.models, self.accounting.shuffle)
 
     @cached_property
     def worth(self) -> Worth:

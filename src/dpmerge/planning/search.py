@@ -51,7 +51,7 @@ class Search:
         options = []
         for one in (replace(accounting, by=by) for by in named or MIXTURE_ACCOUNTANTS):
             try:
-                best = selection_optimum(asked.profiles, asked.worth.linear, self.epsilon, asked.delta, one)
+                best = selection_optimum(asked.profiles, asked.worth.linear, self.epsilon, asked.delta, one, asked.groups)
                 weights = self._named(best.weights) if best else asked.vertex(asked.most_private)
                 found = self._saturated(asked.rule("selection", weights), one)
                 options.append(asked.option("selection", weights, found))
@@ -84,7 +84,7 @@ class Search:
             raise TargetError("tempered selection needs utilities in [0, 1]; rescale them")
         try:
             start = end = asked.vertex(asked.most_private)
-            best = selection_optimum(asked.profiles, asked.beforehand.linear, self.epsilon, asked.delta)
+            best = selection_optimum(asked.profiles, asked.beforehand.linear, self.epsilon, asked.delta, groups=asked.groups)
             if best is not None:
                 end = self._named(best.weights)
             best_of_all = replace(asked.accounting, by="best")

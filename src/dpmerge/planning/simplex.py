@@ -31,6 +31,7 @@ from dpmerge.rules import (
     Standing,
     Target,
     assumed_by,
+    placed_profiles,
     selection_epsilons,
     selections,
 )
@@ -166,8 +167,12 @@ def _selections(
     runs = [run_profile(model, accounting.shuffle) for model in portfolio.models]
     standing: Standing = "conditional" if any(one.conditional for one in runs) else "proved"
     panels = []
+    groups = placed_profiles(portfolio.models, accounting.shuffle)
     for by in accountants:
-        found = selection_epsilons([one.profile for one in runs], grid, delta, by, accounting.conversion)
+        placed = [
+            ([one for _, own in group for one in own], np.hstack([share * grid for share, _ in group])) for group in groups
+        ]
+        found = np.max([selection_epsilons(*one, delta, by, accounting.conversion) for one in placed], axis=0)
         panels.append(Surface("selection", by, standing, f"random selection, {by.upper()}", found.tolist()))
     return panels
 

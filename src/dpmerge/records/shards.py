@@ -48,6 +48,8 @@ def places(models: Iterable[Model]) -> tuple[tuple[Place, ...], ...]:
         chances = {part: Fraction(1, shard.of) for part in sorted(known)}
         if len(known) < shard.of:
             chances[0] = Fraction(shard.of - len(known), shard.of)
+        if sum(map(len, groups)) * len(chances) > _MOST:
+            raise PortfolioError(f"the models' partitions have more than {_MOST} combinations of parts; use fewer")
         if shard.is_secret:
             groups = [
                 tuple(
@@ -62,10 +64,6 @@ def places(models: Iterable[Model]) -> tuple[tuple[Place, ...], ...]:
                 for group in groups
                 for part in chances
             ]
-    if sum(map(len, groups)) > _MOST:
-        raise PortfolioError(
-            f"the models' {len(partitions)} partitions have more than {_MOST} combinations of parts; use fewer"
-        )
     return tuple(groups)
 
 

@@ -38,20 +38,12 @@ class KnownModels:
             model = Model(label, record)
             names[name] = own = self._own_name(model, name)
             self.models.setdefault(own, Model(own, record))
-            self._require_known_starts(record, f"the start of {label!r} ({source})")
+            require_known_starts(self._states, model, f"the start of {label!r} ({source})")
             if name in digests and model.covers_iterates:
                 require_one_state(self._states, model, digests[name], f"{label!r} ({source})")
             elif name in digests:
                 self._require_one_content(own, model, digests[name], source)
         return names
-
-    def _require_known_starts(self, record: Record, label: str) -> None:
-        """A checkpoint that a fork starts from is its run's model at that step, wherever that is released."""
-        for mechanism in record.lineage:
-            start = mechanism.starts_from if isinstance(mechanism, DpSgd) else None
-            if start is not None and start.digest is not None:
-                held = Model(label, record.model_copy(update={"mechanism": start.mechanism}))
-                require_one_state(self._states, held, start.digest, label)
 
     def _own_name(self, model: Model, name: str) -> str:
         """The name of the model with this run, record and, where the record covers one model, this name in its portfolio."""
@@ -83,10 +75,19 @@ def require_one_state(states: dict[_State, tuple[str, str]], model: Model, diges
         )
 
 
+def require_known_starts(states: dict[_State, tuple[str, str]], model: Model, label: str) -> None:
+    """A checkpoint that a fork starts from is its run's model at that step, wherever that is released."""
+    for mechanism in model.record.lineage:
+        start = mechanism.starts_from if isinstance(mechanism, DpSgd) else None
+        if start is not None and start.digest is not None:
+            held = Model(label, model.record.model_copy(update={"mechanism": start.mechanism}))
+            require_one_state(states, held, start.digest, label)
+
+
 def contents_of(models: Iterable[Model], surveys: Surveys | None = None) -> dict[str, str]:
     """The digests of these models' tensors, by name; those of models that have no folder are not known.
 
-    Two models at one step of one run must hold the same.
+    Two models at one step of one run must hold the same, and so must what forks start from.
     """
     held = [model for model in models if model.folder is not None]
     folders = {model.name: model.folder for model in held if model.folder is not None}
@@ -97,6 +98,7 @@ def contents_of(models: Iterable[Model], surveys: Surveys | None = None) -> dict
     for model in held:
         if model.covers_iterates:
             require_one_state(states, model, found[model.name], repr(model.name))
+            require_known_starts(states, model, f"the start of {model.name!r}")
     return found
 
 

@@ -329,7 +329,9 @@ def _to_hash(portfolio: Portfolio, choices: Sequence[Chosen], ledger: Ledger | N
     """The models whose contents must be known: for the ledger, for a ladder, or to compare two models of one step."""
     names = {name for choice in choices for name in choice.form.involved}
     models = [model for model in portfolio.models if model.name in names]
-    states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in models if model.covers_iterates]
+    starts = {start.name: start for model in models for start in model.starts}  # each is a model of its run as well
+    held = [*(model for model in models if model.covers_iterates), *starts.values()]
+    states = [(model.run, getattr(model.mechanism, "steps", 0)) for model in held]
     noised = any(choice.form.noise is not None for choice in choices)
     return [] if ledger is None and not noised and len(set(states)) == len(states) else models
 

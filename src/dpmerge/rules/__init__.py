@@ -55,6 +55,7 @@ from dpmerge.rules.selection import (
     selection_epsilons as selection_epsilons,
     selections as selections,
 )
+from dpmerge.rules.shards import Placed as Placed, placed_profiles as placed_profiles
 from dpmerge.rules.statements import (
     about_delta as about_delta,
     about_records as about_records,

@@ -43,6 +43,7 @@ from dpmerge.records import (
     require_independent,
 )
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
+from dpmerge.rules.gradients import gradient_notes, needs_batch_bound
 from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable, least_possible
 from dpmerge.rules.joint import Joint
@@ -56,7 +57,6 @@ from dpmerge.rules.transport import (
     Trajectories,
     WeightedRun,
     candidate_sets,
-    dataset_bound,
     drifts,
     not_covered,
     trajectories,
@@ -88,8 +88,9 @@ def demands(theorem: str) -> int:
 class _Asked:
     """What a profile answers to one question, asked once."""
 
-    def __init__(self, target: Target, by: By, conversion: Conversion, with_starts: bool = True) -> None:
-        self.target, self.by, self.conversion, self.with_starts = target, by, conversion, with_starts
+    def __init__(self, target: Target, by: By, conversion: Conversion, with_starts: bool = True, alone: bool = True) -> None:
+        self.target, self.by, self.conversion = target, by, conversion
+        self.with_starts, self.alone = with_starts, alone
         self._answers: dict[int, tuple[Profile, Answer]] = {}
         self.starts: dict[str, tuple[Guarantee, Profile]] | None = None
 
@@ -253,13 +254,14 @@ class Combination(Rule):
         )
 
     def with_profile(
-        self, target: Target, by: By, conversion: Conversion, with_starts: bool = True
+        self, target: Target, by: By, conversion: Conversion, with_starts: bool = True, alone: bool = True
     ) -> tuple[Guarantee, Profile]:
         """The guarantee, and the profile that it was read from: that composes with what is independent of these runs.
 
-        Without starts: given the checkpoints that its forks start from, which are then counted elsewhere (§10).
+        Without starts: given the checkpoints that its forks start from, which are then counted elsewhere (§10). A profile that
+        is not asked `alone` has fewer atoms.
         """
-        asked = _Asked(target, by, conversion, with_starts)
+        asked = _Asked(target, by, conversion, with_starts, alone)
         routes = list(self._routes(asked))
         route = min(routes, key=lambda route: asked(route.profile).size)
         answer = asked(route.profile)
@@ -340,7 +342,7 @@ class Combination(Rule):
 
     def _hidden_beside(self, asked: _Asked, bar: float = math.inf) -> list[_Route]:
         covered = {run.model.name for run in self._hideable}
-        return [self._beside(route, covered, asked) for route in self._hidden(asked.target, asked.by, bar)]
+        return [self._beside(route, covered, asked) for route in self._hidden(asked, bar)]
 
     def _beside(self, route: _Route, covered: Set[str], asked: _Asked) -> _Route:
         """The route of some runs, beside the others, which are revealed whole: of a hidden start the last iterate alone."""
@@ -350,7 +352,9 @@ class Combination(Rule):
         others = [*(self._profiles[run.name].profile for run in revealed), *(profile for _, profile in starts.values())]
         route = replace(route, profile=Profile.composed([*others, route.profile]) if others else route.profile)
         if starts:
+            runs = ", ".join(sorted(repr(run.run) for run in self._runs if run.name in starts))
             texts = dict.fromkeys(text for found, _ in starts.values() for text in found.assumptions)
+            texts[f"the runs that these models start from ({runs}) are among those of which nothing else is published"] = None
             held = {*route.assumptions, *THEOREMS["hidden-run"].assumptions, *about_records(self.covered)}
             route = replace(
                 route,
@@ -381,24 +385,25 @@ class Combination(Rule):
             for run in self._runs if last else ():
                 if run.run in last:
                     alone = Portfolio((run,)).weights({run.name: 1.0})
-                    rule = Combination(alone, self._assumed, self.shuffle, place=self.place)
-                    asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion)
+                    rule = Combination(alone, self._assumed, self.shuffle, place=self.place, quick=self._quick)
+                    asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion, alone=False)
         return {name: (found, profile) for name, (found, profile) in asked.starts.items() if found.theorem == "hidden-run"}
 
-    def _hidden(self, target: Target, by: By, bar: float = math.inf) -> Iterable[_Route]:
+    def _hidden(self, asked: _Asked, bar: float = math.inf) -> Iterable[_Route]:
         """Theorem hidden-run: the last iterates, and noise at release, hide what came before. Above `bar` it is of no use.
 
         What may be given up, batches that are too large among it, is a share of δ. Where δ is asked for, it is first taken to
         be small, and then what was found.
         """
-        first = list(self._hidden_at(target, by, bar))
+        target, by = asked.target, asked.by
+        first = list(self._hidden_at(asked, target, bar))
         yield from first
         for route in first if target.delta is None else ():
             delta = _ask(route.profile, target, by, "tight").delta
             if 1e-7 < delta < 0.5:
-                yield from self._hidden_at(Target(delta=delta), by, math.inf)
+                yield from self._hidden_at(asked, Target(delta=delta), math.inf)
 
-    def _hidden_at(self, target: Target, by: By, bar: float) -> Iterable[_Route]:
+    def _hidden_at(self, asked: _Asked, target: Target, bar: float) -> Iterable[_Route]:
         if not self._hideable:
             return
         delta = target.delta or 1e-8
@@ -414,7 +419,7 @@ class Combination(Rule):
             found = replace(found, law=self._rounding.applied(found.law, self.noise))
         others = [i for i in range(len(runs.runs)) if i not in rows]
         before = [step for i in others for step in self._own_steps(runs.runs[i], runs.runs[i].steps - 1)]
-        notes, conditional = self._gradient_notes(runs, Candidate(1, rows), runs.failure)
+        notes, conditional = gradient_notes(runs, Candidate(1, rows), runs.failure, self._assumed, self.shuffle)
         details: dict[str, Any] = {
             "window": runs.steps,
             "coupled": [runs.runs[i].model.name for i in rows],
@@ -426,7 +431,8 @@ class Combination(Rule):
         secret = () if runs.is_full_batch or self._adjacency == "replace-one" else (COINS,)
         if self._rounding is not None:
             details["rounded_by"] = self._rounding.distance
-        profile = found.profile(before, runs.failure, self._adjacency, closed=by != "rdp")
+        closed = asked.by != "rdp" and asked.alone and not self._revealed
+        profile = found.profile(before, runs.failure, self._adjacency, closed)
         yield _Route("hidden-run", profile, (*secret, *kept_checkpoints(self._runs), *notes), conditional, details)
 
     def _transported(self, target: Target) -> Iterable[tuple[float, _Build]]:
@@ -473,7 +479,7 @@ class Combination(Rule):
         index = int(np.argmin(squares))
         best, square = candidates[index], float(squares[index])
         law: Law = GaussianLaw(math.sqrt(square)) if math.isfinite(square) else NonPrivateLaw()
-        notes, conditional = self._gradient_notes(runs, best, 0.0)
+        notes, conditional = gradient_notes(runs, best, 0.0, self._assumed, self.shuffle)
         details = {"window": best.window, "coupled": [runs.runs[i].model.name for i in best.coupled]}
         return _Route("transport", Profile.of([(law, 1)]), notes, conditional, details)
 
@@ -508,8 +514,8 @@ class Combination(Rule):
     def _poisson_route(self, runs: Trajectories, candidate: Candidate, drift: FloatArray | None) -> _Route:
         names = [runs.runs[i].model.name for i in candidate.coupled]
         details: dict[str, Any] = {"window": candidate.window, "coupled": names}
-        failure = runs.failure if self._needs_batch_bound(runs, candidate) else 0.0
-        notes, conditional = self._gradient_notes(runs, candidate, failure)
+        failure = runs.failure if needs_batch_bound(runs, candidate) else 0.0
+        notes, conditional = gradient_notes(runs, candidate, failure, self._assumed, self.shuffle)
         if failure:
             details["batch_bound_failure"] = failure
         before = [
@@ -532,68 +538,9 @@ class Combination(Rule):
         if isinstance(mechanism, DpSgd):
             yield from dp_sgd_steps(run.model, mechanism, self.shuffle, before_window)
 
-    # --- what is assumed ---------------------------------------------------------------------------------------------------
-
     def _theorem(self, runs: Trajectories, coupled: bool) -> str:
         if runs.is_full_batch:
             return "transport"
         if self._adjacency == "replace-one":
             return "transport-replace-one"
         return "coupled-coins" if coupled else "transport-poisson"
-
-    @staticmethod
-    def _uses_gradients(runs: Trajectories, candidate: Candidate) -> list[int]:
-        """The runs whose gradients' dependence on the state matters to this candidate."""
-        if candidate.window > 1:
-            return [i for i, run in enumerate(runs.runs) if run.steps > 1]
-        return [i for i in candidate.coupled if runs.runs[i].steps > 1]
-
-    def _needs_batch_bound(self, runs: Trajectories, candidate: Candidate) -> bool:
-        """Whether M enters: not where steps are non-expansive for any batch and only distances count (k = 1)."""
-        for i in self._uses_gradients(runs, candidate):
-            sampled = runs.rate[i] < 1
-            run = runs.runs[i]
-            if not sampled.any() or run.smoothness == 0:
-                continue
-            everyone = runs.records_bound[i] or 0
-            mechanism = run.model.mechanism
-            assert isinstance(mechanism, DpSgd)
-            always_tame = run.convex and all(
-                phase.learning_rate * run.smoothness * everyone / phase.expected_batch <= 2 for phase in mechanism.settings()
-            )
-            if candidate.window > 1 or not always_tame or mechanism.shard is not None:
-                return True
-        return False
-
-    def _gradient_notes(self, runs: Trajectories, candidate: Candidate, failure: float) -> tuple[tuple[str, ...], bool]:
-        """What the route assumes of the runs' gradients and batches, each statement once with the models it is about."""
-        notes: dict[str, list[str]] = {}
-        conditional = False
-        for i in self._uses_gradients(runs, candidate):
-            run = runs.runs[i]
-            mechanism = run.model.mechanism
-            assert isinstance(mechanism, DpSgd)
-            texts = []
-            if math.isfinite(run.smoothness):
-                source = "their records" if self._assumed is None else "an assumption of the user's"
-                texts.append(
-                    f"the mean clipped gradient of a batch is {run.smoothness:g}-Lipschitz in the parameters "
-                    f"(smoothness from {source})"
-                )
-                conditional = conditional or self._assumed is not None or run.smoothness == 0
-            if run.convex and bool(np.any(runs.growth[i, -run.steps :] < 1 + runs.pull[i, -run.steps :])):
-                texts.append(f"every clipped per-example gradient is that of a convex function (convex: {mechanism.convex})")
-            records = dataset_bound(run, self.shuffle)
-            if records is None:
-                texts.append("expected_batch is at least the number of records")
-            else:
-                share = "" if mechanism.shard is None else f" / {mechanism.shard.of} parts"
-                texts.append(
-                    f"the dataset has at most {records} records (expected_batch is rate × records{share}, rounded down)"
-                )
-            for text in texts:
-                notes.setdefault(text, []).append(repr(run.model.name))
-        listed = [f"{text}: {', '.join(names)}" for text, names in notes.items()]
-        if failure:
-            listed.append(f"no Poisson batch exceeds its bound, except with probability {failure:.3g}, which is part of δ")
-        return tuple(listed), conditional

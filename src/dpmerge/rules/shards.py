@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from dpmerge.profiles import Profile
+from dpmerge.profiles import Profile, ShuffleAsPoisson, run_profile
 from dpmerge.records import EVERYWHERE, Model, Place, places
 from dpmerge.rules.mixtures import SelectionBound, WorstBound
 from dpmerge.rules.theorems import SECRET_PARTS, SHARDS
@@ -52,13 +52,29 @@ class PartsOfData:
         return WorstBound([_averaged([(place.share, found[place]) for place in group]) for group in self.groups])
 
 
+Placed = list[tuple[float, list[Profile]]]  # the places of one group with their shares, and each model's profile there
+
+
+def placed_profiles(models: Sequence[Model], shuffle: ShuffleAsPoisson | None) -> list[Placed]:
+    """What a draw among these models is made of: of the groups the worst counts, and in each the average over its places."""
+    return [
+        [(_above(place.share), [run_profile(model, shuffle, place).profile for model in models]) for place in group]
+        for group in places(models)
+    ]
+
+
+def _above(share: Fraction) -> float:
+    """Above the rounding of a sum over places."""
+    return 1.0 if share == 1 else float(share) * (1 + 1e-12)
+
+
 def _averaged(draws: Iterable[tuple[Fraction, Draw]]) -> SelectionBound:
-    """Places with equal costs are gathered: most parts are trained alike. Shares are above the rounding of sums over them."""
+    """Places with equal costs are gathered: most parts are trained alike."""
     shares: dict[Profile, Fraction] = {}
     for share, draw in draws:
         for weight, profile in draw:
             shares[profile] = shares.get(profile, Fraction(0)) + share * Fraction(weight)
-    return SelectionBound([(float(share) * (1 + 1e-12), profile) for profile, share in shares.items()])
+    return SelectionBound([(_above(share), profile) for profile, share in shares.items()])
 
 
 def _counted(is_secret: bool) -> str:

@@ -17,6 +17,7 @@ from dpmerge.training.origin import starts_from
 from dpmerge.training.recorder_tensors import ModuleTensors, digests_of
 
 _SAVED: dict[str, tuple[int, Path]] = {}  # by the digest of a trained tensor: the step after which it was saved, and where
+_NAMED: dict[Path, frozenset[str]] = {}  # folders that users named: what a run that started there held of them
 _FOLLOWED: WeakSet[ModuleTensors] = WeakSet()
 
 
@@ -35,7 +36,7 @@ def start_of(tensors: ModuleTensors, named: Path | None, dataset: str) -> Starts
 
 def _named(held: Mapping[str, str], folder: Path) -> Path:
     """The user's folder, some of whose tensors must be the module's; what else the module holds counts as public."""
-    shared = {name for name, digest in digests_of(folder).items() if held.get(name) == digest}
+    shared = {name: digest for name, digest in digests_of(folder).items() if held.get(name) == digest}
     if not shared:
         raise TrainingError(
             f"{folder}: the module holds none of its tensors; load the checkpoint into the module before the training begins"
@@ -43,6 +44,7 @@ def _named(held: Mapping[str, str], folder: Path) -> Path:
     others = {folder.resolve(), _noticed({name: digest for name, digest in held.items() if name not in shared})}
     if len(others - {None}) > 1:
         raise _several(others)
+    _NAMED[folder.resolve()] = frozenset(shared.values())
     return folder
 
 
@@ -58,6 +60,7 @@ def _noticed(held: Mapping[str, str]) -> Path | None:
             )
     known: dict[str, tuple[int, Path]] = {digest: _SAVED[digest] for digest in held.values() if digest in _SAVED}
     folders = {folder for _, folder in known.values()}
+    folders |= {folder for folder, digests in _NAMED.items() if digests <= set(held.values())}
     if len(folders) > 1:
         raise _several(folders)
     return next(iter(folders), None)
