@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
 from safetensors.torch import load_file  # noqa: E402
+from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dpmerge.tensors import content_digest  # noqa: E402
@@ -182,12 +183,12 @@ def test_a_fork_with_the_batches_of_its_body_is_refused(tmp_path: Path) -> None:
         fork.train()
 
 
-class Counting(torch.nn.Module):
+class Counting(nn.Module):
     """Keeps the sum of its inputs in a buffer, without noise."""
 
     def __init__(self, counts: bool = True, name: str = "seen") -> None:
         super().__init__()
-        self.layer, self.counts, self.name = torch.nn.Linear(4, 3), counts, name
+        self.layer, self.counts, self.name = nn.Linear(4, 3), counts, name
         self.register_buffer(name, torch.zeros(4))
 
     def forward(self, inputs: Any) -> Any:
@@ -217,7 +218,7 @@ def test_what_the_body_left_out_stays_out_of_the_fork(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="'sum': changed without noise by a private training of this process"):
         record(*forked(renamed, lambda: Counting(False, "sum")).parts, dataset="made-up")
     trained = forked(state, lambda: Counting(counts=False))
-    trained.module._module.seen = torch.nn.Parameter(trained.module._module._buffers.pop("seen"))
+    trained.module._module.seen = nn.Parameter(trained.module._module._buffers.pop("seen"))
     trained.optimizer.param_groups[0]["params"].append(trained.module._module.seen)
     with pytest.raises(TrainingError, match=r"'seen': left out of the checkpoint .* and trained now"):
         record(*trained.parts, dataset="made-up")

@@ -111,8 +111,9 @@ def test_constants_of_a_part_do_not_follow_its_size(tmp_path: Path) -> None:
         held = mechanism(portfolio, name)
         assert held.expected_batch == pytest.approx(30)
         assert (held.sampling.rate, held.steps) == (30 / (1437 / 4), 2 * 12)
-    with pytest.raises(TrainingError, match="a full batch of one of several parts"):
-        trained(tmp_path, {"full": {"shards": 2, "full_batch": True}})
+    for whole in ({"full_batch": True}, {"rate": 1.0}, {"batch": 719}):  # of 1437 examples, so of 718.5
+        with pytest.raises(TrainingError, match="a full batch of one of several parts"):
+            trained(tmp_path, {"full": {"shards": 2, **whole}})
     with pytest.raises(TrainingError, match="has the name of another run"):
         trained(tmp_path, {"net.1": {}, "net": {"shards": 2}})
 
