@@ -65,7 +65,9 @@ def starts_from(folder: Path, dataset: str) -> StartsFrom:
         digest = content_digest(folder)
     except CheckpointError as fault:
         raise TrainingError(f"{folder}: cannot be started from: {fault}") from None
-    return StartsFrom(run=held.mechanism.run, step=held.mechanism.steps, digest=digest, mechanism=held.mechanism)
+    return StartsFrom(
+        run=held.mechanism.run, step=held.mechanism.steps, digest=digest, mechanism=held.mechanism, source=held.source
+    )
 
 
 @dataclass(frozen=True)
