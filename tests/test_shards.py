@@ -349,7 +349,8 @@ def test_a_rate_of_one_does_not_bound_a_part() -> None:
     """All ids may fall into one part: then a full batch of it has twice the records that its divisor says."""
     batch, steps = 10_000, 7
     step = 2 * (1 - 1e-9)
-    one: dict[str, Any] = {"sigma": 1.0, "clip": 1.0, "steps": steps, "eta": step, "batch": batch, "smoothness": 1.0, "convex": "glm"}
+    one: dict[str, Any] = {"sigma": 1.0, "clip": 1.0, "steps": steps, "eta": step, "batch": batch}
+    one |= {"smoothness": 1.0, "convex": "glm"}
     by_id = {"partition": "p", "part": 1, "of": 2, "assignment": "by-id"}
     noise = 100 * step / batch
     found = {
