@@ -204,7 +204,7 @@ def test_a_prefix_that_shows_more_than_its_last_step_is_not_hidden() -> None:
         assert not rule._hidden_starts(_Asked(target(), "best", "tight"))
         assert "models start from it" in rule._revealed.values()
     alone = Combination(Portfolio(two[:1]).weights({"a": 1.0}))
-    assert [*alone._hidden_starts(_Asked(target(), "best", "tight"))] == ["run-body/20"]
+    assert [*alone._hidden_starts(_Asked(target(), "best", "tight"))] == ["run-body"]
 
 
 @settings(max_examples=4, deadline=None)
@@ -323,3 +323,35 @@ def test_records_without_a_start_are_written_as_before() -> None:
     whole = fork("a").record
     assert Record.parse(json.dumps(whole.as_dict())) == whole
     assert replace(fork("a")).own_steps.start is None
+
+
+# --- what an adversary tried --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_named_like_a_start_is_counted() -> None:
+    """Whoever writes a certificate chooses its names."""
+    start = builders.dp_sgd("P", sigma=100.0, steps=10)
+    said = {"run": start.run, "step": 10, "mechanism": start.mechanism.model_dump(mode="json")}
+    fork = builders.dp_sgd("F", sigma=100.0, steps=5, starts_from=said)
+    told = {}
+    for name in ("other", f"{start.run}/10"):
+        loud = builders.dp_sgd(name, sigma=0.1, steps=5, run="loud", noise_fingerprint="n", sampler_fingerprint="s")
+        told[name] = Combination(Portfolio((loud, fork)).weights({"F": 0.5, name: 0.5})).guarantee(delta=1e-5).epsilon
+    assert len(set(told.values())) == 1 and told["other"] > 100
+
+
+def test_what_is_said_of_a_start_is_printed_for_its_forks() -> None:
+    start = builders.dp_sgd("P", sigma=4.0, steps=10, left_out=["bn.mean"], others_unchanged=True)
+    said = {"run": start.run, "step": 10, "mechanism": start.mechanism.model_dump(mode="json")}
+    fork = builders.dp_sgd("F", sigma=4.0, steps=5, starts_from=said)
+    further = builders.dp_sgd(
+        "G", sigma=4.0, steps=5, starts_from={"run": fork.run, "step": 5, "mechanism": fork.mechanism.model_dump(mode="json")}
+    )
+    for model in (fork, further):
+        printed = "\n".join(Combination(Portfolio([model]).weights({model.name: 1.0})).guarantee(delta=1e-5).assumptions)
+        assert f"the record of model '{start.run}/10' was stated by its user" in printed
+        assert "no loss was computed with 'bn.mean'" in printed and "are as before it" in printed
+        assert f"starts from a private checkpoint, '{start.run}/10'" in printed
+    recorded = builders.dp_sgd("F", sigma=4.0, steps=5, starts_from={**said, "source": "recorded"})
+    printed = "\n".join(Combination(Portfolio([recorded]).weights({"F": 1.0})).guarantee(delta=1e-5).assumptions)
+    assert "was stated by its user" not in printed

@@ -343,3 +343,21 @@ def test_averages_over_parts_never_cost_less_than_their_law(
     assert max(kept, last) <= claimed * (1 + 1e-5) + 1e-9
     if steps == 1:  # then there is nothing else
         assert claimed == pytest.approx(last, rel=2e-2, abs=1e-6)
+
+
+def test_a_rate_of_one_does_not_bound_a_part() -> None:
+    """All ids may fall into one part: then a full batch of it has twice the records that its divisor says."""
+    batch, steps = 10_000, 7
+    step = 2 * (1 - 1e-9)
+    one: dict[str, Any] = {"sigma": 1.0, "clip": 1.0, "steps": steps, "eta": step, "batch": batch}
+    one |= {"smoothness": 1.0, "convex": "glm"}
+    by_id = {"partition": "p", "part": 1, "of": 2, "assignment": "by-id"}
+    noise = 100 * step / batch
+    found = {
+        rate: Combination(
+            Portfolio([builders.dp_sgd("a", **one, sampling=rate, shard=by_id)]).weights({"a": 1.0}), noise=noise
+        ).guarantee(delta=1e-5)
+        for rate in (None, 1.0)
+    }
+    assert found[1.0].theorem != "hidden-run" and found[1.0].epsilon == pytest.approx(found[None].epsilon)
+    assert found[1.0].epsilon > 2.917  # the exact ε of Huber losses that pull all of 2B records apart

@@ -159,12 +159,13 @@ class StartsFrom(Extended):
     Where a record is published the digest is left out.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"digest"})
+    added: ClassVar[frozenset[str]] = frozenset({"digest", "source"})
 
     run: Annotated[str, Field(min_length=1)]
     step: Steps
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     mechanism: DpSgd
+    source: Source | None = None  # of what is said about it; nothing counts as stated by a user
 
     @model_validator(mode="after")
     def _of_that_step(self) -> StartsFrom:

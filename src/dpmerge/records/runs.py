@@ -33,6 +33,11 @@ class Model:
         return self.mechanism.run or f"model:{self.name}"
 
     @property
+    def counts_as(self) -> tuple[str, str | None]:
+        """What is counted once: a run whose record covers its iterates, or else this model of it."""
+        return self.run, None if self.covers_iterates else self.name
+
+    @property
     def covers_iterates(self) -> bool:
         """Whether its record covers every iterate of its run up to it; other records state the cost of one model."""
         return isinstance(self.mechanism, DpSgd | DpFtrl)
@@ -43,7 +48,8 @@ class Model:
         start = self.mechanism.starts_from if isinstance(self.mechanism, DpSgd) else None
         if start is None:
             return None
-        return Model(f"{start.run}/{start.step}", self.record.model_copy(update={"mechanism": start.mechanism}))
+        told = {"mechanism": start.mechanism, "source": start.source or "stated-by-user"}
+        return Model(f"{start.run}/{start.step}", self.record.model_copy(update=told))
 
     @property
     def starts(self) -> Iterator[Model]:
@@ -78,10 +84,9 @@ def latest_checkpoints(models: tuple[Model, ...]) -> tuple[Model, ...]:
     """
     latest: dict[tuple[str, str | None], Model] = {}
     for model in models:
-        key = (model.run, None if model.covers_iterates else model.name)
-        held = latest.get(key)
+        held = latest.get(model.counts_as)
         if held is None or _steps(model) > _steps(held):
-            latest[key] = model
+            latest[model.counts_as] = model
     return tuple(latest.values())
 
 

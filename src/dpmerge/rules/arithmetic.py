@@ -58,6 +58,15 @@ def condition(noise: Mapping[str, float], arithmetic: Arithmetic | None) -> str:
     )
 
 
+def of_starts(runs: Iterable[WeightedRun]) -> str:
+    """What is assumed of checkpoints that forks start from, where these are stored and nothing else of their runs shows."""
+    least = min(last_noise(runs).values(), default=math.inf)
+    return (
+        f"the last noise of the runs that models start from ({least:.3g} or more) is {COVER} spacings or more of the numbers "
+        "in their checkpoints"
+    )
+
+
 def of_many(assumption: str) -> str:
     """The assumption as many averages share it: without the numbers that the condition on rounding has for each of them."""
     return f"{_REAL}of each model in the average to be {COVER} spacings" if assumption.startswith(_REAL) else assumption

@@ -42,7 +42,7 @@ from dpmerge.records import (
     distinct_runs,
     require_independent,
 )
-from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, why_joint
+from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, of_starts, why_joint
 from dpmerge.rules.gradients import gradient_notes, needs_batch_bound
 from dpmerge.rules.guarantee import Answer, By, Guarantee, ProfileBound, Rule, Target, ask
 from dpmerge.rules.hidden_run import hidden_run, hideable, least_possible
@@ -149,7 +149,7 @@ class Combination(Rule):
         used = weights.used
         everyone = distinct_runs(model for model, _ in used)
         self._runs = tuple(run for run in everyone if place.touches(run))
-        self._profiles = {model.name: run_profile(model, shuffle) for model in self._runs}
+        self._profiles = {model.counts_as: run_profile(model, shuffle) for model in self._runs}
         self._independence = require_independent(everyone)  # a run that has seen nothing may still hold another's noise
         self._single = len({model.run for model, _ in used}) == 1  # nothing is averaged
         self._revealed: dict[str, str] = {}
@@ -297,7 +297,7 @@ class Combination(Rule):
     def _whole(self, asked: _Asked) -> Profile:
         """Every run that counts here, composed."""
         runs = [run for run in self._runs if asked.with_starts or run.run not in self._starts]
-        return Profile.composed(self._profiles[run.name].profile for run in runs)
+        return Profile.composed(self._profiles[run.counts_as].profile for run in runs)
 
     def _routes(self, asked: _Asked) -> Iterable[_Route]:
         single = self._single
@@ -312,7 +312,7 @@ class Combination(Rule):
         hidden: list[_Route] = []
         transported: list[_Route] = []
         slow: list[tuple[float, _Build]] = []
-        covered = {run.model.name for run in self._covered}
+        covered = {run.model.counts_as for run in self._covered}
         if self._quick and self._may_hide and (quick := self._hidden_beside(asked)):
             yield from (joint, *quick)
             return
@@ -341,27 +341,28 @@ class Combination(Rule):
         return min(asked(route.profile).epsilon for route in better) / most
 
     def _hidden_beside(self, asked: _Asked, bar: float = math.inf) -> list[_Route]:
-        covered = {run.model.name for run in self._hideable}
+        covered = {run.model.counts_as for run in self._hideable}
         return [self._beside(route, covered, asked) for route in self._hidden(asked, bar)]
 
-    def _beside(self, route: _Route, covered: Set[str], asked: _Asked) -> _Route:
+    def _beside(self, route: _Route, covered: Set[tuple[str, str | None]], asked: _Asked) -> _Route:
         """The route of some runs, beside the others, which are revealed whole: of a hidden start the last iterate alone."""
         starts = self._hidden_starts(asked)
-        revealed = [run for run in self._runs if run.name not in covered and run.name not in starts]
+        revealed = [run for run in self._runs if run.counts_as not in covered and run.run not in starts]
         revealed = [run for run in revealed if asked.with_starts or run.run not in self._starts]
-        others = [*(self._profiles[run.name].profile for run in revealed), *(profile for _, profile in starts.values())]
+        others = [*(self._profiles[run.counts_as].profile for run in revealed), *(profile for _, profile in starts.values())]
         route = replace(route, profile=Profile.composed([*others, route.profile]) if others else route.profile)
         if starts:
-            runs = ", ".join(sorted(repr(run.run) for run in self._runs if run.name in starts))
+            runs = ", ".join(map(repr, sorted(starts)))
             texts = dict.fromkeys(text for found, _ in starts.values() for text in found.assumptions)
             texts[f"the runs that these models start from ({runs}) are among those of which nothing else is published"] = None
+            texts[of_starts(self._describe(run, 1.0) for run in self._runs if run.run in starts)] = None
             held = {*route.assumptions, *THEOREMS["hidden-run"].assumptions, *about_records(self.covered)}
             route = replace(
                 route,
                 theorem="hidden-run",
                 assumptions=(*route.assumptions, *(text for text in texts if text not in held)),
                 conditional=route.conditional or any(found.standing == "conditional" for found, _ in starts.values()),
-                details={**route.details, "hidden_starts": sorted(starts)},
+                details={**route.details, "hidden_starts": sorted(run.name for run in self._runs if run.run in starts)},
             )
         if self.noise > 0:
             added = NOISE if self._rounding is None else RENOISED
@@ -386,7 +387,7 @@ class Combination(Rule):
                 if run.run in last:
                     alone = Portfolio((run,)).weights({run.name: 1.0})
                     rule = Combination(alone, self._assumed, self.shuffle, place=self.place, quick=self._quick)
-                    asked.starts[run.name] = rule.with_profile(asked.target, asked.by, asked.conversion, alone=False)
+                    asked.starts[run.run] = rule.with_profile(asked.target, asked.by, asked.conversion, alone=False)
         return {name: (found, profile) for name, (found, profile) in asked.starts.items() if found.theorem == "hidden-run"}
 
     def _hidden(self, asked: _Asked, bar: float = math.inf) -> Iterable[_Route]:

@@ -94,7 +94,8 @@ def _records(model: Model, shuffle: ShuffleAsPoisson | None) -> Iterator[tuple[f
 
 def about_records(models: Iterable[Model]) -> tuple[str, ...]:
     """What RECORD (theory.md §0) rests on in these records: what users state, and generators that are not cryptographic."""
-    found, known = [], tuple(models)
+    found, given = [], tuple(models)
+    known = (*given, *{start.counts_as: start for model in given for start in model.starts}.values())
     for model in known:
         if model.record.source == "stated-by-user":
             found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
@@ -111,11 +112,11 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
         if model.start is not None:
             found.append(
                 f"model {model.name!r} starts from a private checkpoint, {model.start.name!r} (run and step): beyond that its "
-                "initialisation does not depend on the data"
+                "initialisation does not depend on the data, and its noise and coins are its own, not those with which that "
+                "run may have gone on"
             )
     by_generator: dict[str, list[str]] = {}
-    starts = {start.name: start for model in known for start in model.starts}
-    for model in (*known, *starts.values()):
+    for model in known:
         generator = model.mechanism.noise_generator
         if model.mechanism.kind in ("dp-sgd", "gaussian", "dp-ftrl") and generator not in CRYPTOGRAPHIC:
             by_generator.setdefault(generator or "not recorded", []).append(repr(model.name))

@@ -40,7 +40,8 @@ RENOISED = (
 COINS = "which records were in which batch stays secret: sampling was seeded by what nobody can guess"
 SHARDS = (
     "which part of the data a record is in depends on its id and a key alone, not on its content or on which other records "
-    "there are; rates, batch sizes and numbers of steps do not depend on how many records a part has"
+    "there are; models of one partition share one key, and different partitions were drawn independently; rates, batch sizes "
+    "and numbers of steps do not depend on how many records a part has"
 )
 SECRET_PARTS = (
     "the key of the parts was fresh and secret, or each record's part was drawn fairly: whoever chose or contributed records "

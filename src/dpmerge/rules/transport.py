@@ -321,8 +321,8 @@ def not_covered(model: Model, members: list[Model]) -> str | None:
     for scheme, batches in (("fixed-size", "have a fixed size"), ("shuffle", "are shuffled")):
         if any(phase.sampling.scheme == scheme for phase in mechanism.settings()):
             return f"its batches {batches}; the theorem is about full batches and Poisson sampling"
-    if mechanism.shard is not None and any(phase.sampling.scheme == "full-batch" for phase in mechanism.settings()):
-        return "its full batches are a part of the data whose size is not bounded by the divisor; use Poisson sampling"
+    if mechanism.shard is not None and any(phase.sampling.rate in (None, 1) for phase in mechanism.settings()):
+        return "its full batches are a part of the data whose size is not bounded by the divisor; use Poisson batches"
     return None
 
 

@@ -77,7 +77,8 @@ class Kept:
                 f"{folder}: a model of {held.dataset!r} for {held.adjacency} neighbours; a run on {dataset!r} is recorded for "
                 "add-remove ones, and its record can only count a start on the same data for the same neighbours"
             )
-        return StartsFrom(run=held.mechanism.run, step=held.mechanism.steps, digest=self.digest, mechanism=held.mechanism)
+        run, step = held.mechanism.run, held.mechanism.steps
+        return StartsFrom(run=run, step=step, digest=self.digest, mechanism=held.mechanism, source=held.source)
 
 
 def starts_from(folder: Path, dataset: str) -> StartsFrom:
