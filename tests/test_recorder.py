@@ -480,7 +480,8 @@ def test_adaptive_clipping_in_ghost_mode() -> None:
         run.train()
     assert mechanism(recorder).clipping == "adaptive"
     # Whatever the sizes of its batches were, which do not show.
-    assert [phase.noise_multiplier for phase in settings(recorder)] == pytest.approx([0.05] * recorder.steps, rel=1e-12)
+    # The clip may stay as it is, and two steps are one phase then.
+    assert all(phase.noise_multiplier == pytest.approx(0.05, rel=1e-12) for phase in settings(recorder))
     with (
         BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=15, optimizer=run.optimizer) as split,
         pytest.raises(TrainingError, match="pays for the last alone"),
