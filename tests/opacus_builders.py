@@ -11,6 +11,8 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpmerge.training import recorder_randomness, recorder_start
+
 # Opacus says these of every training; any other warning is an error.
 OPACUS_WARNINGS = (
     "ignore:Secure RNG turned off:UserWarning",
@@ -47,6 +49,13 @@ class Private:
                 self.step(inputs, labels)
                 for scheduler in schedulers:
                     scheduler.step()
+
+
+def as_a_new_process() -> None:
+    """Forget what recorders of this process know of earlier trainings."""
+    known = ("_SAVED", "_NAMED", "_FOLLOWED", "_ENDED", "_LEFT", "_BARE")
+    for one in (*recorder_randomness._USED.values(), *(getattr(recorder_start, name) for name in known)):
+        one.clear()
 
 
 def examples(count: int = 60) -> Any:

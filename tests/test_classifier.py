@@ -81,8 +81,10 @@ def test_labels_taken_from_the_data_are_said_to_be_public(tmp_path: Path) -> Non
     with pytest.warns(PrivacyWarning, match="classes was not given: which labels there are is public"):
         fitted = PrivateLinearClassifier(4.0, norm_bound=5.0, steps=5).fit(x, y)
     assert "which labels there are is public: they were taken from the data" in fitted.guarantee_.assumptions
+    assert fitted.certificate_ is None  # it could not say so
     stated = PrivateLinearClassifier(4.0, norm_bound=5.0, steps=5, classes=[0, 1, 7]).fit(x, y)
     assert len(stated.guarantee_.assumptions) < len(fitted.guarantee_.assumptions) and len(stated.classes_) == 3
+    assert stated.certificate_ is not None and "the number of examples is public" in stated.guarantee_.assumptions
     for changes, error, text in (
         ({"folder": tmp_path / "x"}, TrainingError, "needs them stated"),
         ({"classes": [0, 2]}, ValueError, "labels that are not among classes"),

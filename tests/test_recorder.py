@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Weighte
 
 from dpmerge.training import opacus_history, record, recorder_randomness  # noqa: E402
 from dpmerge.training.recorder_batches import Batches  # noqa: E402
-from tests.opacus_builders import OPACUS_WARNINGS, Private, examples, network, private  # noqa: E402
+from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, examples, network, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 MODES = ["hooks", "functorch", "ghost"]
@@ -44,6 +44,7 @@ MODES = ["hooks", "functorch", "ghost"]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(recorder_randomness, "_COST", 2)  # the same hash, made cheap
+    as_a_new_process()
 
 
 def mechanism(recorder: Any) -> DpSgd:
@@ -479,7 +480,8 @@ def test_adaptive_clipping_in_ghost_mode() -> None:
         run.train()
     assert mechanism(recorder).clipping == "adaptive"
     # Whatever the sizes of its batches were, which do not show.
-    assert [phase.noise_multiplier for phase in settings(recorder)] == pytest.approx([0.05] * recorder.steps, rel=1e-12)
+    # The clip may stay as it is, and two steps are one phase then.
+    assert all(phase.noise_multiplier == pytest.approx(0.05, rel=1e-12) for phase in settings(recorder))
     with (
         BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=15, optimizer=run.optimizer) as split,
         pytest.raises(TrainingError, match="pays for the last alone"),
@@ -823,6 +825,7 @@ def saved(run: Private, folder: Path, **options: Any) -> Record:
 
 def test_runs_from_one_seed_are_refused_together(tmp_path: Path) -> None:
     for name in ("a", "b"):
+        as_a_new_process()
         torch.manual_seed(7)
         saved(private(), tmp_path / name)
     saved(private(), tmp_path / "c")
@@ -835,7 +838,10 @@ def test_runs_from_one_seed_are_refused_together(tmp_path: Path) -> None:
 
 def test_generators_of_the_users_own_are_fingerprinted(tmp_path: Path) -> None:
     # A generator that nobody seeded has torch's constant seed.
-    unseeded = [saved(private(noise_generator=torch.Generator()), tmp_path / name).mechanism for name in ("a", "b")]
+    unseeded = []
+    for name in ("a", "b"):
+        unseeded.append(saved(private(noise_generator=torch.Generator()), tmp_path / name).mechanism)
+        as_a_new_process()
     seeded = saved(private(noise_generator=torch.Generator().manual_seed(5)), tmp_path / "c").mechanism
     assert unseeded[0].noise_fingerprint == unseeded[1].noise_fingerprint != seeded.noise_fingerprint
     assert unseeded[0].sampler_fingerprint != unseeded[1].sampler_fingerprint
@@ -845,7 +851,10 @@ def test_generators_of_the_users_own_are_fingerprinted(tmp_path: Path) -> None:
 
 def test_seeds_that_torch_takes_for_one_have_one_fingerprint(tmp_path: Path) -> None:
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 1 + 2**32, 2)]
-    found = [saved(private(noise_generator=g), tmp_path / str(i)).mechanism for i, g in enumerate(generators)]
+    found = []
+    for i, generator in enumerate(generators):
+        found.append(saved(private(noise_generator=generator), tmp_path / str(i)).mechanism)
+        as_a_new_process()
     assert found[0].noise_fingerprint == found[1].noise_fingerprint != found[2].noise_fingerprint
     fresh = [torch.randn(3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1 + 2**32)]
     assert torch.equal(*fresh)
@@ -885,9 +894,7 @@ def test_noise_that_is_repeated_within_a_run_is_refused(mode: str) -> None:
     inputs, labels = next(batches)
     torch.manual_seed(0)
     next(batches)  # as before the first step
-    with pytest.raises(
-        TrainingError, match=r"noise generator was in a state from which this run has used it before.*seed once"
-    ):
+    with pytest.raises(TrainingError, match=r"noise generator was in a state from which .* has used it before.*seed once"):
         run.step(inputs, labels)
 
 
@@ -911,7 +918,7 @@ def test_epochs_with_the_same_batches_are_refused() -> None:
     generator.set_state(state)
     run.train()
     generator.set_state(state)
-    with pytest.raises(TrainingError, match="sampling generator was in a state from which this run has used it before"):
+    with pytest.raises(TrainingError, match=r"sampling generator was in a state from which .* has used it before"):
         run.train()
     assert recorder.steps == 24
 

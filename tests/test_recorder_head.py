@@ -17,7 +17,7 @@ from dpmerge import Portfolio, combination
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, Model
 from dpmerge.training import record, recorder_randomness
-from tests.opacus_builders import OPACUS_WARNINGS, Private, private
+from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, private
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 R = 2.0  # tanh of three features, and the bias
@@ -27,6 +27,7 @@ R = 2.0  # tanh of three features, and the bias
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(recorder_randomness, "_COST", 2)
+    as_a_new_process()
 
 
 def head(outputs: int = 3, bias: bool = True) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,13 @@ from dpmerge.rules import Joint
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
+from safetensors.torch import load_file  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
 from dpmerge.tensors import content_digest  # noqa: E402
 from dpmerge.training import record, recorder_randomness, recorder_start  # noqa: E402
-from tests.opacus_builders import OPACUS_WARNINGS, Private, network, private  # noqa: E402
+from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, examples, network, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 
@@ -25,9 +32,7 @@ pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(recorder_randomness, "_COST", 2)
-    monkeypatch.setattr(recorder_start, "_SAVED", {})
-    monkeypatch.setattr(recorder_start, "_NAMED", {})
-    monkeypatch.setattr(recorder_start, "_FOLLOWED", type(recorder_start._FOLLOWED)())
+    as_a_new_process()
 
 
 def body(folder: Path, epochs: int = 1) -> Any:
@@ -38,13 +43,13 @@ def body(folder: Path, epochs: int = 1) -> Any:
     return recorder, run
 
 
-def forked(state: Any) -> Private:
-    def build() -> Any:
-        made = network()
+def forked(state: Any, build: Callable[[], Any] = network, **options: Any) -> Private:
+    def begun() -> Any:
+        made = build()
         made.load_state_dict(state)
         return made
 
-    return private(build=build)
+    return private(build=begun, **options)
 
 
 def state_of(run: Private) -> Any:
@@ -107,8 +112,7 @@ def test_a_new_head_on_a_private_body(tmp_path: Path) -> None:
     recorder = record(*fork.parts, dataset="made-up")
     fork.train()
     assert recorder.record().mechanism.starts_from is not None  # type: ignore[union-attr]
-    recorder_start._SAVED.clear()
-    recorder_start._FOLLOWED.clear()
+    as_a_new_process()
     other = forked(state)
     named = record(*other.parts, dataset="made-up", starts_from=tmp_path / "body")
     other.train()
@@ -150,6 +154,112 @@ def test_a_fork_that_is_resumed_keeps_its_start(tmp_path: Path) -> None:
     Portfolio(tmp_path)
 
 
+def test_a_fork_with_the_noise_of_its_body_is_refused(tmp_path: Path) -> None:
+    """With σ = 100 and the generator's state restored with the checkpoint, body and fork differed by next to nothing."""
+    generator = torch.Generator().manual_seed(7)
+    run = private(noise_generator=generator)
+    recorder = record(*run.parts, dataset="made-up")
+    run.train()
+    recorder.save(tmp_path / "body")
+    state, noise = state_of(run), generator.get_state()
+    run.train()
+    fork = forked(state, noise_generator=torch.Generator().set_state(noise))
+    record(*fork.parts, dataset="made-up")
+    with pytest.raises(TrainingError, match=r"noise generator was in a state .* checkpoint that another training begins"):
+        fork.train()
+
+
+def test_a_fork_with_the_batches_of_its_body_is_refused(tmp_path: Path) -> None:
+    def coins() -> Any:
+        return DataLoader(examples(), batch_size=5, generator=torch.Generator().manual_seed(3))
+
+    run = private(loader=coins())
+    recorder = record(*run.parts, dataset="made-up")
+    run.train()
+    recorder.save(tmp_path / "body")
+    fork = forked(state_of(run), loader=coins())
+    record(*fork.parts, dataset="made-up")
+    with pytest.raises(TrainingError, match="sampling generator was in a state"):
+        fork.train()
+
+
+class Counting(nn.Module):
+    """Keeps the sum of its inputs in a buffer, without noise."""
+
+    def __init__(self, counts: bool = True, name: str = "seen") -> None:
+        super().__init__()
+        self.layer, self.counts, self.name = nn.Linear(4, 3), counts, name
+        self.register_buffer(name, torch.zeros(4))
+
+    def forward(self, inputs: Any) -> Any:
+        if self.counts:
+            getattr(self, self.name).add_(inputs.detach().sum(0))
+        return self.layer(inputs)
+
+
+def test_what_the_body_left_out_stays_out_of_the_fork(tmp_path: Path) -> None:
+    run = private(build=Counting)
+    recorder = record(*run.parts, dataset="made-up")
+    run.train()
+    recorder.save(tmp_path / "body", leave_out=["seen"])
+    state = state_of(run)
+    fork = forked(state, lambda: Counting(counts=False))
+    second = record(*fork.parts, dataset="made-up")
+    fork.train()
+    second.save(tmp_path / "fork")
+    assert mechanism(tmp_path / "fork").left_out == ["seen"]
+    assert "seen" not in load_file(tmp_path / "fork" / "model.safetensors")
+    guarantee = Joint(Portfolio(tmp_path).weights({"fork": 1.0})).guarantee(delta=1e-5)
+    assert any("seen" in text for text in guarantee.assumptions)
+    # Under another name, or trained, it is refused; also when body and recorder are gone.
+    renamed = {"layer.weight": state["layer.weight"], "layer.bias": state["layer.bias"], "sum": state["seen"]}
+    del run, recorder
+    gc.collect()
+    with pytest.raises(TrainingError, match="'sum': changed without noise by a private training of this process"):
+        record(*forked(renamed, lambda: Counting(False, "sum")).parts, dataset="made-up")
+    trained = forked(state, lambda: Counting(counts=False))
+    trained.module._module.seen = nn.Parameter(trained.module._module._buffers.pop("seen"))
+    trained.optimizer.param_groups[0]["params"].append(trained.module._module.seen)
+    with pytest.raises(TrainingError, match=r"'seen': left out of the checkpoint .* and trained now"):
+        record(*trained.parts, dataset="made-up")
+
+
+def test_a_folder_that_was_overwritten_is_not_taken_for_the_start(tmp_path: Path) -> None:
+    first, run = body(tmp_path / "body", epochs=2)
+    shutil.rmtree(tmp_path / "body")
+    second, other = body(tmp_path / "body")
+    for recorder, of in ((first, run), (second, other)):
+        fork = forked(state_of(of))
+        again = record(*fork.parts, dataset="made-up")
+        fork.train()
+        start = again.record().mechanism.starts_from  # type: ignore[union-attr]
+        assert start is not None
+        assert (start.run, start.step) == (recorder.record().mechanism.run, recorder.steps)
+
+
+def test_a_start_is_known_after_its_recorder_is_gone(tmp_path: Path) -> None:
+    def left(resume: Path | None = None) -> Any:
+        run = private() if resume is None else forked(load_file(resume / "model.safetensors"))
+        record(*run.parts, dataset="made-up", resume=resume)
+        run.train()
+        return state_of(run)
+
+    body(tmp_path / "body")
+    gc.collect()
+    as_a_new_process()
+    states = [left(), left(tmp_path / "body")]  # a run that is resumed leaves private tensors too
+    gc.collect()
+    assert not recorder_start._FOLLOWED
+    for state in states:
+        with pytest.raises(TrainingError, match="left by a private training of this process and not saved"):
+            record(*forked(state).parts, dataset="made-up")
+    # What it was resumed from is a start that was named.
+    fork = forked(load_file(tmp_path / "body" / "model.safetensors"))
+    recorder = record(*fork.parts, dataset="made-up")
+    fork.train()
+    assert recorder.record().mechanism.starts_from is not None  # type: ignore[union-attr]
+
+
 PART = Shard(partition="p", part=1, of=2, assignment="keyed-hash")
 
 
@@ -168,3 +278,17 @@ def test_a_part_is_recorded_with_constants(tmp_path: Path) -> None:
     found = mechanism(tmp_path / "a")
     assert found.shard == PART
     assert (found.expected_batch, found.sampling.rate) == (5, 5 / 60)
+
+
+@pytest.mark.parametrize("count", [60, 61])
+def test_the_steps_of_a_part_do_not_tell_its_size(count: int) -> None:
+    run = private(count=count)
+    run.loader.batch_sampler.sample_rate = 5 / 60
+    run.optimizer.expected_batch_size = 5
+    if count == 61:  # Opacus would make 13 steps an epoch
+        with pytest.raises(TrainingError, match=r"loader\.batch_sampler\.steps"):
+            record(*run.parts, dataset="made-up", shard=PART, part_size=60)
+        run.loader.batch_sampler.steps = 12
+    recorder = record(*run.parts, dataset="made-up", shard=PART, part_size=60)
+    run.train(epochs=2)
+    assert recorder.steps == 24

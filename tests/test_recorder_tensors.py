@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 from dpmerge.training import record, recorder_randomness  # noqa: E402
 from dpmerge_lab.training import private_sgd  # noqa: E402
 from dpmerge_lab.training.recipe import LabRecipe  # noqa: E402
-from tests.opacus_builders import OPACUS_WARNINGS, Private, examples, network, private  # noqa: E402
+from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, examples, network, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 
@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(recorder_randomness, "_COST", 2)
+    as_a_new_process()
 
 
 class Keeper(nn.Module):

@@ -13,10 +13,10 @@ import yaml
 
 from dpmerge.checkpoints import Several, predictions, predictions_guarantee
 from dpmerge.errors import DpmergeError, PortfolioError, TrainingError
-from dpmerge.records import DpSgd, Portfolio, Record
+from dpmerge.records import DpSgd, Portfolio, Record, Shard
 from dpmerge.rules import Joint
 from dpmerge.tensors import content_digest
-from dpmerge.training import PortfolioFile, Recipe, linear, shard_of, train_portfolio
+from dpmerge.training import PortfolioFile, Recipe, data, linear, shard_of, train_portfolio
 from dpmerge.training.origin import Origin, Partition, Start
 
 DEFAULTS = {"model": "softmax", "learning_rate": 0.5, "rate": 0.1, "steps": 10, "clip": 2.01, "noise_multiplier": 1}
@@ -111,21 +111,54 @@ def test_constants_of_a_part_do_not_follow_its_size(tmp_path: Path) -> None:
         held = mechanism(portfolio, name)
         assert held.expected_batch == pytest.approx(30)
         assert (held.sampling.rate, held.steps) == (30 / (1437 / 4), 2 * 12)
-    with pytest.raises(TrainingError, match="a full batch of one of several parts"):
-        trained(tmp_path, {"full": {"shards": 2, "full_batch": True}})
+    for whole in ({"full_batch": True}, {"rate": 1.0}, {"batch": 719}):  # of 1437 examples, so of 718.5
+        with pytest.raises(TrainingError, match="a full batch of one of several parts"):
+            trained(tmp_path, {"full": {"shards": 2, **whole}})
     with pytest.raises(TrainingError, match="has the name of another run"):
         trained(tmp_path, {"net.1": {}, "net": {"shards": 2}})
 
 
 def test_the_parts_of_a_portfolio_are_kept(tmp_path: Path) -> None:
-    first = Partition.kept(tmp_path, 5)
-    assert Partition.kept(tmp_path, 5) == first
-    assert Partition.kept(tmp_path, 4).id != first.id
+    first = Partition.kept(tmp_path, 5, "data")
+    assert Partition.kept(tmp_path, 5, "data") == first
+    assert Partition.kept(tmp_path, 4, "data").id != first.id
+    with pytest.raises(TrainingError, match="the data have changed since they were divided into these 5 parts"):
+        Partition.kept(tmp_path, 5, "other data")
     rows = [first.rows(part, 1000) for part in range(1, 6)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(1000))
     (tmp_path / "5-parts.json").write_text("{}")
     with pytest.raises(TrainingError, match="the key of the data's parts"):
-        Partition.kept(tmp_path, 5)
+        Partition.kept(tmp_path, 5, "data")
+
+
+def test_rows_that_move_are_not_the_old_parts(tmp_path: Path) -> None:
+    """A row more at the top: half of the records were in one part for the first model and in another for the second."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(201, 4)).astype(np.float32), rng.integers(0, 2, 201)
+    fields = {"data": {"train": "train.npz", "test": "test.npz"}, "dataset": "clinic", "classes": 2}
+    np.savez(tmp_path / "test.npz", x=features[:20], y=labels[:20])
+    np.savez(tmp_path / "train.npz", x=features[1:], y=labels[1:])
+    trained(tmp_path, {"a": {"shards": 2}}, **fields)
+    np.savez(tmp_path / "train.npz", x=features, y=labels)
+    data.load.cache_clear()
+    data.features.cache_clear()
+    with pytest.raises(TrainingError, match="the data have changed since they were divided"):
+        trained(tmp_path, {"a": {"shards": 2}, "b": {"shards": 2}}, **fields)
+
+
+def test_partitions_are_independent(tmp_path: Path) -> None:
+    """Under one key: part 1 of 4 does not imply part 1 of 2, and a partition's id changes its parts."""
+    key = secrets.token_bytes(32)
+    quarters, halves = (shard_of(range(20_000), key, parts) for parts in (4, 2))
+    both = np.mean((quarters == 1) & (halves == 1))
+    assert abs(both - 1 / 8) < 6 * (1 / 8 * 7 / 8 / 20_000) ** 0.5  # 1/4 if one followed from the other
+    one, other = (Partition(name, key, 2).rows(1, 20_000) for name in ("a", "b"))
+    assert abs(len(set(one) & set(other)) / 20_000 - 1 / 4) < 6 * (1 / 4 * 3 / 4 / 20_000) ** 0.5
+
+
+def test_a_part_has_a_public_size() -> None:
+    with pytest.raises(TrainingError, match="a part's own size is private: give examples"):
+        Origin(shard=Shard(partition="p", part=1, of=2, assignment="keyed-hash"))
 
 
 def test_a_record_keeps_its_part_when_others_come(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,34 @@ def test_two_continuations_of_one_beginning_do_not_pass_for_one_run(tmp_path: Pa
     (other / "a").rename(out / "b")
     with pytest.raises(DpmergeError, match="not the beginning of the second"):
         Portfolio(out)
+
+
+def test_a_fork_does_not_go_on_when_its_start_was_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first steps began with the old body, and its record would state the new one; likewise a part of a new partition."""
+    runs = {"body": {"steps": 2}, "fork": {"from": "body"}, "part": {"shards": 2}}
+    out = tmp_path / "out"
+
+    def train(*names: str) -> None:
+        trained(written(tmp_path, {**NETWORKS, "runs": {name: runs[name] for name in names}}), out)
+
+    train("body")
+    for name in ("fork", "part"):
+        with monkeypatch.context() as patch:
+            stopped_after(6, patch)
+            with pytest.raises(Killed):
+                train("body", name)
+    first = (out / "body").rename(tmp_path / "first")
+    (out / ".training" / "parts" / "2-parts.json").unlink()
+    train("body")
+    with pytest.raises(TrainingError, match="'fork' was begun from another checkpoint"):
+        train("body", "fork")
+    with pytest.raises(TrainingError, match=r"'part\.1' was begun .* on another part of the data"):
+        train("body", "part")
+    shutil.rmtree(out / "body")
+    first.rename(out / "body")
+    train("body", "fork")
+    start = mechanisms(out)["fork"].starts_from
+    assert start is not None and start.run == mechanisms(out)["body"].run
 
 
 def test_what_was_begun_is_not_continued_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ class State:
     parameters: Tensors
     kept: dict[int, Tensors]
     generators: list[NoiseGenerator] = field(default_factory=list)  # of the noise, as many as its fingerprints if known
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what its record says of its start and its part, if anything
 
     def save(self, job: Job) -> None:
         """Whatever happens, the last whole state is there."""
@@ -46,8 +47,11 @@ class State:
         temporary.replace(path)
 
 
-def saved_state(job: Job) -> State | None:
-    """What the run had reached; refused if it was asked for differently, or its data are no longer the same."""
+def saved_state(job: Job, origin: Mapping[str, Any] | None = None) -> State | None:
+    """What the run had reached; refused if it was asked for differently, or its data are no longer the same.
+
+    `origin`, where it is known, is what a record says now: a start that was made anew is not what the steps so far began with.
+    """
     path = job.folder.state
     if not path.exists():
         return None
@@ -65,4 +69,9 @@ def saved_state(job: Job) -> State | None:
     job.folder.require_same(job.asked, state.asked)
     if state.data != job.digest:
         raise TrainingError(f"run {job.name!r} was begun on other data; remove {path} to begin it anew")
+    if origin is not None and state.origin != origin:
+        raise TrainingError(
+            f"run {job.name!r} was begun from another checkpoint, or on another part of the data, than there is now; remove "
+            f"{path} to begin it anew"
+        )
     return state

@@ -138,12 +138,13 @@ class Network(Trainer):
         with private_sgd.out_of_memory_is_one_line(job.name, settings.micro_batch), _threads(settings.model):
             # What is aggregated is not saved: a run on aggregates that was stopped begins anew.
             saves = recipe.training_on is None
-            begun = saved_state(job) if saves else None
             origin = job.origin(len(data.train))
+            begun_with = {name: said for name, said in origin.said.items() if said is not None}
+            begun = saved_state(job, begun_with) if saves else None
             if begun is None:
                 if origin.start is not None:
                     load_tensors(origin.start.shaped({name: tensor.shape for name, tensor in tensors().items()}))
-                begun = State(job.asked, job.digest, job.new_run(), 0, [], [], tensors(), {})
+                begun = State(job.asked, job.digest, job.new_run(), 0, [], [], tensors(), {}, origin=begun_with)
             load_tensors(begun.parameters)
             network.to(where)
             rows = job.rows(len(data.train))

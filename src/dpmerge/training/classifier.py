@@ -27,6 +27,7 @@ from dpmerge.training.recipe import Recipe
 
 Array = npt.NDArray[Any]
 _NAME = "model"
+EXAMPLES_PUBLIC = "the number of examples is public"
 LABELS_PUBLIC = "which labels there are is public: they were taken from the data"
 
 
@@ -44,7 +45,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     `norm_bound` is r: every row, with a 1 for the bias, is shortened to norm r at most. Features are best scaled before, by
     public constants.
     `classes` are all labels, which must not be taken from private data; if it is not given they are taken from `y`, with a
-    warning, and `guarantee_` assumes that they are public.
+    warning, `guarantee_` assumes that they are public, and there is no certificate (`certificate_` is None).
     `loss` is softmax, logistic or one-vs-rest; None: logistic for two classes, else softmax. `learning_rate` None: half the
     largest at which no step drives two models apart. `clip` None: the least that never binds for softmax, else r/2 for each
     output. `rate` is that of Poisson batches; None: every example in every step.
@@ -112,9 +113,9 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             choice = choose(portfolio, "combination", delta=self.delta, epsilon=self.epsilon, weights=weights, noise=noise)
             made = release(portfolio, choice, out, ledger=ledger)
             self._head = LinearHead.load(out)
-        taken = () if self.classes is not None else (LABELS_PUBLIC,)
-        self.guarantee_ = replace(made.guarantee, assumptions=(*made.guarantee.assumptions, *taken))
-        self.certificate_ = made.certificate
+        public = (EXAMPLES_PUBLIC,) if self.classes is not None else (EXAMPLES_PUBLIC, LABELS_PUBLIC)
+        self.guarantee_ = replace(made.guarantee, assumptions=(*made.guarantee.assumptions, *public))
+        self.certificate_ = None if self.classes is None else made.certificate  # it could not say that labels are public
         self.coef_, self.intercept_ = self._head.weight, self._head.bias
         return self
 

@@ -51,23 +51,39 @@ class Start:
         return self.tensors
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A model's folder as it was when it was read: its record, and the digest of its tensors."""
+
+    folder: Path
+    record: Record
+    digest: str
+
+    @classmethod
+    def read(cls, folder: Path) -> Kept:
+        record = Record.load(folder / "record.json")
+        try:
+            return cls(folder.resolve(), record, content_digest(folder))
+        except CheckpointError as fault:
+            raise TrainingError(f"{folder}: cannot be started from: {fault}") from None
+
+    def start_on(self, dataset: str) -> StartsFrom:
+        """What the record of a run on these data says that starts from it."""
+        held, folder = self.record, self.folder
+        if not isinstance(held.mechanism, DpSgd):
+            raise TrainingError(f"{folder}: a {held.mechanism.kind} record; runs start from models of dp-sgd")
+        if (held.dataset, held.adjacency) != (dataset, "add-remove"):
+            raise TrainingError(
+                f"{folder}: a model of {held.dataset!r} for {held.adjacency} neighbours; a run on {dataset!r} is recorded for "
+                "add-remove ones, and its record can only count a start on the same data for the same neighbours"
+            )
+        run, step = held.mechanism.run, held.mechanism.steps
+        return StartsFrom(run=run, step=step, digest=self.digest, mechanism=held.mechanism, source=held.source)
+
+
 def starts_from(folder: Path, dataset: str) -> StartsFrom:
     """What the record of a run says that starts from the model in this folder."""
-    held = Record.load(folder / "record.json")
-    if not isinstance(held.mechanism, DpSgd):
-        raise TrainingError(f"{folder}: a {held.mechanism.kind} record; runs start from models of dp-sgd")
-    if (held.dataset, held.adjacency) != (dataset, "add-remove"):
-        raise TrainingError(
-            f"{folder}: a model of {held.dataset!r} for {held.adjacency} neighbours; a run on {dataset!r} is recorded for "
-            "add-remove ones, and its record can only count a start on the same data for the same neighbours"
-        )
-    try:
-        digest = content_digest(folder)
-    except CheckpointError as fault:
-        raise TrainingError(f"{folder}: cannot be started from: {fault}") from None
-    return StartsFrom(
-        run=held.mechanism.run, step=held.mechanism.steps, digest=digest, mechanism=held.mechanism, source=held.source
-    )
+    return Kept.read(folder).start_on(dataset)
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,10 @@ class Origin:
     start: Start | None = None
     shard: Shard | None = None
     examples: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.shard is not None and self.examples is None:
+            raise TrainingError("a part's own size is private: give examples, the public number of examples in a part (N/k)")
 
     @property
     def said(self) -> dict[str, Any]:
@@ -102,25 +122,36 @@ class Partition:
     parts: int
 
     @classmethod
-    def kept(cls, folder: Path, parts: int) -> Partition:
-        """The partition of a portfolio into so many parts: made once, and kept beside unfinished models, as private as they."""
+    def kept(cls, folder: Path, parts: int, data: str) -> Partition:
+        """The partition of a portfolio into so many parts: made once, and kept beside unfinished models, as private as they.
+
+        `data` is the digest of the data. Parts go by rows: in other data a row is another record, which one part of the old
+        and another of the new data might hold, and guarantees would count it in one alone (docs/theory.md §10).
+        """
         path = folder / f"{parts}-parts.json"
         folder.mkdir(parents=True, exist_ok=True)
-        fresh = {"partition": secrets.token_hex(8), "key": secrets.token_hex(_KEY_BYTES)}
+        fresh = {"partition": secrets.token_hex(8), "key": secrets.token_hex(_KEY_BYTES), "data": data}
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(fresh))
         except FileExistsError:
             try:
-                fresh = json.loads(path.read_text(encoding="utf-8"))
-                return cls(str(fresh["partition"]), bytes.fromhex(fresh["key"]), parts)
+                held = json.loads(path.read_text(encoding="utf-8"))
+                found, divided = cls(str(held["partition"]), bytes.fromhex(held["key"]), parts), str(held["data"])
             except (OSError, ValueError, KeyError, TypeError) as fault:
                 raise TrainingError(f"{path}: the key of the data's parts cannot be read: {fault!r}") from None
+            if divided != data:
+                raise TrainingError(
+                    f"{path}: the data have changed since they were divided into these {parts} parts. Train into another "
+                    "folder, or remove this file: models that are trained from then on belong to a new partition"
+                ) from None
+            return found
         return cls(fresh["partition"], bytes.fromhex(fresh["key"]), parts)
 
     def rows(self, part: int, examples: int) -> npt.NDArray[np.int64]:
         """The examples of a part. Under a secret key this is a fair draw for each, whatever their order is."""
-        return np.flatnonzero(shard_of(range(examples), self.key, self.parts) == part)
+        key = hmac.digest(self.key, self.id.encode(), hashlib.sha256)  # of this partition, whoever else has the key
+        return np.flatnonzero(shard_of(range(examples), key, self.parts) == part)
 
     def shard(self, part: int) -> Shard:
         return Shard(partition=self.id, part=part, of=self.parts, assignment="fair-draw")
@@ -130,16 +161,18 @@ def shard_of(ids: Iterable[str | int | bytes], key: bytes, parts: int) -> npt.ND
     """The part, from 1 to `parts`, of each record with these ids: HMAC-SHA256 under a secret key of 32 bytes or more.
 
     Ids name records, one or more for each, and must not be made of what a record contains. Draw the key freshly for each
-    partition (`secrets.token_bytes(32)`), keep it secret, and use it for all models of the partition.
+    partition (`secrets.token_bytes(32)`), keep it secret, and use it for all models of the partition. Under one key, divisions
+    into different numbers of parts are independent; two into equally many are the same.
 
     >>> shard_of(["anna", "ben", "carl"], b"\\0" * 32, 5).tolist()
-    [1, 5, 1]
+    [2, 3, 5]
     """
     if len(key) < _KEY_BYTES:
         raise TrainingError(f"a key of {len(key)} bytes can be guessed, and then parts be chosen; use secrets.token_bytes(32)")
     if parts < 2:
         raise TrainingError(f"the data are divided into 2 parts or more, not {parts}")
-    return np.array([int.from_bytes(hmac.digest(key, _named(one), hashlib.sha256)) % parts + 1 for one in ids], dtype=np.int64)
+    marks = (hmac.digest(key, b"%d:" % parts + _named(one), hashlib.sha256) for one in ids)
+    return np.array([int.from_bytes(mark) % parts + 1 for mark in marks], dtype=np.int64)
 
 
 def _named(identity: object) -> bytes:

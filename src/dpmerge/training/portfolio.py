@@ -170,7 +170,8 @@ def _on_its_part(job: Job, part: int) -> Job:
     """All runs on as many parts share one partition of the data."""
     if job.settings.shards is None:
         return job
-    return replace(job, partition=Partition.kept(job.out / ".training" / "parts", job.settings.shards), part=part)
+    partition = Partition.kept(job.out / ".training" / "parts", job.settings.shards, job.digest)
+    return replace(job, partition=partition, part=part)
 
 
 def _start(file: PortfolioFile, name: str, out: Path, dataset: str, data: Data) -> Path | None:

@@ -12,7 +12,6 @@ not steps; steps on empty batches are. Steps and Opacus' accountant are counted 
 from __future__ import annotations
 
 import functools
-import math
 import secrets
 import types
 from collections.abc import Collection
@@ -27,15 +26,15 @@ from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import (
-    Starts,
     continued,
     is_secure,
     noise_fingerprint,
     noise_generator,
     noise_state,
+    note_use,
     sampler_fingerprint,
 )
-from dpmerge.training.recorder_start import saved, start_of
+from dpmerge.training.recorder_start import follow, resumable, saved, start_of
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
 from dpmerge.training.saving import save_torch_model
@@ -97,19 +96,21 @@ def record(
         identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
         tensors = ModuleTensors(module)
         start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset)
+        follow(tensors)
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = _Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
         return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch)
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
-    before = _resumable(folder, dataset, run, smoothness, convex)
+    before = resumable(folder, dataset, run, smoothness, convex)
     if counted not in (0, before.steps):
         raise TrainingError(
             f"the engine's accountant has counted {counted} steps, the record in {folder} {before.steps}; load the checkpoint "
             "that was saved at the same step"
         )
     tensors = ModuleTensors(module, folder, before.left_out or ())
+    follow(tensors, folder)
     noise = continued(before.noise_fingerprint, before.steps, noise, "noise")
     first = before.sampler_fingerprint
     sampler = None if first is None else continued(first, before.steps, sampler, "sampling")
@@ -141,7 +142,6 @@ class Recorder:
         self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
         self._said, self._before, self._watch = said, before, watch
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
-        self._noise, self._sampling = Starts("noise"), Starts("sampling")
         self._taken = _counted(engine)
         self._saved: set[int] = set()  # the steps after which this recorder wrote a folder
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
@@ -184,7 +184,7 @@ class Recorder:
         assert isinstance(record.mechanism, DpSgd)
         save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
         self._saved.add(self.steps)
-        saved(self._tensors, self.steps, path)
+        saved(self._tensors, path)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -210,7 +210,7 @@ class Recorder:
             made = original(closure)
             if made:
                 if phase.noise_multiplier:  # without noise nothing is drawn
-                    self._noise.note(state)
+                    note_use("noise", state)
                 self._said.noise_generator = together([self._said.noise_generator, noise_generator(self._engine, optimizer)])
                 self._made(phase)
                 due = True
@@ -236,7 +236,7 @@ class Recorder:
         # and learning rate and weight decay to match.
         size = self._batches.mean_size(sampling)
         if self._said.shard is not None:
-            self._require_constants(sampling, divisor)
+            self._batches.require_constants(self._part_size, divisor)
         elif divisor < (size if sampling.scheme == "full-batch" else size - 1):
             divisor, rate, decay = size, rate * size / divisor, decay * divisor / size
         return FullPhase(
@@ -249,21 +249,11 @@ class Recorder:
             weight_decay=decay,
         )
 
-    def _require_constants(self, sampling: Sampling, divisor: float) -> None:
-        """Refuse a part whose own size decides how it is trained, as Opacus has it by itself (docs/theory.md §10)."""
-        size = self._part_size
-        if sampling.rate is None or size is None or not math.isclose(sampling.rate * size, divisor, rel_tol=2e-4):
-            raise TrainingError(
-                "how a part is trained must not depend on how many records it has: give part_size, a public number, and after "
-                "make_private set loader.batch_sampler.sample_rate to the batch size over it and "
-                "optimizer.expected_batch_size to the batch size"
-            )
-
     def _made(self, phase: FullPhase) -> None:
         self._steps.made()
         self._batches.step(self.steps + 1)
         if phase.sampling != Sampling(scheme="full-batch") and not is_secure(self._engine, self._batches.generator):
-            self._sampling.note(self._batches.started)
+            note_use("sampling", self._batches.started)
         self._taken += 1
         counted = _counted(self._engine)
         if counted != self._taken:
@@ -316,17 +306,3 @@ class Recorder:
 
 def _counted(engine: Any) -> int:
     return sum(steps for _, _, steps in engine.accountant.history)
-
-
-def _resumable(folder: Path, dataset: str, run: str | None, smoothness: float | None, convex: str | None) -> DpSgd:
-    """The mechanism in a saved folder, if it is the beginning of this run."""
-    held = Record.load(folder / "record.json")
-    before = held.mechanism
-    if not isinstance(before, DpSgd) or held.source != "recorded":
-        raise TrainingError(f"{folder}: only a record that was made by the recorder can be continued")
-    stated = {"dataset": dataset, "run": run, "smoothness": smoothness, "convex": convex}
-    known = {"dataset": held.dataset, "run": before.run, "smoothness": before.smoothness, "convex": before.convex}
-    for name, value in stated.items():
-        if value is not None and value != known[name]:
-            raise TrainingError(f"{folder}: its {name} is {known[name]!r}, not {value!r}; a run has one")
-    return before

@@ -101,6 +101,18 @@ class Batches:
             "is about such batches; use Poisson sampling (make_private's poisson_sampling=True) or full batches"
         )
 
+    def require_constants(self, part_size: float | None, divisor: float) -> None:
+        """Refuse a part whose own size decides how it is trained, as Opacus has it by itself (docs/theory.md §10)."""
+        rate = self.sampling().rate
+        epoch = 0 if part_size is None else math.ceil(part_size / divisor)
+        constant = rate is not None and part_size is not None and math.isclose(rate * part_size, divisor, rel_tol=2e-4)
+        if not constant or len(self._sampler) != epoch:
+            raise TrainingError(
+                "how a part is trained must not depend on how many records it has: give part_size, a public number, and after "
+                "make_private set loader.batch_sampler.sample_rate to the batch size over it, loader.batch_sampler.steps to "
+                "one over that, rounded up, and optimizer.expected_batch_size to the batch size"
+            )
+
     @property
     def started(self) -> bytes | None:
         """The state of the sampler's generator when the epoch began of which a first step was just made; else nothing."""

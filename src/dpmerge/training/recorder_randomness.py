@@ -1,4 +1,4 @@
-"""Fingerprints of torch's generators, by which runs with the same randomness are recognised; no state may be used twice.
+"""Fingerprints of torch's generators, by which runs with the same randomness are recognised. No state may be used twice.
 
 Torch keeps 32 bits of a seed on the CPU, 64 on a GPU. Whoever has the hash of a state could try all seeds, and with the
 seed take the noise off the model; so the hash is scrypt's, 32 megabytes and a tenth of a second each, and certificates do
@@ -23,23 +23,23 @@ _COST = 2**15
 _GENERATORS: dict[str, NoiseGenerator] = {"cpu": "torch-mt19937", "cuda": "torch-philox"}
 
 
-class Starts:
-    """States from which a generator has been used in this run, kept in memory: one that comes again repeats its numbers."""
+# States from which recorded trainings of this process have used a generator, by what it was used for. One that comes again
+# repeats its numbers: between two steps of a run, and between a run and its fork, noise cancels.
+_USED: dict[str, set[bytes]] = {"noise": set(), "sampling": set()}
 
-    def __init__(self, word: str) -> None:
-        self._word, self._seen = word, set[bytes]()
 
-    def note(self, state: bytes | None) -> None:
-        """Note that the generator was used from this state; None: it could not be read."""
-        if state is None:
-            return
-        mark = hashlib.blake2b(state, digest_size=16).digest()
-        if mark in self._seen:
-            raise TrainingError(
-                f"the {self._word} generator was in a state from which this run has used it before: its {self._word} is "
-                "repeated, and no guarantee holds; seed once, before the training, and never restore a state while training"
-            )
-        self._seen.add(mark)
+def note_use(word: str, state: bytes | None) -> None:
+    """Note that the generator was used from this state; None: it could not be read."""
+    if state is None:
+        return
+    mark = hashlib.blake2b(state, digest_size=16).digest()
+    if mark in _USED[word]:
+        raise TrainingError(
+            f"the {word} generator was in a state from which a recorded training of this process has used it before: its "
+            f"{word} is repeated, and no guarantee holds; seed once, before the first training, and never restore a state, "
+            "neither while training nor with the checkpoint that another training begins with"
+        )
+    _USED[word].add(mark)
 
 
 def noise_state(engine: Any, optimizer: Any) -> bytes | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,31 @@ from dpmerge.errors import TrainingError
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@dataclass
+class Left:
+    """What a training leaves, held apart from the module: it can be asked when nothing else refers to the training."""
+
+    begun: dict[str, str] = field(default_factory=dict)  # digests, by name
+    bits: list[tuple[torch.dtype, tuple[int, ...], torch.Tensor]] = field(default_factory=list)  # of what is trained
+    without_noise: dict[str, torch.Tensor] = field(default_factory=dict)  # by name
+
+    def trained(self) -> set[str]:
+        """The digests of parameters as the private optimizer's last step left them."""
+        return {_digest_of(*one) for one in self.bits} - set(self.begun.values())
+
+    def bare(self) -> set[str]:
+        """The digests of tensors that changed without noise."""
+        return {_digest(name, one) for name, one in self.without_noise.items()} - set(self.begun.values())
+
+
 class ModuleTensors:
     """The state of the trained module, followed from when recording begins."""
 
     def __init__(self, module: Any, resumed: Path | None = None, left_out: Collection[str] = ()) -> None:
         """`resumed` is a saved folder, whose tensors the module must hold; `left_out` is what was left out of it."""
         self._module = module._module
+        self.left = Left()
+        self._begun = self.left.begun
         self._trained: dict[int, tuple[Any, torch.Tensor]] = {}  # by id: the parameter, and its bits after the last step
         self._changed: set[str] = set()  # seen to have changed at a step, even if changed back later
         self._left_out = set(left_out)
@@ -34,7 +54,7 @@ class ModuleTensors:
             self._require_those_of(resumed)
         # What was left out before has changed already, whatever it is now.
         begun = {name: value for name, value in self._state().items() if name not in self._left_out}
-        self._begun = {name: _digest(name, value) for name, value in begun.items()}
+        self._begun.update({name: _digest(name, value) for name, value in begun.items()})
         # For a look at every step: of what is small, the bits; of frozen parameters, torch's count of writes.
         self._small = {
             name: _bits(name, value).clone()
@@ -48,18 +68,11 @@ class ModuleTensors:
         """The digests of what the module held when recording began, by name."""
         return self._begun
 
-    def digests(self) -> dict[str, str]:
-        """The digests of what the module holds, by name."""
-        return {name: _digest(name, value) for name, value in self._module.state_dict(keep_vars=True).items()}
-
-    def trained_digests(self) -> dict[str, str]:
-        """Those of the parameters that the private optimizer has trained, as its last step left them."""
-        names = {id(value): name for name, value in self._module.state_dict(keep_vars=True).items()}
-        return {
-            names[key]: _digest_of(value.dtype, tuple(value.shape), held)
-            for key, (value, held) in self._trained.items()
-            if key in names
-        }
+    def leave_out(self, names: Collection[str]) -> None:
+        """These were left out of what the module begins with: they hold data already."""
+        self._left_out |= set(names)
+        for name in names:
+            self._begun.pop(name, None)
 
     def trains(self, parameters: Iterable[Any]) -> None:
         """Before a step of the private optimizer: its parameters must be as its last step left them."""
@@ -68,11 +81,19 @@ class ModuleTensors:
         for parameter in parameters:
             if id(parameter) not in self._trained:
                 name = names.get(id(parameter), "a parameter of the optimizer alone")
+                if name in self._left_out:
+                    raise TrainingError(
+                        f"{name!r}: left out of the checkpoint that this training begins with, as no loss was computed with "
+                        "it, and trained now; begin with public values under another name, or keep it out of the optimizer"
+                    )
                 if name in self._begun and _digest(name, parameter) != self._begun[name]:
                     raise _moved([name])
-                self._trained[id(parameter)] = parameter, _bits(name, parameter).clone()
+                held = _bits(name, parameter).clone()
+                self._trained[id(parameter)] = parameter, held
+                self.left.bits.append((parameter.dtype, tuple(parameter.shape), held))
         self._require_as_left(names)
         self._changed |= {name for name, value in state.items() if self._looks_changed(name, value)}
+        self._note_bare(state, self._changed | self._left_out)
 
     def stepped(self) -> None:
         """The private optimizer has made its step."""
@@ -120,7 +141,12 @@ class ModuleTensors:
                 f"save(folder, leave_out=[{names}])"
             )
         self._left_out = left_out
+        self._note_bare(state, left_out)
         return sorted(left_out)
+
+    def _note_bare(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        others = {name: value for name, value in state.items() if name in names and id(value) not in self._trained}
+        self.left.without_noise.update({name: one.detach() for name, one in others.items() if isinstance(one, torch.Tensor)})
 
     def shown(self, left_out: Collection[str]) -> dict[str, torch.Tensor]:
         """The state without these, under the module's own names, each tensor with memory of its own on the CPU."""

@@ -36,6 +36,8 @@ Count = Annotated[int, Field(ge=1)]
 # A run says one of each; saying one takes the place of another among the defaults.
 ALTERNATIVES = (("steps", "epochs"), ("batch", "rate", "full_batch"))
 TELL_EVERY = 0.3  # seconds
+# How many examples are in a part is not public, so no theorem bounds a batch of all of them (docs/theory.md §10).
+_WHOLE_PART = "a full batch of one of several parts would be divided by a number that is not its own"
 
 
 class RunForm(Strict):
@@ -63,8 +65,8 @@ class RunForm(Strict):
         for group in ALTERNATIVES:
             if sum(getattr(self, name) is not None for name in group) != 1:
                 raise ValueError(f"give one of {', '.join(group)}")
-        if self.shards is not None and self.full_batch:
-            raise ValueError("a full batch of one of several parts would be divided by a number that is not its own; give rate")
+        if self.shards is not None and (self.full_batch or self.rate == 1):
+            raise ValueError(f"{_WHOLE_PART}; give a rate below 1")
         length = self.steps or self.epochs or 0
         for field, latest in (("warmup", self.warmup), ("checkpoints", max(self.checkpoints, default=0))):
             if latest > length:
@@ -77,6 +79,8 @@ class RunForm(Strict):
 
     def rate_for(self, examples: float) -> float | None:
         """The true Poisson rate with which each example joins a batch: B/N; nothing for full batches."""
+        if self.shards is not None and self.batch is not None and self.batch >= examples:
+            raise TrainingError(f"batch is {self.batch}, and a part has about {examples:g} examples: {_WHOLE_PART}")
         if self.batch is not None and self.batch > examples:
             raise TrainingError(f"batch is {self.batch}, but there are {examples:g} examples; use full_batch: true")
         return self.batch / examples if self.batch is not None else self.rate
