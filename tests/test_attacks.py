@@ -121,7 +121,7 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("private_metadata", "release.making", "input_names", list),
     ("private_metadata", "release.recheck", "Recheck._metadata", nothing),
     ("hidden_nan", "tensors.kernel", "fits", yes),
-    ("lattice_residues", "release.release", "settled", lambda choice, folders: choice),
+    ("lattice_residues", "release.release", "settled", lambda choice, folders, surveys: choice),
     ("second_noise", "release.ladder", "Ladder.is_itself", True),
     ("second_noise", "release.counting", "ladder_of", one_ladder),
 ]
