@@ -142,7 +142,7 @@ def heads() -> Iterator[Claim]:
         return
     for batch, mode, words, promised in (
         ("heads-full", "ghost", "full batches, against ghost clipping", 10),
-        ("heads-poisson", "hooks", "Poisson batches of 400, which they cannot share", 5),
+        ("heads-poisson", "hooks", "Poisson batches of 400, which they cannot share", 10),
     ):
         found: dict[str, list[float]] = {}
         for _ in range(REPEAT):
