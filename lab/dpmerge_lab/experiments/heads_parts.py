@@ -28,7 +28,8 @@ PARTS = (1, 2, 5, 10)
 TARGETS = (0.5, 2.0, 8.0)
 BODY = "private-body"  # the folder that body_training writes, beside the data
 BODY_TARGETS = (2.1, 2.25, 2.5, 3.0, 4.0, 8.0)
-_AVERAGE, _VOTES = "average", "votes"
+_AVERAGE, _VOTES, _PART = "average", "votes", "one part"
+_SCORES = (_AVERAGE, _VOTES, _PART)
 
 
 # --- shards -------------------------------------------------------------------------------------------------------------------
@@ -53,18 +54,43 @@ def shards(options: Options) -> Result:
                 "noise multiplier": one.noise_multiplier,
                 "epsilon": max(found["epsilon"] for found in work),
                 "theorem": work[0]["theorem"],
-                **{name: mean_and_deviation([found[name] for found in work]) for name in (_AVERAGE, _VOTES, "one part")},
+                **{name: mean_and_deviation([found[name] for found in work]) for name in _SCORES},
             }
     result.table = (
         "test accuracy of k heads, each of its part of the data (mean ± standard error)",
         ["ε", "k", "σ", "average", "votes", "one part"],
         [_shard_row(row) for row in result.numbers.values()],
     )
+    result.pictures = {"parts": shards_picture(result.numbers, options.seeds)}
     return result
 
 
+def shards_picture(numbers: dict[str, Any], seeds: int) -> dict[str, Any]:
+    """Accuracy over the number of parts, a panel for each ε."""
+    panels = []
+    for target in sorted({row["target"] for row in numbers.values()}):
+        rows = [row for row in numbers.values() if row["target"] == target]
+        lines = [_line(name, [row["parts"] for row in rows], [row[name] for row in rows]) for name in _SCORES]
+        across = {"x_label": "parts of the data", "x_scale": "log", "y_label": "test accuracy"}
+        panels.append({"title": f"ε = {target:g}", **across, "lines": lines})
+    return _picture("Heads of k parts of the data, at the price of one", seeds, panels)
+
+
+def _line(label: str, x: Sequence[float], of: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    errors = [one["std"] / math.sqrt(one["runs"]) for one in of]
+    means = [one["mean"] for one in of]
+    low = [mean - error for mean, error in zip(means, errors, strict=True)]
+    high = [mean + error for mean, error in zip(means, errors, strict=True)]
+    return {"label": label, "standing": "proved", "x": list(x), "y": means, "low": low, "high": high}
+
+
+def _picture(title: str, seeds: int, panels: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    subtitle = f"mean ± standard error over {seeds} repetitions with fresh noise and batches"
+    return {"kind": "lines", "title": title, "subtitle": subtitle, "panels": list(panels)}
+
+
 def _shard_row(row: dict[str, Any]) -> list[str]:
-    scores = [_with_error(row[name]) for name in (_AVERAGE, _VOTES, "one part")]
+    scores = [_with_error(row[name]) for name in _SCORES]
     return [f"{row['target']:g}", str(row["parts"]), f"{row['noise multiplier']:.3f}", *scores]
 
 
@@ -89,7 +115,7 @@ def _of_parts(held: Features, recipe: Recipe, count: int, _: int) -> dict[str, A
         "theorem": found.theorem,
         _AVERAGE: accuracy(mean(models), held.test, held.test_labels),
         _VOTES: float(np.mean(_majority(said, held.classes) == held.test_labels)),
-        "one part": float(np.mean(said[0] == held.test_labels)),
+        _PART: float(np.mean(said[0] == held.test_labels)),
     }
 
 
@@ -166,7 +192,20 @@ def forks(options: Options) -> Result:
         ["ε", "noise τ", "accuracy"],
         [[epsilon, f"{row['noise']:.4f}", _with_error(row["accuracy"])] for epsilon, row in rows],
     )
+    result.pictures = {"frontier": forks_picture(result.numbers, told["accuracy"], options.seeds)}
     return result
+
+
+def forks_picture(numbers: dict[str, Any], body: float, seeds: int) -> dict[str, Any]:
+    """Accuracy over ε, beside that of the body's own last layer."""
+    rows = numbers["by target"]
+    epsilons = [float(epsilon) for epsilon in rows]
+    lines = [_line("average of heads, noise at release", epsilons, [row["accuracy"] for row in rows.values()])]
+    if math.isfinite(body):
+        own = {"label": "the body's own last layer, at its ε", "standing": "reference"}
+        lines.append({**own, "x": [numbers["body alone"], epsilons[-1]], "y": [body, body]})
+    across = {"x_label": f"ε of body and heads at δ = {DELTA:g}", "x_scale": "log", "y_label": "test accuracy"}
+    return _picture("Heads over one private body", seeds, [{"title": "", **across, "lines": lines}])
 
 
 def _with_error(of: dict[str, Any]) -> str:
