@@ -21,7 +21,7 @@ from dpmerge.profiles import gaussian_delta
 from dpmerge.rules import least_noise
 from dpmerge.training import LinearSetting, Recipe, Tensors, accuracy, calibrated, fresh_generator, train
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
-from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.docstrings import docstring_features
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
 
@@ -212,9 +212,6 @@ def trained(held: Features, recipe: Recipe) -> Tensors:
 def _repetition(held: Features, asked: Asked, _: int) -> dict[str, list[float]]:
     recipe, generator = asked.setting.recipe, fresh_generator()
 
-    def noisy(tensors: Mapping[str, Any], noise: float) -> Tensors:
-        return {k: (v + noise * generator.standard_normal(v.shape)).astype(np.float32) for k, v in tensors.items()}
-
     def score(tensors: Mapping[str, Any]) -> float:
         return accuracy(dict(tensors), held.test, held.test_labels)
 
@@ -231,14 +228,19 @@ def _repetition(held: Features, asked: Asked, _: int) -> dict[str, list[float]]:
     own = [score(model) for model in three]
     return {
         "without privacy": [score(plain)],
-        AVERAGE.format(asked.models): [score(noisy(average, noise)) for noise in asked.averaged],
-        SINGLE: [score(noisy(models[0], noise)) for noise in asked.alone],
+        AVERAGE.format(asked.models): [score(noisy(average, noise, generator)) for noise in asked.averaged],
+        SINGLE: [score(noisy(models[0], noise, generator)) for noise in asked.alone],
         COMPOSED: [score(model) for model in composed],
-        HIDDEN: [score(noisy(again(noise), tau)) for noise, tau in asked.hidden],
+        HIDDEN: [score(noisy(again(noise), tau, generator)) for noise, tau in asked.hidden],
         FORMULA: [math.nan if w is None else score(mean(three, w)) for w in asked.formula],
         DRAWN: [math.nan if w is None else float(np.dot(w, own)) for w in asked.drawn],
-        BOLT_ON: [score(noisy(plain, noise)) for noise in asked.bolt_on],
+        BOLT_ON: [score(noisy(plain, noise, generator)) for noise in asked.bolt_on],
     }
+
+
+def noisy(tensors: Mapping[str, Any], noise: float, generator: np.random.Generator) -> Tensors:
+    """With noise at release, rounded as it would be stored."""
+    return {k: (v + noise * generator.standard_normal(v.shape)).astype(np.float32) for k, v in tensors.items()}
 
 
 def mean(models: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:
@@ -268,8 +270,8 @@ def passes_over_batches(held: Features, recipe: Recipe) -> Tensors:
 def _table(numbers: Mapping[str, Any], targets: Sequence[float]) -> tuple[str, list[str], list[list[str]]]:
     rows = []
     for name, of in numbers["accuracy"].items():
-        cells = zip(of["mean"], of["std"], strict=True)
-        rows.append([name, *("—" if math.isnan(m) else f"{m:.4f} ± {s / of['runs'] ** 0.5:.4f}" for m, s in cells)])
+        cells = ({"mean": m, "std": s, "runs": of["runs"]} for m, s in zip(of["mean"], of["std"], strict=True))
+        rows.append([name, *("—" if math.isnan(cell["mean"]) else with_error(cell) for cell in cells)])
     plain = numbers["without privacy"]
     title = f"test accuracy (mean ± standard error); without privacy {plain['mean']:.4f}"
     return title, ["", *(f"ε = {epsilon:g}" for epsilon in targets)], rows

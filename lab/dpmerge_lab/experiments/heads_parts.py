@@ -20,8 +20,8 @@ from dpmerge.rules import least_noise
 from dpmerge.tensors import content_digest
 from dpmerge.training import Head, LinearSetting, Origin, Partition, Recipe, Tensors, accuracy, fresh_generator, train_heads
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
-from dpmerge_lab.experiments.heads import BOUND, DELTA, QUICK, Size, fitting, mean, trained
-from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.experiments.heads import BOUND, DELTA, QUICK, Size, fitting, mean, noisy, trained
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
 
 PARTS = (1, 2, 5, 10)
@@ -90,7 +90,7 @@ def _picture(title: str, seeds: int, panels: Sequence[dict[str, Any]]) -> dict[s
 
 
 def _shard_row(row: dict[str, Any]) -> list[str]:
-    scores = [_with_error(row[name]) for name in _SCORES]
+    scores = [with_error(row[name]) for name in _SCORES]
     return [f"{row['target']:g}", str(row["parts"]), f"{row['noise multiplier']:.3f}", *scores]
 
 
@@ -190,7 +190,7 @@ def forks(options: Options) -> Result:
     result.table = (
         f"test accuracy of the average of {size.models} heads over one private body of ε = {alone:.3f} (mean ± standard error)",
         ["ε", "noise τ", "accuracy"],
-        [[epsilon, f"{row['noise']:.4f}", _with_error(row["accuracy"])] for epsilon, row in rows],
+        [[epsilon, f"{row['noise']:.4f}", with_error(row["accuracy"])] for epsilon, row in rows],
     )
     result.pictures = {"frontier": forks_picture(result.numbers, told["accuracy"], options.seeds)}
     return result
@@ -206,10 +206,6 @@ def forks_picture(numbers: dict[str, Any], body: float, seeds: int) -> dict[str,
         lines.append({**own, "x": [numbers["body alone"], epsilons[-1]], "y": [body, body]})
     across = {"x_label": f"ε of body and heads at δ = {DELTA:g}", "x_scale": "log", "y_label": "test accuracy"}
     return _picture("Heads over one private body", seeds, [{"title": "", **across, "lines": lines}])
-
-
-def _with_error(of: dict[str, Any]) -> str:
-    return f"{of['mean']:.4f} ± {of['std'] / of['runs'] ** 0.5:.4f}"
 
 
 def _whole(portfolio: Portfolio) -> Any:
@@ -230,40 +226,12 @@ def _forked(setting: LinearSetting, models: int, body: Model, dataset: str) -> P
         "mechanism": mechanism.model_dump(mode="json"),
         "digest": None if body.folder is None else content_digest(body.folder),
     }
-    smoothness, convex = setting.facts
-    said: dict[str, Any] = {
-        "dataset": dataset,
-        "noise_generator": "chacha20",
-        "smoothness": smoothness,
-        "convex": convex,
-        "starts_from": start,
-    }
-    return Portfolio(
-        Model(
-            f"head-{place}",
-            setting.recipe.record(
-                setting.recipe.steps,
-                setting.examples,
-                run=f"head-{place}",
-                noise=f"noise-{place}",
-                sampler=f"sampler-{place}",
-                **said,
-            ),
-        )
-        for place in range(models)
-    )
+    return setting.alike(models, dataset=dataset, starts_from=start)
 
 
 def _heads_on_body(held: Features, recipe: Recipe, models: int, noises: Sequence[float], _: int) -> list[float]:
     average, generator = mean([trained(held, recipe) for _ in range(models)]), fresh_generator()
-    return [
-        accuracy(
-            {k: (v + noise * generator.standard_normal(v.shape)).astype(np.float32) for k, v in average.items()},
-            held.test,
-            held.test_labels,
-        )
-        for noise in (*noises, 0.0)
-    ]
+    return [accuracy(noisy(average, noise, generator), held.test, held.test_labels) for noise in (*noises, 0.0)]
 
 
 def _read_body(folder: Path | None) -> tuple[Features, Model, dict[str, Any]]:

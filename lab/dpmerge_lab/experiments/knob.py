@@ -18,8 +18,9 @@ from dpmerge.jobs import run_all
 from dpmerge.rules import least_noise
 from dpmerge.training import PortfolioFile, Recipe, Tensors, accuracy, fresh_generator, train
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
+from dpmerge_lab.experiments.heads import mean, noisy
 from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
-from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.images import digits_as_images
 
 DELTA = 1e-4
@@ -58,12 +59,8 @@ def knob(options: Options) -> Result:
 
 
 def _row(epsilon: str, row: dict[str, Any]) -> list[str]:
-    by_noise, anew = _with_error(row["noise at release"]), _with_error(row["trained anew"])
+    by_noise, anew = with_error(row["noise at release"], 3), with_error(row["trained anew"], 3)
     return [epsilon, f"{row['noise']:.4f}", by_noise, anew, f"{row['noise multiplier of training anew']:.2f}"]
-
-
-def _with_error(of: dict[str, Any]) -> str:
-    return f"{of['mean']:.3f} ± {of['std'] / of['runs'] ** 0.5:.3f}"
 
 
 def _recipe(file: PortfolioFile, examples: int) -> Recipe:
@@ -87,9 +84,5 @@ def _repetition(
         return accuracy(tensors, test, images.test_labels)
 
     models = [trained(recipe) for _ in file.runs]
-    average = {name: np.mean([model[name].astype(np.float64) for model in models], axis=0) for name in models[0]}
-    generator = fresh_generator()
-    noisy = [
-        {k: (v + noise * generator.standard_normal(v.shape)).astype(np.float32) for k, v in average.items()} for noise in noises
-    ]
-    return [[score(tensors) for tensors in noisy], [score(trained(by)) for by in anew]]
+    average, generator = mean(models), fresh_generator()
+    return [[score(noisy(average, noise, generator)) for noise in noises], [score(trained(by)) for by in anew]]

@@ -81,6 +81,11 @@ def mean_and_deviation(values: npt.ArrayLike) -> dict[str, Any]:
     return {"mean": array.mean(axis=0).tolist(), "std": spread.tolist(), "runs": len(array)}
 
 
+def with_error(of: Mapping[str, Any], digits: int = 4) -> str:
+    """A mean and its standard error, of what `mean_and_deviation` gives."""
+    return f"{of['mean']:.{digits}f} ± {of['std'] / of['runs'] ** 0.5:.{digits}f}"
+
+
 def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> list[Path]:
     """The numbers as NAME.json, and every picture as NAME-PICTURE in each format.
 

@@ -25,6 +25,7 @@ from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, about_delta, coupled_outcomes, covers
 from dpmerge.tensors import (
     Checkpoint,
+    FileState,
     Noise,
     NoisePath,
     Surveys,
@@ -87,55 +88,42 @@ def release(
     are those of the models, if reading them has begun.
     """
     with reading(portfolio) if surveys is None else nullcontext(surveys) as surveys:
-        return _release(portfolio, choice, out, merge, ledger, dependent, recipient, signer, progress, surveys)
+        portfolio.require_outside(out)
+        require_absent(out)
+        folders = folders_of(portfolio)
+        _check_choice(portfolio, choice, merge, dependent, ledger)
+        _check_files(choice, folders, merge)
+        used = [folders[name] for name in choice.form.weights]
+        before = _file_states(used)
+        hashed = _to_hash(portfolio, [choice], ledger)
+        surveys.begin(model.name for model in hashed)
+        choice = settled(choice, folders, surveys if hashed else None)
+        contents = contents_of(hashed, surveys)
+        drawn = (draw(choice),) if choice.form.draws else ()
+        # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
+        ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
+        choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
+        noise = None if ladder is None else ladder.noise(choice.form.deviation)
+        planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
+        planned = replace(planned, contents=contents, recipient=recipient)
+        with entered(ledger, planned, choice.weights, out) as place:
+            made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys)
+            released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
+            if ladder is not None and _file_states(used) != before:
+                raise CertificateError(
+                    "a model was written to while it was released: the noise of one ladder is for one content, so nothing was "
+                    "released. Release it again when it is finished"
+                )
+            place.certificates.append(released.certificate.sha256)
+        return replace(
+            released, notes=(*_notes(portfolio, [choice], dependent, place), *choice.guarantee.notes, *released.notes)
+        )
 
 
 def reading(portfolio: Portfolio, begin: Iterable[str] = ()) -> Surveys:
     """Surveys of a portfolio's models, which are read beside the accounting; those to `begin` with at once."""
     folders = {model.name: model.folder for model in portfolio.models if model.folder is not None}
     return Surveys(folders).begin(name for name in begin if name in folders)
-
-
-def _release(
-    portfolio: Portfolio,
-    choice: Chosen,
-    out: Path,
-    merge: Merge,
-    ledger: Ledger | None,
-    dependent: bool,
-    recipient: str | None,
-    signer: Signer | None,
-    progress: Callable[[int, int], None] | None,
-    surveys: Surveys,
-) -> Released:
-    portfolio.require_outside(out)
-    require_absent(out)
-    folders = folders_of(portfolio)
-    _check_choice(portfolio, choice, merge, dependent, ledger)
-    _check_files(choice, folders, merge)
-    used = [folders[name] for name in choice.form.weights]
-    before = _file_states(used)
-    hashed = _to_hash(portfolio, [choice], ledger)
-    surveys.begin(model.name for model in hashed)
-    choice = settled(choice, folders, surveys if hashed else None)
-    contents = contents_of(hashed, surveys)
-    drawn = (draw(choice),) if choice.form.draws else ()
-    # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
-    ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
-    choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
-    noise = None if ladder is None else ladder.noise(choice.form.deviation)
-    planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
-    planned = replace(planned, contents=contents, recipient=recipient)
-    with entered(ledger, planned, choice.weights, out) as place:
-        made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys)
-        released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
-        if ladder is not None and _file_states(used) != before:
-            raise CertificateError(
-                "a model was written to while it was released: the noise of one ladder is for one content, so nothing was "
-                "released. Release it again when it is finished"
-            )
-        place.certificates.append(released.certificate.sha256)
-    return replace(released, notes=(*_notes(portfolio, [choice], dependent, place), *choice.guarantee.notes, *released.notes))
 
 
 def release_together(
@@ -336,10 +324,10 @@ def _to_hash(portfolio: Portfolio, choices: Sequence[Chosen], ledger: Ledger | N
     return [] if ledger is None and not noised and len(set(states)) == len(states) else models
 
 
-def _file_states(folders: Sequence[Path]) -> list[tuple[str, int, int, int]]:
-    """What tells that a file in these folders was written to: its number, size and times."""
-    found = ((path, path.stat()) for folder in folders for path in sorted(folder.iterdir()) if path.is_file())
-    return [(str(path), state.st_ino, state.st_size, state.st_ctime_ns) for path, state in found]
+def _file_states(folders: Sequence[Path]) -> list[tuple[str, FileState]]:
+    """What tells that a file in these folders was written to."""
+    files = (path for folder in folders for path in sorted(folder.iterdir()) if path.is_file())
+    return [(str(path), FileState.of(path.stat())) for path in files]
 
 
 def _notes(portfolio: Portfolio, choices: Iterable[Chosen], dependent: bool, place: Entered) -> list[str]:

@@ -32,6 +32,10 @@ class FileState(NamedTuple):
     written: int
     changed: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileState:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
 
 class SafetensorsFile:
     """An open file; a `Source` of tensors. Its header has been checked when it exists."""
@@ -66,8 +70,7 @@ class SafetensorsFile:
 
     @property
     def state(self) -> FileState:
-        found = os.fstat(self._descriptor)
-        return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return FileState.of(os.fstat(self._descriptor))
 
     def as_tensor_file(self) -> TensorFile:
         """This file as one of a checkpoint's."""

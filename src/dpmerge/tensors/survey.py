@@ -29,8 +29,7 @@ class Survey:
     """What was read of a model.
 
     `content` is the SHA-256 of its tensors by name, whatever the files are that hold them: their formats, shapes and bytes.
-    `spacing` is how far its floating-point numbers lie apart at the largest; infinite if one of them is not
-    finite.
+    `spacing` is how far its floating-point numbers lie apart at the largest; infinite if one of them is not finite.
     `files` are digests of files that were read in their own order, each with the state in which the file was.
     """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import AccountingError
@@ -17,7 +18,7 @@ from dpmerge.planning import training_variance
 from dpmerge.profiles import binomial_quantile
 from dpmerge.records import Model, Portfolio
 from dpmerge.rules import DEFAULT_ACCOUNTING, build, round_down, round_up
-from dpmerge.training.linear import Loss, facts_of_linear
+from dpmerge.training.linear import Loss, clipping_of, facts_of_linear
 from dpmerge.training.recipe import Recipe
 
 
@@ -34,24 +35,23 @@ class LinearSetting:
     def facts(self) -> tuple[float, str | None]:
         return facts_of_linear(self.loss, self.recipe.clip, self.norm_bound)
 
-    def alike(self, count: int) -> Portfolio:
-        """The records of so many independent runs, without models."""
+    def alike(self, count: int, **also: Any) -> Portfolio:
+        """The records of so many independent runs, without models. They say `also` what is given beside."""
         smoothness, convex = self.facts
-        clipping = "per-output" if self.loss == "one-vs-rest" else "flat"
+        also = {"dataset": "planned", "noise_generator": "chacha20", **also}
         return Portfolio(
             Model(
                 f"run-{index}",
                 self.recipe.record(
                     self.recipe.steps,
                     self.examples,
-                    dataset="planned",
                     run=f"run-{index}",
                     noise=f"noise-{index}",
                     sampler=f"sampler-{index}",
-                    noise_generator="chacha20",
                     smoothness=smoothness,
                     convex=convex,
-                    clipping=clipping,  # type: ignore[arg-type]
+                    clipping=clipping_of(self.loss),
+                    **also,
                 ),
             )
             for index in range(count)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpmerge.datasets import NORM_MARGIN, row_norms
 from dpmerge.errors import TrainingError
-from dpmerge.records import Convex
+from dpmerge.records import Clipping, Convex
 from dpmerge.training.origin import PUBLIC, Origin
 from dpmerge.training.randomness import GENERATOR, fingerprint, fresh_generator
 from dpmerge.training.recipe import Recipe
@@ -137,7 +137,7 @@ class _Going:
             "noise_generator": GENERATOR,
             "smoothness": facts[0],
             "convex": facts[1],
-            "clipping": "per-output" if head.loss == "one-vs-rest" else "flat",
+            "clipping": clipping_of(head.loss),
             **head.origin.said,
         }
         self.held = held if isinstance(head.rows, slice) else held.rows(head.rows)
@@ -242,6 +242,11 @@ def _checked_labels(labels: npt.NDArray[Any], classes: int, count: int) -> Label
     if known.min() < 0 or known.max() >= classes:
         raise TrainingError(f"labels must lie between 0 and {classes - 1}; found {known.min()} to {known.max()}")
     return known
+
+
+def clipping_of(loss: Loss) -> Clipping:
+    """What a record says of how this loss is clipped."""
+    return "per-output" if loss == "one-vs-rest" else "flat"
 
 
 def facts_of_linear(loss: Loss, clip: float, norm_bound: float) -> tuple[float, Convex | None]:
