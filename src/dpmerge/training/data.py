@@ -126,7 +126,8 @@ def _checked(name: str, train: tuple[Floats, Labels], test: tuple[Floats, Labels
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
         if not len(x) or x.ndim not in (2, 4) or not np.isfinite(x).all():
             shape = "(N, features), (N, height, width) or (N, channels, height, width)"
-            raise DataError(f"data {name!r}: inputs to {part} on must be finite numbers of shape {shape}; got {x.shape}")
+            found = f"got {x.shape}" if np.isfinite(x).all() else "some are NaN or infinite"
+            raise DataError(f"data {name!r}: inputs to {part} on must be finite numbers of shape {shape}; {found}")
         if y.shape != (len(x),) or y.min() < 0 or y.max() >= classes:
             raise DataError(f"data {name!r}: each of the {len(x)} inputs to {part} on needs a label from 0 to {classes - 1}")
     if x_train.shape[1:] != x_test.shape[1:]:

@@ -87,7 +87,7 @@ def design(
     `setting` says how much training there is, and the model; its noise does not matter.
     """
     if runs < 1 or not targets:
-        raise TrainingError("a design needs at least one run and one target")
+        raise TrainingError("a design needs at least one run and one target ε; name the ε that releases will be asked for")
     wanted = sorted({float(one) for one in targets})
     for epsilon in wanted:
         Target(epsilon=epsilon)

@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=1)]
 ALTERNATIVES = (("steps", "epochs"), ("batch", "rate", "full_batch"))
 TELL_EVERY = 0.3  # seconds
 # How many examples are in a part is not public, so no theorem bounds a batch of all of them (docs/theory.md §10).
-_WHOLE_PART = "a full batch of one of several parts would be divided by a number that is not its own"
+_WHOLE_PART = "a full batch of one of several parts has no public size"
 
 
 class RunForm(Strict):
