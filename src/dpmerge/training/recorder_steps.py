@@ -26,6 +26,7 @@ from torch.optim import SGD
 from dpmerge.errors import TrainingError
 from dpmerge.records import Clipping
 from dpmerge.training.opacus_accounting import noise_with_counts
+from dpmerge.training.recorder_checkpointing import Recomputation
 
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
 _DECAY = "weight_decay"  # SGD adds it to the gradient after clip and noise: θ ← (1 − ηω)θ − η(…), the record's own
@@ -82,6 +83,7 @@ class StepReader:
         self._clipped: list[tuple[int, int]] = []  # the gradients when ghost mode had clipped them
         self._warned: set[str] = set()
         self._first_noise = float(optimizer.noise_multiplier)
+        self._recomputation = Recomputation(module, self._is_ghost)
         if self._is_ghost:
             self._watch_norms()
 
@@ -119,6 +121,7 @@ class StepReader:
                 "clipped gradients, which the step must take as it is; leave that out, as examples are clipped already"
             )
         self._norms_read = 0
+        self._recomputation.next_part()
         self._clips.append(self._clip() * self._excess())
         if self._is_ghost and self.clipping == "adaptive" and len(self._clips) > 1:
             raise TrainingError(
@@ -207,6 +210,13 @@ class StepReader:
                     "than those whose norms were taken, so no clip is certain; use float32, or the mode hooks"
                 )
             return 1.0
+        missing = [name for name, p in self._module._module.named_parameters() if p.requires_grad and p.grad_sample is None]
+        if missing:
+            raise TrainingError(
+                f"{', '.join(map(repr, missing))}: there is no gradient of examples. Either the loss does not depend on it, "
+                "or, with gradient checkpointing, no input of the checkpointed part requires a gradient (Transformers: "
+                "enable_input_require_grads())"
+            )
         kinds = {one.dtype for p in self._optimizer.params for one in _listed(p.grad_sample)}
         if torch.float16 in kinds:
             raise TrainingError(
