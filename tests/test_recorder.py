@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
 from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: E402
-from opacus.optimizers import DistributedDPOptimizer, adaclipoptimizer  # noqa: E402
+from opacus.optimizers import adaclipoptimizer  # noqa: E402
 from opacus.schedulers import ExponentialNoise, StepGradClip, StepNoise  # noqa: E402
 from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping  # noqa: E402
 from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
@@ -653,16 +653,13 @@ def test_recording_begins_before_the_first_step() -> None:
         record(*run.parts, dataset="d")
 
 
-def test_what_is_not_opacus_or_distributed_is_refused() -> None:
+def test_what_is_not_opacus_is_refused() -> None:
     run = private()
     plain = torch.optim.SGD(run.module.parameters(), lr=0.1)
     with pytest.raises(TrainingError, match="SGD with GradSampleModule"):
         record(run.engine, run.module, plain, run.loader, dataset="d")
     with pytest.raises(TrainingError, match="DPOptimizer with Sequential"):
         record(run.engine, run.module._module, run.optimizer, run.loader, dataset="d")
-    run.optimizer.__class__ = DistributedDPOptimizer
-    with pytest.raises(TrainingError, match="DistributedDPOptimizer"):
-        record(*run.parts, dataset="d")
 
 
 def test_a_displaced_accountant_is_noticed() -> None:

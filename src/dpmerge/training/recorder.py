@@ -20,7 +20,8 @@ from dpmerge.records import Convex, Shard
 from dpmerge.training.randomness import together
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
-from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator, sampler_fingerprint
+from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator
+from dpmerge.training.recorder_ranks import Ranks
 from dpmerge.training.recorder_run import Recorder as Recorder, Said, counted as steps_counted
 from dpmerge.training.recorder_start import follow, resumable, start_of
 from dpmerge.training.recorder_steps import StepReader
@@ -57,9 +58,13 @@ def record(
         raise TrainingError("norm_bound is for facts that the recorder checks; state smoothness and convex, or norm_bound")
     module, optimizer = module_of(module), optimizer_of(optimizer)
     batches, steps = Batches(loader), StepReader(module, optimizer)
+    ranks = Ranks(optimizer)
+    ranks.require_parts(batches.processes)
+    ranks.require_plain((norm_bound, shard))
+    ranks.require_independent(engine, optimizer, batches.generator)
     watch = None if norm_bound is None else HeadWatch(module, optimizer, norm_bound)
     noise, generator = noise_fingerprint(engine, optimizer), noise_generator(engine, optimizer)
-    sampler = None if batches.sampling().scheme == "full-batch" else sampler_fingerprint(engine, batches.generator)
+    sampler = None if batches.sampling().scheme == "full-batch" else ranks.fingerprint(engine, batches.generator)
     counted = steps_counted(engine)
     if resume is None:
         if counted:
@@ -73,7 +78,7 @@ def record(
         follow(tensors)
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
-        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch)
+        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch, ranks=ranks)
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
@@ -94,4 +99,4 @@ def record(
     facts = (before.smoothness, before.convex) if stated else (None, None)
     known = (None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard))
     said = Said(dataset, before.run, noise, sampler, drawn_by, *facts, *known)
-    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch)
+    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch, ranks)

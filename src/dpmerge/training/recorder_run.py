@@ -16,6 +16,7 @@ from dpmerge.training.recipe import dp_sgd_record
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import is_secure, noise_generator, noise_state, note_use
+from dpmerge.training.recorder_ranks import Ranks
 from dpmerge.training.recorder_start import saved
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
@@ -51,8 +52,10 @@ class Recorder:
         before: DpSgd | None = None,
         part_size: float | None = None,
         watch: HeadWatch | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._part_size = part_size
+        self._ranks = Ranks(optimizer) if ranks is None else ranks
         self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
         self._said, self._before, self._watch = said, before, watch
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
@@ -69,6 +72,7 @@ class Recorder:
     def switch_loader(self, loader: Any) -> None:
         """Go on with another loader over the same data: another batch size, say."""
         batches = Batches(loader)
+        self._ranks.require_parts(batches.processes)
         if batches.examples != self._batches.examples:
             raise TrainingError(
                 f"the new loader has {batches.examples} examples, the one before {self._batches.examples}: a record is about "
@@ -92,9 +96,11 @@ class Recorder:
         """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole.
 
         Without the tensors that `leave_out` names, also in earlier calls; see `record`. The record says how many earlier
-        checkpoints were written so.
+        checkpoints were written so. Of several processes the first writes, and the others do nothing.
         """
         path, record = Path(folder), self.record(leave_out=leave_out)
+        if not self._ranks.first:
+            return path
         assert isinstance(record.mechanism, DpSgd)
         save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
         self._saved.add(self.steps)
@@ -110,11 +116,11 @@ class Recorder:
 
         def pre_step(closure: Any = None) -> Any:
             nonlocal due
+            self._tensors.trains(optimizer.params)
             self._steps.part()
             if self._watch is not None:
                 self._watch.part()
             phase = self._phase()
-            self._tensors.trains(optimizer.params)
             if optimizer.generator is not generator:
                 raise TrainingError(
                     "the optimizer's noise generator was replaced during the training, so the fingerprint says nothing of its "
@@ -123,7 +129,8 @@ class Recorder:
             state = noise_state(self._engine, optimizer)
             made = original(closure)
             if made:
-                if phase.noise_multiplier:  # without noise nothing is drawn
+                self._tensors.changed.update(self._ranks.agree(phase, self._tensors.changed))
+                if phase.noise_multiplier and self._ranks.first:  # else nothing is drawn
                     note_use("noise", state)
                 self._said.noise_generator = together([self._said.noise_generator, noise_generator(self._engine, optimizer)])
                 self._made(phase)

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpmerge.errors import TrainingError
+from dpmerge.training.recorder_wrapped import inner_of
 
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -44,7 +45,7 @@ class ModuleTensors:
 
     def __init__(self, module: Any, resumed: Path | None = None, left_out: Collection[str] = ()) -> None:
         """`resumed` is a saved folder, whose tensors the module must hold; `left_out` is what was left out of it."""
-        self._module = module._module
+        self._module = inner_of(module)
         self.left = Left()
         self._begun = self.left.begun
         self._trained: dict[int, tuple[Any, torch.Tensor]] = {}  # by id: the parameter, and its bits after the last step
@@ -67,6 +68,11 @@ class ModuleTensors:
     def begun(self) -> Mapping[str, str]:
         """The digests of what the module held when recording began, by name."""
         return self._begun
+
+    @property
+    def changed(self) -> set[str]:
+        """What was seen to change without noise, by name."""
+        return self._changed
 
     def leave_out(self, names: Collection[str]) -> None:
         """These were left out of what the module begins with: they hold data already."""
