@@ -378,7 +378,7 @@ def test_the_record_says_how_many_checkpoints_were_kept(tmp_path: Path) -> None:
     recorder.save(tmp_path / "copy")
     assert kept("first") is None and kept("copy") is None  # of earlier steps there is none
     assert "checkpoints_kept" not in (tmp_path / "first" / "record.json").read_text()
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match=r"holds model\.safetensors, record\.json already"):
         recorder.save(tmp_path / "first")
     run.train()
     recorder.save(tmp_path / "second")
@@ -772,7 +772,7 @@ def test_a_saved_folder_holds_the_model_under_its_own_names(options: Any, tmp_pa
     assert all(torch.equal(held[name], tensor) for name, tensor in built[0].state_dict().items())
     assert Record.load(tmp_path / "runs" / "a" / "record.json") == recorder.record()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a"]
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match=r"holds model\.safetensors, record\.json already"):
         recorder.save(tmp_path / "runs" / "a")
 
 

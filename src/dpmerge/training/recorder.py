@@ -18,6 +18,7 @@ from typing import Any
 from dpmerge.errors import TrainingError
 from dpmerge.records import Convex, Shard
 from dpmerge.training.randomness import together
+from dpmerge.training.recorder_advice import advice
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator
@@ -44,6 +45,7 @@ def record(
     starts_from: str | Path | None = None,
     shard: Shard | None = None,
     part_size: float | None = None,
+    delta: float | None = None,
 ) -> Recorder:
     """Start to record: `engine` is the PrivacyEngine, the others are what its `make_private` returned, before the first step.
 
@@ -52,7 +54,8 @@ def record(
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
     `starts_from` names the folder of a private model that a new run begins with, if no recorder of this process wrote it.
     `shard` is the part of the data in the loader; rate and divisor then come from `part_size`, a public number, and never from
-    how many records the part has (docs/records.md).
+    how many records the part has (docs/records.md). What another set-up would make better is said at once, in one
+    `RecordingWarning` (`Recorder.advice`); with `delta`, also whether that is small enough.
     """
     if norm_bound is not None and (smoothness is not None or convex is not None):
         raise TrainingError("norm_bound is for facts that the recorder checks; state smoothness and convex, or norm_bound")
@@ -78,7 +81,9 @@ def record(
         follow(tensors)
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
-        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch, ranks=ranks)
+        recorder = Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch, ranks=ranks)
+        recorder.advise(advice(engine, tensors.module, optimizer, batches, steps.kind, delta))
+        return recorder
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
@@ -99,4 +104,6 @@ def record(
     facts = (before.smoothness, before.convex) if stated else (None, None)
     known = (None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard))
     said = Said(dataset, before.run, noise, sampler, drawn_by, *facts, *known)
-    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch, ranks)
+    recorder = Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch, ranks)
+    recorder.advise(advice(engine, tensors.module, optimizer, batches, steps.kind, delta))
+    return recorder

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, FullPhase, NoiseGenerator, Record, Sampling
+from dpmerge.training.pretrained import save_pretrained
 from dpmerge.training.randomness import together
 from dpmerge.training.recipe import dp_sgd_record
+from dpmerge.training.recorder_advice import RecordingWarning, changing, message
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import is_secure, noise_generator, noise_state, note_use
@@ -60,7 +63,9 @@ class Recorder:
         self._said, self._before, self._watch = said, before, watch
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
         self._taken = counted(engine)
+        self._told: set[str] = set()  # what changes without noise, of which the user was told
         self._saved: set[int] = set()  # the steps after which this recorder wrote a folder
+        self.advice: list[str] = []  # what another set-up would make better
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
         self._follow(optimizer)
 
@@ -93,18 +98,32 @@ class Recorder:
         return self._build(self._phases, self._tensors.left_out(leave_out))
 
     def save(self, folder: str | Path, *, leave_out: Collection[str] = ()) -> Path:
-        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole.
+        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, or one without a model.
 
         Without the tensors that `leave_out` names, also in earlier calls; see `record`. The record says how many earlier
         checkpoints were written so. Of several processes the first writes, and the others do nothing.
         """
+        return self._save(
+            folder, leave_out, lambda path, names, record: save_torch_model(path, self._tensors.shown(names), record)
+        )
+
+    def save_pretrained(self, folder: str | Path, tokenizer: Any = None, *, leave_out: Collection[str] = ()) -> Path:
+        """Like `save`, for a model of Transformers (with config, and the tokenizer if given) or PEFT (the adapter alone)."""
+
+        def write(path: Path, names: Collection[str], record: Record) -> None:
+            save_pretrained(path, self._tensors, names, record, tokenizer)
+
+        return self._save(folder, leave_out, write)
+
+    def _save(
+        self, folder: str | Path, leave_out: Collection[str], write: Callable[[Path, Collection[str], Record], None]
+    ) -> Path:
         path, record = Path(folder), self.record(leave_out=leave_out)
-        if not self._ranks.first:
-            return path
-        assert isinstance(record.mechanism, DpSgd)
-        save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
-        self._saved.add(self.steps)
-        saved(self._tensors, path)
+        if self._ranks.first:
+            assert isinstance(record.mechanism, DpSgd)
+            write(path, record.mechanism.left_out or (), record)
+            self._saved.add(self.steps)
+            saved(self._tensors, path)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -117,6 +136,7 @@ class Recorder:
         def pre_step(closure: Any = None) -> Any:
             nonlocal due
             self._tensors.trains(optimizer.params)
+            self._note_changes()
             self._steps.part()
             if self._watch is not None:
                 self._watch.part()
@@ -148,6 +168,19 @@ class Recorder:
 
         optimizer.pre_step = pre_step
         inner.step = types.MethodType(step, inner)  # a method, as torch's schedulers expect
+
+    def advise(self, points: list[str], stacklevel: int = 2) -> None:
+        """Say at once what will cost later."""
+        self.advice += points
+        if points and self._ranks.first:
+            warnings.warn(message(points), RecordingWarning, stacklevel=stacklevel + 1)
+
+    def _note_changes(self) -> None:
+        """Tensors that change without noise are refused when a folder is saved; the first steps show which."""
+        names = sorted(self._tensors.changed - self._told)
+        if names:
+            self._told.update(names)
+            self.advise([changing(names)], stacklevel=4)
 
     def _phase(self) -> FullPhase:
         now, sampling = self._steps.now(), self._batches.sampling()
