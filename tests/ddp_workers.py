@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from dpmerge.errors import TrainingError
+from dpmerge.records import Record
 from dpmerge.training import opacus_history, record, recorder_randomness
 from tests.opacus_builders import Private, examples, network, private
 
@@ -91,6 +92,32 @@ def refusal(attempt: Callable[[], Any]) -> str:
     return "nothing refused"
 
 
+def sealed() -> None:
+    """A loader whose generator does not tell its state."""
+
+    class Sealed:
+        device = torch.device("cpu")
+
+    run = small()
+    run.loader.batch_sampler.generator = Sealed()
+    record(*run.parts, dataset="d")
+
+
+def fork(folder: Path) -> dict[str, Any]:
+    """A run that starts from what the run before saved in the same processes: what the first process says of it."""
+    body = small()
+    recorder = record(*body.parts, dataset="d")
+    body.train()
+    recorder.save(folder)
+    distributed.barrier()
+    run = small()
+    run.module._module.module.load_state_dict(body.module._module.module.state_dict())
+    recorder = record(*run.parts, dataset="d")
+    run.train()
+    said = recorder.record().mechanism.model_dump(mode="json")
+    return {"starts_from": said.get("starts_from"), "body": Record.load(folder / "record.json").mechanism.run}
+
+
 def same_seed() -> None:
     torch.manual_seed(3)
     try:
@@ -151,8 +178,10 @@ def main(rank: int, port: int, folder: Path) -> None:
         "torch": recorded("hooks", shells["torch"]),
         "layers": recorded("hooks", shells["private"], clip=[1.0, 1.0, 1.0, 1.0], clipping="per_layer"),
         "noise": noise(),
+        "fork": fork(folder / "body"),
         "refusals": {
             "torch's shell in ghost mode": refusal(lambda: record(*small("ghost", shells["torch"]).parts, dataset="d")),
+            "sealed": refusal(sealed),
             "same seed": refusal(same_seed),
             "same seed elsewhere": refusal(same_seed_elsewhere),
             "different clips": refusal(different_clips),

@@ -93,11 +93,10 @@ def test_running_statistics() -> None:
 
 def test_other_buffers_are_named_when_the_first_steps_change_them() -> None:
     class Counting(nn.Module):
-        seen: torch.Tensor
-
         def __init__(self) -> None:
             super().__init__()
             self.body = nn.Linear(4, 3)
+            self.seen: Any
             self.register_buffer("seen", torch.zeros(1))
 
         def forward(self, inputs: Any) -> Any:

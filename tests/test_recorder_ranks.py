@@ -75,10 +75,16 @@ def test_the_first_process_saves(ranks: tuple[list[dict[str, Any]], Path]) -> No
     assert sorted(load_file(folder / "a" / "model.safetensors")) == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
+def test_a_fork_is_recorded_in_the_first_process(ranks: tuple[list[dict[str, Any]], Path]) -> None:
+    first = ranks[0][0]["fork"]
+    assert first["starts_from"]["run"] == first["body"] and first["starts_from"]["step"] == 10
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
         ("torch's shell in ghost mode", "both backward passes"),
+        ("sealed", "cannot be read"),
         ("same seed", "generators with the same seed"),
         ("same seed elsewhere", "generators with the same seed"),
         ("different clips", "clip differs between the processes of this training (1.0, 2.0)"),

@@ -77,7 +77,8 @@ def record(
             )
         identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
         tensors = ModuleTensors(module)
-        start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset)
+        # Of several processes the first writes the record, and knows what it saved.
+        start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset) if ranks.first else None
         follow(tensors)
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from dpmerge.training.recorder_batches import Batches
-from dpmerge.training.recorder_randomness import is_secure
+from dpmerge.training.recorder_randomness import is_secure, seed_of
 
 # Torch seeds its own generators with 53 bits of the system's entropy, so that below 2³² a user's seed is meant, but once in two
 # million times; a new torch.Generator() always has this one.
@@ -76,5 +76,5 @@ def _noise(optimizer: Any) -> list[Any]:
 
 
 def _is_seeded(generator: Any) -> bool:
-    seed = generator.initial_seed()
-    return bool(seed < _LARGE or seed == _CONSTANT)
+    seed = seed_of(generator)
+    return seed is not None and (seed < _LARGE or seed == _CONSTANT)

@@ -128,6 +128,14 @@ def state_of(generator: Any) -> bytes | None:
         return None
 
 
+def seed_of(generator: Any) -> int | None:
+    """The seed from which the generator started; None if it cannot be read."""
+    try:
+        return int(generator.initial_seed())
+    except (AttributeError, RuntimeError):
+        return None
+
+
 def _fingerprint(secure: bool, state: bytes | None) -> str | None:
     if secure:
         return f"system-{secrets.token_hex(16)}"

@@ -18,7 +18,7 @@ from torch import distributed
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import FullPhase
-from dpmerge.training.recorder_randomness import is_secure, noise_state, sampler_fingerprint, state_of
+from dpmerge.training.recorder_randomness import is_secure, noise_state, sampler_fingerprint, seed_of, state_of
 
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 
@@ -49,10 +49,15 @@ class Ranks:
         if self.size == 1:
             return
         generator = torch.default_generator if sampler is None else sampler
-        mine = None if is_secure(engine, sampler) else (state_of(generator), _seed(generator))
+        state, seed = state_of(generator), seed_of(generator)
+        if seed is not None and generator.device.type == "cpu":
+            seed &= 0xFFFFFFFF  # torch uses no more of it there
+        mine = None if is_secure(engine, sampler) else (state, seed)
         noise = noise_state(engine, optimizer) if self.first else None
         found = self._gather((mine, noise))
         coins = [one for one, _ in found if one is not None]
+        if any(None in one for one in coins):
+            raise TrainingError("the sampling generator of a process cannot be read, so equal coins would not be noticed")
         for values in zip(*coins, strict=True):
             if len(set(values)) < len(values):
                 raise TrainingError(
@@ -87,9 +92,3 @@ class Ranks:
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, mine)
         return found
-
-
-def _seed(generator: Any) -> int:
-    """Of a seed torch's generator on the CPU uses 32 bits."""
-    seed = int(generator.initial_seed())
-    return seed & 0xFFFFFFFF if generator.device.type == "cpu" else seed
