@@ -15,7 +15,7 @@ import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Record
@@ -90,6 +90,12 @@ def refusal(attempt: Callable[[], Any]) -> str:
     except TrainingError as fault:
         return str(fault)
     return "nothing refused"
+
+
+def own_data() -> None:
+    """Each process has half of the data to itself."""
+    half = Subset(examples(40), range(20 * distributed.get_rank(), 20 * distributed.get_rank() + 20))
+    record(*small(loader=DataLoader(half, batch_size=2)).parts, dataset="d")
 
 
 def sealed() -> None:
@@ -181,6 +187,7 @@ def main(rank: int, port: int, folder: Path) -> None:
         "fork": fork(folder / "body"),
         "refusals": {
             "torch's shell in ghost mode": refusal(lambda: record(*small("ghost", shells["torch"]).parts, dataset="d")),
+            "own data": refusal(own_data),
             "sealed": refusal(sealed),
             "same seed": refusal(same_seed),
             "same seed elsewhere": refusal(same_seed_elsewhere),

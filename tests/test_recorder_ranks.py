@@ -84,6 +84,7 @@ def test_a_fork_is_recorded_in_the_first_process(ranks: tuple[list[dict[str, Any
     ("attempt", "message"),
     [
         ("torch's shell in ghost mode", "both backward passes"),
+        ("own data", "the processes have different data"),
         ("sealed", "cannot be read"),
         ("same seed", "generators with the same seed"),
         ("same seed elsewhere", "generators with the same seed"),

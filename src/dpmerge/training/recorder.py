@@ -62,7 +62,7 @@ def record(
     module, optimizer = module_of(module), optimizer_of(optimizer)
     batches, steps = Batches(loader), StepReader(module, optimizer)
     ranks = Ranks(optimizer)
-    ranks.require_parts(batches.processes)
+    ranks.require_parts(batches)
     ranks.require_plain((norm_bound, shard))
     ranks.require_independent(engine, optimizer, batches.generator)
     watch = None if norm_bound is None else HeadWatch(module, optimizer, norm_bound)

@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.data_loader import DPDataLoader
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Sampling
 from dpmerge.training.recorder_randomness import state_of
+from dpmerge.training.recorder_tensors import digests
 from dpmerge.training.recorder_wrapped import loader_of
 
 _COIN_BITS = {torch.float32: 24, torch.float64: 53}  # of the uniform numbers that Opacus' sampler compares with its rate
@@ -65,7 +68,7 @@ class Batches:
             )
         sampler = loader.batch_sampler
         self._sampler = sampler.sampler if _kind(sampler) is BatchSplittingSampler else sampler
-        self.examples = len(loader.dataset)
+        self._dataset, self.examples = loader.dataset, len(loader.dataset)
         self._draws_ahead = ahead or loader.num_workers > 0
         self._pass = _Pass()
         if getattr(loader.collate_fn, "rand_on_empty", False):
@@ -85,6 +88,16 @@ class Batches:
     def processes(self) -> int:
         """Among how many processes the sampler divides the data."""
         return int(getattr(self._sampler, "num_replicas", 1))
+
+    def ends(self) -> list[str] | None:
+        """Digests of the first and the last example, by which other data are noticed; None if they differ between readings."""
+        first, again = (self._read_ends() for _ in range(2))
+        return first if first == again else None
+
+    def _read_ends(self) -> list[str]:
+        leaves = enumerate(tree_leaves([self._dataset[index] for index in (0, self.examples - 1)]))
+        plain = {str(place): one for place, one in leaves if isinstance(one, torch.Tensor | np.ndarray | str | int | float)}
+        return list(digests(plain).values())
 
     def mean_size(self, sampling: Sampling) -> float:
         """The number of examples of a batch, on average."""

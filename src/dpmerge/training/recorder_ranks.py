@@ -18,6 +18,7 @@ from torch import distributed
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import FullPhase
+from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_randomness import is_secure, noise_state, sampler_fingerprint, seed_of, state_of
 
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
@@ -31,12 +32,18 @@ class Ranks:
         self.size: int = optimizer.world_size if several else 1
         self.first: bool = not several or optimizer.rank == 0
 
-    def require_parts(self, processes: int) -> None:
-        """Refuse a loader that does not divide the data among these processes."""
-        if processes != self.size:
+    def require_parts(self, batches: Batches) -> None:
+        """Refuse loaders that do not divide the same data among these processes."""
+        if batches.processes != self.size:
             raise TrainingError(
-                f"the loader divides the data among {processes} processes, and {self.size} add up their gradients, so a record "
-                "may be in several batches of one step, or in none; train with Poisson sampling on the loader of make_private"
+                f"the loader divides the data among {batches.processes} processes, and {self.size} add up their gradients, "
+                "so a record may be in several batches of one step, or in none; train with Poisson sampling on the loader of "
+                "make_private"
+            )
+        if self.size > 1 and len({str(one) for one in self._gather((batches.examples, batches.ends()))}) > 1:
+            raise TrainingError(
+                "the processes have different data: Opacus gives each a part of its own data only, and which one changes "
+                "with their number. Give every process the whole dataset, in the same order"
             )
 
     def require_plain(self, options: Collection[object]) -> None:

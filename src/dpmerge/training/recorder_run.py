@@ -77,7 +77,7 @@ class Recorder:
     def switch_loader(self, loader: Any) -> None:
         """Go on with another loader over the same data: another batch size, say."""
         batches = Batches(loader)
-        self._ranks.require_parts(batches.processes)
+        self._ranks.require_parts(batches)
         if batches.examples != self._batches.examples:
             raise TrainingError(
                 f"the new loader has {batches.examples} examples, the one before {self._batches.examples}: a record is about "

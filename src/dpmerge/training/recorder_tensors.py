@@ -247,8 +247,8 @@ def digests_of(folder: Path) -> dict[str, str]:
     return digests(_saved(folder))
 
 
-def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The digests of tensors, by name."""
+def digests(tensors: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of tensors, by name; of anything else its repr."""
     return {name: _digest(name, value) for name, value in tensors.items()}
 
 
