@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import AccountingError, TargetError, TrainingError
+from dpmerge.notebook import tells
 from dpmerge.planning import training_variance
 from dpmerge.records import Weights
 from dpmerge.rules import DEFAULT_ACCOUNTING, Combination, Target, build, least_noise, round_down
@@ -74,6 +75,7 @@ class Design:
         }
 
 
+@tells
 def design(
     setting: LinearSetting,
     *,
