@@ -153,6 +153,17 @@ def test_bfloat16_in_ghost_mode_and_bfloat16_parameters_are_refused() -> None:
         record(*half.parts, dataset="d")
 
 
+def test_float16_is_refused() -> None:
+    run = private()
+    record(*run.parts, dataset="d")
+    inputs, labels = examples(3).tensors
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = run.criterion(run.module(inputs).float(), labels)
+    loss.backward()
+    with pytest.raises(TrainingError, match="in float16"):
+        run.optimizer.step()
+
+
 def test_what_no_record_can_say_is_refused() -> None:
     run, _ = prepared(private(), gradient_accumulation_steps=4)
     with pytest.raises(TrainingError, match="accumulates gradients over 4 batches"):
