@@ -60,6 +60,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("ledger show runs", "runs: is a portfolio, not a ledger"),
     ("ledger show weights.json", "weights.json: is a JSON file, not a ledger"),
     ("train runs --out out", "runs: is a portfolio; give the YAML file"),
+    ("frontier runs --delta 1e-5 --out weights.json", "weights.json: is a file; pictures and finished work need a folder"),
+    ("frontier runs --delta 1e-5 --evaluate digitz", "did you mean digits?"),
     ("train released --out out", "released: is a release; give the YAML file"),
     ("plan runs --epsilon 1 --delta 1e-5 --utility a=1,b=2,d=3", "no model named 'd'"),
 ]

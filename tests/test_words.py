@@ -68,6 +68,19 @@ def test_a_page_that_is_gone_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "missing from this installation" in str(dpmerge("help", "records").exception)
 
 
+def test_installing_is_described_as_it_works_today() -> None:
+    """From a checkout; every extra with its size; what torch downloads is said before anyone types it."""
+    page, readme = (ROOT / "docs" / "install.md").read_text(), (ROOT / "README.md").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = {line.split("|")[1].strip(" `"): line.split("|")[3:5] for line in page.splitlines() if line.startswith("| `")}
+    assert set(rows) == set(extras) - {"dev"}
+    assert all(0 < int(download) < int(installed) for download, installed in rows.values())
+    for text in (readme, page):
+        assert "pip install dpmerge" not in text and "pip install 'dpmerge" not in text
+        assert "CPU build" in text and "registry" in text
+    assert "2.7 GB" in readme and "2740 MB" in page
+
+
 # --- pictures -----------------------------------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,8 @@ def find_in(
 ) -> Callable[..., Any]:
     """A function of the table, or the user's `module:function`."""
     if ":" not in name and name not in known:
-        there = f", or one of {', '.join(known)}" if known else hint
+        close = "".join(f"; did you mean {one}?" for one in get_close_matches(name, known, n=1))
+        there = f", or one of {', '.join(known)}{close}" if known else hint
         raise error(f"no {what.removeprefix('the ')} is named {name!r}; give module:function{there}")
     found = known.get(name, name)
     return load_function(found, what, error) if isinstance(found, str) else found

@@ -51,7 +51,7 @@ def explore(
     try:
         from dpmerge.explorer import Explorer, taking
     except ModuleNotFoundError as missing:
-        raise ExplorerError(f"{missing.name} is not installed: pip install 'dpmerge[explorer]'") from None
+        raise ExplorerError(f"{missing.name} is not installed: install dpmerge[explorer]") from None
 
     door = _door(host, port, token)
     with taking(host, port) as place:

@@ -180,6 +180,8 @@ def frontier(
         raise UtilityError("--stand-ins needs --evaluate; a utility file states it itself")
     name = "simplex" if simplex else "frontier"
     folder = out or Path(name)
+    if folder.is_file():
+        raise FigureError(f"{folder}: is a file; pictures and finished work need a folder")
     accounting.require(delta)
     drawn = _drawable(json)
     loaded = Portfolio(portfolio)

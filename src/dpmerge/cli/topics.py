@@ -21,7 +21,7 @@ TOPICS = {
     **{
         name: f"{name}.md"
         for name in (
-            *("records", "training", "frontier", "release", "checkpoints", "ftrl"),
+            *("install", "records", "training", "frontier", "release", "checkpoints", "ftrl"),
             *("explorer", "report", "theory", "soundness"),
         )
     },
