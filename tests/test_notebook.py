@@ -84,7 +84,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     shown: list[Any] = []
 
     class Bar:
-        def __init__(self, total: int | None, desc: str, leave: bool) -> None:
+        def __init__(self, total: int | None, desc: str, leave: bool, bar_format: str = "") -> None:
             self.total, self.n, self.closed = total, 0, False
             self.labels = [desc]
             shown.append(self)

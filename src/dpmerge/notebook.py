@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from html import escape
@@ -69,14 +70,17 @@ def bar(total: int | None, label: str) -> Any | None:
     """A bar of tqdm in a notebook; None elsewhere, or without tqdm."""
     if not in_notebook() or importlib.util.find_spec("tqdm") is None:
         return None
-    from tqdm.auto import tqdm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without ipywidgets its bars are of text, and it says so
+        from tqdm.auto import tqdm
 
-    return tqdm(total=total, desc=label, leave=False)
+    steps = {} if total else {"bar_format": "{desc} {elapsed}"}
+    return tqdm(total=total, desc=label, leave=False, **steps)
 
 
 def amounts(label: str) -> Callable[[int, int], None] | None:
     """How much of the work is done: a bar in a notebook."""
-    shown = bar(None, label)
+    shown = bar(1, label)
     if shown is None:
         return None
 
