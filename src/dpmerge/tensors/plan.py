@@ -88,7 +88,8 @@ def plan_merge(
         for checkpoint in checkpoints:
             _require_stored_once(checkpoint)
     make = _whole(load_method(method), list(weights), base) if method else _average(first, tuple(weights), noise)
-    config = None
+    config: bytes | None = None
+    differing: list[str] = []
     if first.layout == "lora":
         from dpmerge.tensors.lora import check_factors, exact_output, merged_config
 
@@ -96,8 +97,8 @@ def plan_merge(
             make = exact_output(checkpoints, weights)
         else:
             check_factors(checkpoints)
-        config = merged_config(checkpoints, exact=exact)
-    differing: list[str] = []
+        config, notes = merged_config(checkpoints, exact=exact)
+        differing += notes
 
     def output(inputs: tuple[Tensor, ...]) -> Output:
         return make(inputs) if inputs[0].dtype.floating else _kept(inputs, take_from, differing)
