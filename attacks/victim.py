@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dpmerge.cli import app
 from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.files import canonical, sha256
-from dpmerge.release import CARD, NAME, GuaranteeForm, Signer, draft, model_card
+from dpmerge.release import CARD, NAME, CardTemplate, GuaranteeForm, Signer, draft, model_card
 
 Change = Callable[[dict[str, Any]], None]
 DATASET, DELTA = "victim-data", "1e-5"
@@ -130,8 +130,9 @@ def forge(out: Path, change: Change, *, guarantee: bool = False, signer: Signer 
         if guarantee:
             answer = made.numerics.answer(made.rule.build(made.portfolio()), made.guarantee.epsilon, made.guarantee.delta)
             plain["guarantee"] = GuaranteeForm.of(answer).model_dump(mode="json")
-        (out / CARD).write_text(model_card(draft(plain)))
-        plain["outputs"][CARD] = sha256((out / CARD).read_bytes())
+        section = model_card(draft(plain))
+        (out / CARD).write_text(CardTemplate().page(section, {}))
+        plain["card"] = sha256(section.encode())
     except CertificateError:
         pass  # what contradicts itself has no card; the forger tries it all the same
     body = canonical(plain)

@@ -16,6 +16,7 @@ from dpmerge.release.forms import RuleForm as RuleForm
 from dpmerge.release.ledger import Ledger as Ledger
 from dpmerge.release.making import Merge as Merge, Released as Released
 from dpmerge.release.processes import under_way as under_way
+from dpmerge.release.readme import CardTemplate as CardTemplate, certified_section as certified_section
 from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (
     NO_LEDGER as NO_LEDGER,

@@ -39,13 +39,15 @@ from dpmerge.tensors import (
 class Verdict:
     """What was checked and holds, what does not, what could not be checked; `warnings`: guarantees that promise little.
 
-    `certified` is the guarantee that followed again, with its standing, and `assumptions` is what it assumes.
+    `uncovered` names files that are not certified. `certified` is the guarantee that followed again, with its standing, and
+    `assumptions` is what it assumes.
     """
 
     holds: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    uncovered: list[str] = field(default_factory=list)
     certified: str = ""
     assumptions: list[str] = field(default_factory=list)
 
@@ -79,6 +81,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         found = {"does NOT hold": self.broken, "not checked": self.unchecked, "beware": self.warnings, "holds": self.holds}
+        found |= {"not certified": self.uncovered}
         found |= {"certified": [self.certified] if self.certified else [], "assumes": self.assumptions}
         return html_table([], [(name, tuple(texts)) for name, texts in found.items() if texts])
 
@@ -269,7 +272,7 @@ class Recheck:
     def _beside(self, plan: MergePlan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
         outputs, kept = self.certificate.outputs, plan.companions
-        expected = {CARD, *plan.names}
+        expected = {*plan.names, *([CARD] if self.certificate.card is None else [])}
         faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
         faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
         faults += [

@@ -21,6 +21,7 @@ from dpmerge.release.known import contents_of
 from dpmerge.release.ladder import Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
+from dpmerge.release.readme import CardTemplate
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, about_delta, coupled_outcomes, covers
 from dpmerge.tensors import (
@@ -41,7 +42,7 @@ _DEPENDENT = "this release depends on earlier ones, so only the ledger's total c
 NO_LEDGER = "no ledger: releases from this data are not being added up"
 
 
-_AVERAGE = Merge()
+_AVERAGE, _PLAIN = Merge(), CardTemplate()
 _NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
 
 
@@ -80,12 +81,13 @@ def release(
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
     surveys: Surveys | None = None,
+    template: CardTemplate = _PLAIN,
 ) -> Released:
     """Write the released model to the new folder `out`, with `certificate.json` and a model card.
 
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
     showed: then only the total of the ledger that holds these covers the release. `recipient` is whom it is for. `surveys`
-    are those of the models, if reading them has begun.
+    are those of the models, if reading them has begun. `template` is the text around the model card's certified section.
     """
     with reading(portfolio) if surveys is None else nullcontext(surveys) as surveys:
         portfolio.require_outside(out)
@@ -107,7 +109,9 @@ def release(
         planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
         planned = replace(planned, contents=contents, recipient=recipient)
         with entered(ledger, planned, choice.weights, out) as place:
-            made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys)
+            made = Making(
+                portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys, template
+            )
             released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
             if ladder is not None and _file_states(used) != before:
                 raise CertificateError(
@@ -134,6 +138,7 @@ def release_together(
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,
+    template: CardTemplate = _PLAIN,
 ) -> list[Released]:
     """Several random selections with one shared uniform number, each in its folder under `out`, which appears whole.
 
@@ -155,7 +160,7 @@ def release_together(
     planned = _planned(portfolio, [*choices.values()], Exposure.drawn(*weights), out, dependent, drawn)
     planned = replace(planned, contents=contents_of(_to_hash(portfolio, [*choices.values()], ledger)))
     with entered(ledger, planned, weights[0], out) as place:
-        made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
+        made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None, template=template)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
         place.certificates.extend(one.certificate.sha256 for one in written)
     notes = tuple(_notes(portfolio, choices.values(), dependent, place))

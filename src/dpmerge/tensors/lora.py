@@ -126,7 +126,7 @@ def scaling(config: Mapping[str, Any]) -> float:
 
 
 def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> tuple[bytes, list[str]]:
-    """The new adapter_config.json: what the models agree on, for the exact sum with the new rank and a scaling of 1; and notes."""
+    """The new adapter_config.json: what the models agree on, for the exact sum with a new rank and scaling 1; and notes."""
     configs = [checkpoint.adapter for checkpoint in checkpoints]
     config = agreed(configs, _HARMLESS)
     dropouts = {"lora_dropout"} if any("lora_dropout" in one for one in configs) else set()
