@@ -28,6 +28,7 @@ from dpmerge.release.choice import Chosen
 from dpmerge.release.commitment import Opening, Openings, commit, input_names
 from dpmerge.release.entries import Entry
 from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.joining import RECORD, record_of
 from dpmerge.release.readme import CardTemplate, header_of
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee
@@ -74,8 +75,12 @@ class Released:
 
 
 def write_statements(folder: Path, content: dict[str, Any], template: CardTemplate, signer: Signer | None) -> Certificate:
-    """Write the model card and the certificate that binds its section, and return the certificate."""
-    section = model_card(draft({**content, "card": "0" * 64}))
+    """Write record, model card and the certificate that binds them, and return the certificate."""
+    made = draft({**content, "card": "0" * 64})
+    if (record := record_of(made)) is not None:
+        (folder / RECORD).write_bytes(record)
+        content = {**content, "outputs": {**content["outputs"], RECORD: sha256(record)}}
+    section = model_card(made)
     (folder / CARD).write_bytes(template.page(section, header_of(folder, content["dataset"])).encode())
     certificate = seal({**content, "card": sha256(section.encode())}, signer)
     (folder / NAME).write_bytes(certificate.file())

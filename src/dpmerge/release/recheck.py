@@ -16,6 +16,7 @@ from dpmerge.records import Portfolio
 from dpmerge.release.certificate import CARD, Certificate, published, record_digest
 from dpmerge.release.commitment import Commitment, Opening, Openings, input_names
 from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.joining import RECORD
 from dpmerge.release.known import contents_of
 from dpmerge.release.ladder import Ladders
 from dpmerge.rules import Combination, covers, why_joint
@@ -272,7 +273,7 @@ class Recheck:
     def _beside(self, plan: MergePlan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
         outputs, kept = self.certificate.outputs, plan.companions
-        expected = {*plan.names, *([CARD] if self.certificate.card is None else [])}
+        expected = {*plan.names, *([CARD] if self.certificate.card is None else []), *({RECORD} & outputs.keys())}
         faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
         faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
         faults += [

@@ -17,6 +17,7 @@ from dpmerge.release.choice import Chosen
 from dpmerge.release.entering import Entered, entered
 from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
+from dpmerge.release.joining import RECORD, can_join
 from dpmerge.release.known import contents_of
 from dpmerge.release.ladder import Ladders
 from dpmerge.release.ledger import Ledger
@@ -171,7 +172,7 @@ def files_to_write(portfolio: Portfolio, choice: Chosen, *, ledger: Ledger | Non
     """The files of a release, after every check but that of the budget."""
     folders = folders_of(portfolio)
     _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
-    return _check_files(choice, folders, _AVERAGE)
+    return _check_files(choice, folders, _AVERAGE, dependent)
 
 
 def preview(
@@ -252,10 +253,12 @@ def _check_choice(portfolio: Portfolio, choice: Chosen, merge: Merge, dependent:
         )
 
 
-def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> Files:
+def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge, dependent: bool = False) -> Files:
     """Everything that headers and configurations can tell, before the ledger is charged or a byte is written."""
     used = choice.form.values
-    own = (NAME, CARD)
+    involved = [model for model in choice.weights.portfolio.models if model.name in choice.form.involved]
+    has_record = can_join(choice.guarantee.standing, dependent, (model.record for model in involved))
+    own = (NAME, CARD, *([RECORD] if has_record else []))
     with ExitStack() as stack:
         if not choice.form.draws:
             how = {**merge.arguments(), "noise": _any_noise(choice.form)}

@@ -18,6 +18,7 @@ from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
 from dpmerge.release.entries import became, standing
+from dpmerge.release.joining import RECORD, record_of
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.readme import certified_section
 from dpmerge.release.recheck import Recheck, Verdict
@@ -68,6 +69,7 @@ def verify(
     _check_outputs(folder, certificate, strict, verdict)
     _check_guarantee(certificate, verdict)
     _check_card(folder, certificate, verdict)
+    _check_record(certificate, verdict)
     if certificate.rule.renoised is not None:
         check_rounding(folder, certificate, verdict)
     if portfolio is None and certificate.rule.noise is not None:
@@ -244,6 +246,14 @@ def _check_card(folder: Path, certificate: Certificate, verdict: Verdict) -> Non
     else:
         faults = [] if same else [f"the certified section of {CARD} does not say what is certified"]
         verdict.note(faults, f"the certified section of {CARD} says what is certified; the text around it is not certified")
+
+
+def _check_record(certificate: Certificate, verdict: Verdict) -> None:
+    """The record by which a release joins a portfolio says what the certificate says."""
+    if RECORD in certificate.outputs:
+        record = record_of(certificate)
+        same = record is not None and sha256(record) == certificate.outputs[RECORD]
+        verdict.note([] if same else [f"{RECORD} does not say what is certified"], f"{RECORD} says what is certified")
 
 
 # --- with the ledger ----------------------------------------------------------------------------------------------------------
