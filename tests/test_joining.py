@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import dpmerge
-from attacks.victim import forge
 from dpmerge.checkpoints import average
 from dpmerge.errors import DpmergeError, PortfolioError, RecordError
-from dpmerge.files import sha256
-from dpmerge.records import Model, Portfolio, Record
+from dpmerge.files import canonical, sha256
+from dpmerge.records import ApproxDp, Model, Portfolio, Record
 from dpmerge.release import Ledger, choose, release, verify
 from dpmerge.rules import Accounting
 from tests import builders
@@ -47,6 +46,7 @@ OTHER = builders.dp_sgd("x", sigma=20.0, steps=10)
 def test_a_release_is_one_more_run_with_what_its_certificate_says(released: Path, tmp_path: Path) -> None:
     both = joined(tmp_path / "more", released, OTHER)
     mechanism = both["released"].mechanism
+    assert isinstance(mechanism, ApproxDp)
     stated = json.loads((released / "certificate.json").read_text())["guarantee"]
     assert (mechanism.kind, mechanism.epsilon, mechanism.delta) == ("approx-dp", stated["epsilon"], DELTA)
     pair = {"kind": "approx-dp", "run": "y", "epsilon": stated["epsilon"], "delta": stated["delta"]}
@@ -122,7 +122,7 @@ def test_an_average_of_checkpoints_joins_as_well(tmp_path: Path) -> None:
 
 
 def test_more_noise_on_a_release_is_of_the_same_runs(tmp_path: Path) -> None:
-    convex = {"convex": "unclipped", "smoothness": 0.2, "steps": 10}
+    convex: dict[str, Any] = {"convex": "unclipped", "smoothness": 0.2, "steps": 10}
     portfolio = on_disk(tmp_path / "runs", builders.dp_sgd("a", sigma=4.0, **convex))
     first = dpmerge.merge(portfolio, {"a": 1.0}, out=tmp_path / "first", rule="combination", delta=DELTA, noise=0.01)
     second = dpmerge.renoise(first.folder, out=tmp_path / "second", delta=DELTA, noise=0.02)
@@ -170,7 +170,10 @@ def test_a_record_that_says_something_else_does_not_hold(released: Path) -> None
     record["mechanism"]["epsilon"] /= 2
     (released / "record.json").write_text(json.dumps(record))
     assert "record.json was changed" in verify(released).broken[0]
-    forge(released, lambda content: content["outputs"].update({"record.json": sha256((released / "record.json").read_bytes())}))
+    content = json.loads((released / "certificate.json").read_text())
+    content["outputs"]["record.json"] = sha256((released / "record.json").read_bytes())
+    plain = {key: value for key, value in content.items() if key not in ("sha256", "signature")}
+    (released / "certificate.json").write_bytes(canonical({**content, "sha256": sha256(canonical(plain))}, indent=1) + b"\n")
     assert verify(released).broken == ["record.json does not say what is certified"]
 
 
