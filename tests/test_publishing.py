@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from attacks.victim import forge
 from dpmerge import merge, verify
 from dpmerge.errors import CertificateError
 from dpmerge.files import canonical, sha256
@@ -96,6 +98,8 @@ LOADED = [
     "model.gguf",
     "training_args.bin",
     "dict.txt",
+    ".hidden.safetensors",
+    "shard-00001-model-00001-of-00001.safetensors",
     "prophetnet.tokenizer",
 ]
 
@@ -168,11 +172,8 @@ def test_line_ends_that_git_converted_are_named_for_what_they_are(out: Path) -> 
     card = (out / "README.md").read_bytes()
     (out / "README.md").write_bytes(card.replace(b"\n", b"\r\n"))
     assert verify(out).code == 0  # the same words
-    content = certificate(out)
     text = b'{\n "model_type": "linear"\n}\n'
-    content["outputs"]["config.json"] = sha256(text)
-    plain = {key: value for key, value in content.items() if key not in ("sha256", "signature")}
-    (out / "certificate.json").write_bytes(canonical({**content, "sha256": sha256(canonical(plain))}, indent=1) + b"\n")
+    forge(out, lambda content: content["outputs"].update({"config.json": sha256(text)}))
     (out / "config.json").write_bytes(text)
     assert verify(out).code == 0
     (out / "config.json").write_bytes(text.replace(b"\n", b"\r\n"))
@@ -290,10 +291,11 @@ def test_a_card_that_cannot_be_read_does_not_hold(content: bytes | None, out: Pa
     assert verify(out).code == 1
 
 
-def as_before(out: Path) -> None:
-    """The release as it was written before cards had a section: the whole card, with its hash among the outputs."""
-    content = certificate(out)
+def as_before(out: Path, content: dict[str, Any]) -> None:
+    """The release as it was before cards had a section, and releases a record: the hash of the card is among the outputs."""
     del content["card"]
+    del content["outputs"]["record.json"]
+    (out / "record.json").unlink()
     plain = {key: value for key, value in content.items() if key not in ("sha256", "signature")}
     section = model_card(Certificate.parse((out / "certificate.json").read_bytes(), ""))
     plain["outputs"]["README.md"] = sha256(section.encode())
@@ -303,7 +305,7 @@ def as_before(out: Path) -> None:
 
 
 def test_older_releases_hold_as_before_and_bind_the_whole_card(out: Path, original: Released) -> None:
-    as_before(out)
+    as_before(out, certificate(out))
     assert verify(out, portfolio=Portfolio(original.folder.parent / "runs"), strict=True).code == 0
     (out / "README.md").write_text((out / "README.md").read_text() + "\nmore\n")
     assert verify(out).broken == [
@@ -376,6 +378,72 @@ def test_templates_that_no_card_can_be_made_of_are_refused_before_any_charge(tex
 def test_a_template_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="cannot be read as the template"):
         CardTemplate.load(tmp_path / "nowhere.md")
+
+
+@pytest.mark.parametrize("local", ["/home/someone/base", "../base", "C:\\base", "runs/2024/base"])
+def test_paths_of_the_machine_do_not_go_out(local: str, tmp_path: Path) -> None:
+    for name in "ab":
+        adapter(tmp_path / "runs" / name, factors(0), base_model_name_or_path=local)
+        (tmp_path / "runs" / name / "config.json").write_text(json.dumps({"_name_or_path": local, "hidden": 4}))
+        record = builders.dp_sgd(name, sigma=4.0).record.model_dump_json(by_alias=True)
+        (tmp_path / "runs" / name / "record.json").write_text(record)
+    portfolio = Portfolio(tmp_path / "runs")
+    for rule in ("joint", "selection"):
+        made = release(portfolio, chosen(portfolio, rule), tmp_path / rule)
+        for path in made.folder.iterdir():
+            assert json.dumps(local).strip('"').encode() not in path.read_bytes(), path.name
+        assert json.loads((made.folder / "config.json").read_text()) == {"_name_or_path": None, "hidden": 4}
+        assert len([note for note in made.notes if "named a path of your machine" in note]) == 2
+        assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
+
+
+def test_older_releases_with_such_a_path_hold_against_their_portfolio(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    config = b'{"_name_or_path": "/home/someone/base"}'
+    for model in portfolio.models:
+        assert model.folder is not None
+        (model.folder / "config.json").write_bytes(config)
+    out = release(portfolio, chosen(portfolio, "joint"), tmp_path / "out").folder
+    assert config != (out / "config.json").read_bytes()
+    (out / "config.json").write_bytes(config)
+    content = certificate(out)
+    content["outputs"]["config.json"] = sha256(config)
+    as_before(out, content)
+    assert verify(out, portfolio=portfolio, strict=True).code == 0
+
+
+def test_transformers_and_peft_look_for_nothing_that_would_not_be_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file that they look for in a folder, and that a release need not have, breaks it."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    settings = transformers.BertConfig(
+        vocab_size=7, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, num_labels=2
+    )
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\n")
+    model = transformers.BertForSequenceClassification(settings)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    here, seen = {path.name for path in folder.iterdir()}, set[str]()
+
+    def watched(function: Any) -> Any:
+        def called(path: Any, *rest: Any, **more: Any) -> Any:
+            if isinstance(path, str | Path) and str(path).startswith(f"{folder}/"):
+                seen.update(Path(path).relative_to(folder).parts[:1])
+            return function(path, *rest, **more)
+
+        return called
+
+    for module, name in ((os.path, "isfile"), (os.path, "exists"), (os.path, "isdir"), (os, "stat"), (os, "listdir")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
+    transformers.AutoModelForSequenceClassification.from_pretrained(str(folder), trust_remote_code=True)
+    transformers.AutoTokenizer.from_pretrained(str(folder))
+    with pytest.raises(ValueError, match="adapter_config"):
+        peft.PeftModel.from_pretrained(model, str(folder))
+    assert {"adapter_config.json", "chat_template.jinja", "special_tokens_map.json"} <= seen
+    assert {name for name in seen - here if loaded(name) is None} <= {"additional_chat_templates", "custom_generate"}
 
 
 def test_transformers_and_peft_load_nothing_else(tmp_path: Path) -> None:

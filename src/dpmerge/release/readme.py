@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from dpmerge.errors import CertificateError
-from dpmerge.tensors import ADAPTER_CONFIG
+from dpmerge.tensors import ADAPTER_CONFIG, is_hub_id
 
 BEGIN, END = "<!-- dpmerge:certified begin -->", "<!-- dpmerge:certified end -->"
 PLACE = "<!-- dpmerge:certified -->"
@@ -24,7 +24,6 @@ _MARK = re.compile(r"<!--+\s*dpmerge:certified", re.IGNORECASE)
 _HEADER = re.compile(
     r"\A\s*---[^\S\n]*\n(?P<yaml>.*?)(?:(?<=\n)|\n)---[^\S\n]*(?:\n|\Z)", re.DOTALL
 )  # as huggingface_hub finds it
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$")
 # Elements in which text is not shown, or can be hidden by an attribute.
@@ -94,7 +93,7 @@ def header_of(folder: Path, dataset: str) -> dict[str, Any]:
     found = {
         "library_name": library,
         "base_model": base if isinstance(base, str) and _is_public(base) else None,
-        "datasets": [dataset] if _HUB_ID.fullmatch(dataset) else None,
+        "datasets": [dataset] if is_hub_id(dataset) else None,
         "tags": TAGS,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -152,7 +151,7 @@ def _without_code(text: str) -> tuple[str, bool]:
 
 def _is_public(name: str) -> bool:
     """Whether this is the name of a model on a hub, and no path of this machine."""
-    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+    return is_hub_id(name) and not Path(name).exists()
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -273,13 +273,14 @@ class Recheck:
     def _beside(self, plan: MergePlan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
         outputs, kept = self.certificate.outputs, plan.companions
+        before = plan.with_paths if self.certificate.card is None else {}  # as older releases have them
         expected = {*plan.names, *([CARD] if self.certificate.card is None else []), *({RECORD} & outputs.keys())}
         faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
         faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
         faults += [
             f"{name} is not what the merge keeps of its models' own"
             for name, content in kept.items()
-            if name in outputs and outputs[name] != sha256(content)
+            if name in outputs and outputs[name] not in (sha256(content), sha256(before.get(name, content)))
         ]
         self.verdict.note(faults, "the files beside the tensors are those that the merge keeps")
 

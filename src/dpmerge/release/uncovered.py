@@ -49,7 +49,7 @@ def uncovered(folder: Path, covered: set[str]) -> tuple[list[str], list[str], li
                 faults.append(f"{name}/ is not part of what was certified, and Transformers loads from it")
             elif inside is not None:
                 warnings.append(f"{name}/ is not certified: whoever loads {_shown(inside)} loads something else than what is")
-        elif kind is not None and not name.startswith("."):
+        elif kind is not None:
             faults.append(f"{name} is not part of what was certified, and a loader may take it for the model's {kind}")
         else:
             others.append(name)

@@ -33,6 +33,33 @@ _OUTSIDE_INFERENCE = re.compile(
 )
 
 
+# Fields that may hold a path of the machine that a model was trained on.
+_ORIGINS = {CONFIG: "_name_or_path", ADAPTER_CONFIG: "base_model_name_or_path"}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether this could be the name of something on a hub, NAME or OWNER/NAME: no path from the root or of more parts is."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def without_paths(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
+    """The files without fields that name a path of the machine where a model was trained, and a note for each that did."""
+    kept, notes = dict(files), []
+    for name, field in _ORIGINS.items():
+        try:
+            config = json.loads(files.get(name, b""))
+        except (ValueError, RecursionError):
+            continue  # as it is in every model
+        value = config.get(field) if isinstance(config, dict) else None
+        if isinstance(value, str) and value and not is_hub_id(value):
+            kept[name] = (json.dumps({**config, field: None}, indent=2, ensure_ascii=False) + "\n").encode()
+            notes.append(
+                f"{name} says null for {field}: it named a path of your machine. Say on the model card what it stands for"
+            )
+    return kept, notes
+
+
 def companions(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, bytes], list[str]]:
     """The files to keep, by name, and a note for each that is left out."""
     kept: dict[str, bytes] = {}
