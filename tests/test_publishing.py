@@ -253,6 +253,18 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "closed in code": (lambda real: "<div hidden>\n\n```\n</div>\n```\n\n" + marked(real), "inside <div>"),
     "closed in an attribute": (lambda real: '<div title="</div>" hidden>\n\n' + marked(real), "inside <div>"),
     "closed before": (lambda real: "</div><DIV hidden>\n\n" + marked(real), "inside <div>"),
+    "closed in an attribute of another": (
+        lambda real: '<div hidden>\n<a title="</div>">x</a>\n\n' + marked(real),
+        "inside <div>",
+    ),
+    "closed in lines of an attribute": (lambda real: '<div hidden>\nx <a title="\n</div>">\n</a>\n\n' + marked(real), "<div>"),
+    "closed as text": (lambda real: "<div hidden>\n\n\\</div>\n\n" + marked(real), "inside <div>"),
+    "closed in words of code": (lambda real: "<div hidden>\n\nUse `</div>`\n<br>`</div>`\n\n" + marked(real), "inside <div>"),
+    "closed in an indented block": (lambda real: "<div hidden>\n\n    </div>\n\n" + marked(real), "inside <div>"),
+    "closed in a script": (lambda real: "<div hidden>\n<script>\n</div>\n</script>\n\n" + marked(real), "inside <script"),
+    "closed in an instruction": (lambda real: "<div hidden>\n<? </div>\n\n" + marked(real), "inside <?"),
+    "struck out": (lambda real: "<del>\n\n" + marked(real), "inside <del>"),
+    "odd attributes": (lambda real: "<div a<b hidden>\n\n" + marked(real), "inside <div>"),
     "in the header": (lambda real: "---\nx: |\n" + marked(real) + "---\n", "inside the header"),
 }
 
@@ -274,6 +286,8 @@ def test_a_section_that_a_reader_could_miss_or_mistake_is_refused(name: str, out
         "---\nlicense: mit\n---\n{}",
         "\ufeff\r\n---\r\nlicense: mit\r\n---\r\n{}",
         "It is (0.0001, 0)-DP, says somebody.\n{}",
+        "<details>\n<summary>x</summary>\n\n| a < b | `List<int>` |\n\n</details>\n\n<p align='center'>\n<br>\n</p>\n{}",
+        '<a href="x"><img src="y" alt="1 > 0"></a>\n\nSee <https://example.org>.\n\n{}',
     ],
 )
 def test_text_around_the_section_may_be_anything_else(around: str, out: Path) -> None:

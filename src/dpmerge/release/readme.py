@@ -26,13 +26,18 @@ _HEADER = re.compile(
 )  # as huggingface_hub finds it
 _COMMENT = re.compile(r"<!--.*?(-->|\Z)", re.DOTALL)
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$")
-# Elements in which text is not shown, or can be hidden by an attribute.
-_ELEMENT = re.compile(
-    r"""<(?P<closes>/?)(?P<name>details|div|span|section|article|aside|template|script|style|textarea|title|noscript|iframe|select
-    |svg|math|object|video|audio|canvas|dialog|pre|xmp|plaintext|noframes|noembed|table|center|font|blockquote|ul|ol|dl|form|main)
-    \b(?:"[^"]*"|'[^']*'|[^>"'])*>""",
-    re.IGNORECASE | re.VERBOSE,
+# What follows these may not be shown, or not be HTML.
+_RAW = re.compile(
+    r"<(script|style|textarea|title|xmp|iframe|noembed|noframes|noscript|plaintext|template|svg|math|select|object)\b|<\?|<!(?!--)",
+    re.IGNORECASE,
 )
+# Elements that change how what they hold is shown, or whether.
+_OPENS = re.compile(
+    r"<(details|div|span|section|article|aside|nav|header|footer|figure|video|audio|canvas|dialog|pre|table|center|font|blockquote"
+    r"|ul|ol|dl|form|fieldset|main|a|b|i|u|s|em|strong|strike|del|ins|small|big|sup|sub|mark|code|kbd|tt|button|label)\b",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"""<(?P<closes>/?)(?P<name>[a-z][^\s/>]*)(?:"[^"]*"|'[^']*'|[^>"'])*""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -114,39 +119,63 @@ def certified_section(text: str) -> str:
     header = _HEADER.match(text)
     inside = "the header" if header is not None and header.end() > len(before) else _hides(before)
     if inside is not None:
-        raise CertificateError(f"its certified section is inside {inside}, which a reader may not see: close that before it")
+        raise CertificateError(
+            f"its certified section is inside {inside}, where a reader may not see it: close or remove that before it"
+        )
     return section
 
 
 def _hides(before: str) -> str | None:
-    """What is left open by the text before the section: a comment, a block of code, an element of HTML.
+    """What the text before the section leaves open: a comment, a block of code, an element of HTML.
 
-    What opens is counted wherever it stands, and what closes only outside comments and code: rather too much is refused.
+    What opens is counted wherever it stands, and what closes only where it certainly is HTML: rather too much is refused.
     """
-    text, open_block = _without_code(before)
-    if open_block or _without_code(_COMMENT.sub("", before))[1]:
+    if _open_block(before) or _open_block(_COMMENT.sub("", before)):
         return "a block of code"
-    text = _COMMENT.sub(lambda comment: comment[0].replace("</", "<x"), text)
-    if text.rfind("<!--") > text.rfind("-->"):
+    if before.rfind("<!--") > before.rfind("-->"):
         return "a comment"
+    if (raw := _RAW.search(before)) is not None:
+        return f"{raw[0]}…"
+    text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), before)
+    marks = [(found.start(), found[1].lower(), 1) for found in _OPENS.finditer(before)]
+    marks += _closed(text) & _closed(_only_html(text))
     depth: dict[str, int] = {}
-    for element in _ELEMENT.finditer(text):
-        name = element["name"].lower()
-        depth[name] = max(depth.get(name, 0) - 1, 0) if element["closes"] else depth.get(name, 0) + 1
+    for _, name, change in sorted(marks):
+        depth[name] = max(depth.get(name, 0) + change, 0)
     return next((f"<{name}>" for name, count in depth.items() if count), None)
 
 
-def _without_code(text: str) -> tuple[str, bool]:
-    """The text in whose blocks of code nothing closes an element, and whether the last block is still open."""
+def _closed(text: str) -> set[tuple[int, str, int]]:
+    """Where elements are closed, and which."""
+    return {(found.start(), found["name"].lower(), -1) for found in _TAG.finditer(text) if found["closes"]}
+
+
+def _only_html(text: str) -> str:
+    """The text with blanks for lines in which a tag may be code, or stand for itself."""
     fence, kept = "", []
     for line in text.split("\n"):
-        found = _FENCE.match(line)
-        if found is not None and not fence and not (found[1][0] == "`" and "`" in found[2]):
-            fence = found[1]
-        elif found is not None and fence and found[1].startswith(fence) and not found[2].strip():
-            fence = ""
-        kept.append(line.replace("</", "<x") if fence else line)
-    return "\n".join(kept), bool(fence)
+        fence = _fence_after(line, fence)
+        plain = not fence and re.match(r" {0,3}<", line) and not re.search(r"[`\\]", line)
+        kept.append(line if plain else " " * len(line))
+    return "\n".join(kept)
+
+
+def _open_block(text: str) -> bool:
+    """Whether a block of code is still open at the end."""
+    fence = ""
+    for line in text.split("\n"):
+        fence = _fence_after(line, fence)
+    return bool(fence)
+
+
+def _fence_after(line: str, fence: str) -> str:
+    """The mark that ends the block of code that is open after this line, if `fence` ended the one before it."""
+    found = _FENCE.match(line)
+    if found is None:
+        return fence
+    if not fence:
+        return "" if found[1][0] == "`" and "`" in found[2] else found[1]
+    return "" if found[1].startswith(fence) and not found[2].strip() else fence
 
 
 def _is_public(name: str) -> bool:
