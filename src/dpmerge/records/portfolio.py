@@ -44,7 +44,7 @@ class Portfolio:
         passed_over: tuple[str, ...] = ()
         if isinstance(models, str | Path):
             folders, passed_over = _model_folders(Path(models))
-            models = (Model(folder.name, Record.load(folder / "record.json"), folder) for folder in folders)
+            models = map(_load, folders)
         object.__setattr__(self, "models", tuple(models))
         object.__setattr__(self, "passed_over", passed_over)
         _check_one_dataset(self.models)
@@ -218,6 +218,16 @@ def _folders(portfolio: Path) -> list[Path]:
                 f"{path}: is a link that points nowhere, so whether it is a model is not known; mend the link, or remove it"
             )
     return [path for path in shown if path.is_dir()]
+
+
+def _load(folder: Path) -> Model:
+    model = Model(folder.name, Record.load(folder / "record.json"), folder)
+    if not model.made_of and os.path.lexists(folder / _CERTIFICATE):
+        raise PortfolioError(
+            f"{folder}: is a release ({_CERTIFICATE}), but its record.json is that of a run: a release is no model of a run. Remove "
+            "the certificate if it belongs to another model, or else the folder"
+        )
+    return model
 
 
 def _may_be_model(folder: Path) -> bool:
