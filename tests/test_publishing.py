@@ -411,6 +411,24 @@ def test_paths_of_the_machine_do_not_go_out(local: str, tmp_path: Path) -> None:
         assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
 
 
+def test_a_configuration_cannot_lead_to_other_weights(out: Path, tmp_path: Path) -> None:
+    """Transformers loads the file that `transformers_weights` names, from a sub-folder too."""
+    portfolio = runs(tmp_path)
+    for model in portfolio.models:
+        assert model.folder is not None
+        (model.folder / "config.json").write_text('{"transformers_weights": "sub/model.safetensors", "hidden": 4}')
+    made = release(portfolio, chosen(portfolio, "joint"), tmp_path / "made")
+    assert json.loads((made.folder / "config.json").read_text()) == {"hidden": 4}
+    assert "config.json has no transformers_weights: the tensors have other names here" in made.notes
+    assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
+    config = b'{"transformers_weights": "sub/model.safetensors", "auto_map": {"AutoModel": "x--code.Model"}}'
+    (out / "config.json").write_bytes(config)
+    forge(out, lambda content: content["outputs"].update({"config.json": sha256(config)}))
+    verdict = verify(out)
+    assert verdict.broken == ["config.json makes Transformers load 'sub/model.safetensors', which is not certified"]
+    assert verdict.warnings == ["config.json names code that is not certified (auto_map); it runs if it is trusted"]
+
+
 def test_older_releases_with_such_a_path_hold_against_their_portfolio(tmp_path: Path) -> None:
     portfolio = runs(tmp_path)
     config = b'{"_name_or_path": "/home/someone/base"}'

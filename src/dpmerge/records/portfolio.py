@@ -224,7 +224,7 @@ def _load(folder: Path) -> Model:
     model = Model(folder.name, Record.load(folder / "record.json"), folder)
     if not model.made_of and os.path.lexists(folder / _CERTIFICATE):
         raise PortfolioError(
-            f"{folder}: is a release ({_CERTIFICATE}), but its record.json is that of a run: a release is no model of a run. Remove "
+            f"{folder}: is a release ({_CERTIFICATE}), but its record.json is that of a run, of which it is no model. Remove "
             "the certificate if it belongs to another model, or else the folder"
         )
     return model
