@@ -61,8 +61,9 @@ def uncovered(folder: Path, covered: set[str]) -> tuple[list[str], list[str], li
 
 def elsewhere(folder: Path, covered: set[str]) -> tuple[list[str], list[str]]:
     """Faults and warnings about a configuration that makes Transformers load other weights, or code, than what is certified."""
+    path = folder / CONFIG
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return [], []
     if not isinstance(config, dict):

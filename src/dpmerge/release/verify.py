@@ -234,6 +234,9 @@ def _check_card(folder: Path, certificate: Certificate, verdict: Verdict) -> Non
         verdict.broken.append(f"{CARD} does not say what is certified")
         return
     section = model_card(certificate)
+    if not (folder / CARD).is_file():
+        verdict.broken.append(f"{CARD}, which shows what is certified, is missing")
+        return
     try:
         text = (folder / CARD).read_bytes()
         if certificate.card is None:
