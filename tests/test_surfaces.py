@@ -204,7 +204,9 @@ def test_tensors_without_a_record_are_refused(file: str, tmp_path: Path) -> None
     runs(tmp_path)
     (tmp_path / "runs" / "d" / file).parent.mkdir(parents=True)
     (tmp_path / "runs" / "d" / file).touch()
-    with pytest.raises(PortfolioError, match=r"holds files of a model .* but no record\.json.*docs/records\.md"):
+    with pytest.raises(
+        PortfolioError, match=r"holds files of a model .* but no record\.json.*dpmerge\.training\.record writes one"
+    ):
         Portfolio(tmp_path / "runs")
 
 

@@ -137,6 +137,7 @@ def plan(
 ) -> Plan:
     """Rank what may be released under (ε, δ): `plan(...).best.release(out)` releases the best, and enters it in `ledger`.
 
+    With a `ledger`, each option says what the total would be with it, and only what its budget still allows fits.
     `candidates` are linear combinations to try besides those searched for. κ is the strength of tempered selection; for scores
     on a private validation set it may be given as the ε that its records pay. `search` is that of `Plan.at`.
     """
@@ -153,6 +154,7 @@ def plan(
         with_noise=True,
         progress=progress,
         releasing=partial(_release, opened=ledger),
+        counting=None if ledger is None else partial(release.total_after, Ledger(ledger)),
     )
     return Plan.of(question, epsilon, search)
 

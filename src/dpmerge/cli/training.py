@@ -33,7 +33,7 @@ from dpmerge.training import (
 
 
 def train(
-    portfolio: Annotated[Path, argument("A YAML file: data and runs (docs/training.md).")],
+    portfolio: Annotated[Path, argument("A YAML file: data and runs (dpmerge help training).")],
     out: Annotated[Path | None, option("The portfolio's folder: each run becomes a model.")] = None,
     data: Annotated[Path | None, option("Folder of the data set's file.")] = None,
     device: Annotated[str, option("cpu or cuda, for networks.")] = "cpu",

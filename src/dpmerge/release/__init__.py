@@ -9,7 +9,7 @@ from dpmerge.release.certificate import (
     draft as draft,
 )
 from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
-from dpmerge.release.entering import what_fits as what_fits
+from dpmerge.release.entering import total_after as total_after, what_fits as what_fits
 from dpmerge.release.entries import Entry as Entry, unfinished as unfinished
 from dpmerge.release.floor import Floor as Floor, enter_floor as enter_floor
 from dpmerge.release.forms import RuleForm as RuleForm

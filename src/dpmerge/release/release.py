@@ -19,7 +19,7 @@ from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.joining import RECORD, can_join
 from dpmerge.release.known import contents_of
-from dpmerge.release.ladder import Ladders
+from dpmerge.release.ladder import NEW_LADDER, Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.readme import CardTemplate
@@ -41,10 +41,7 @@ from dpmerge.tensors import (
 
 _DEPENDENT = "this release depends on earlier ones, so only the ledger's total covers it"
 NO_LEDGER = "no ledger: releases from this data are not being added up"
-
-
 _AVERAGE, _PLAIN = Merge(), CardTemplate()
-_NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def preview(
     if choice.form.noise is not None:
         ladder = Ladders.beside(folders, choice.form).find(choice.form, contents_of(_to_hash(portfolio, [choice], ledger)))
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
-        counted = choice.on_ladder(lambda noise: noise, _NEW_LADDER) if ladder is None else choice
+        counted = choice.on_ladder(lambda noise: noise, NEW_LADDER) if ladder is None else choice
     if ledger is None:
         return Preview(choice, files, None, None)
     total = ledger.total_with(_planned(portfolio, [counted], choice.form.exposure(portfolio), out, dependent))

@@ -81,7 +81,9 @@ def renoise(
     """
     parent = parent_of(folder)
     own = parent.rule.deviation
-    if (epsilon is None) == (noise is None):
+    if epsilon is None and noise is None:
+        raise TargetError("one of the two is needed: a target ε for which to find the noise, or the noise")
+    if epsilon is not None and noise is not None:
         raise TargetError("give a target ε for which to find the noise, or the noise, not both")
     limit = _power_of_two(256 * own / 2 if bound is None else bound)
     with open_model(folder) as model:

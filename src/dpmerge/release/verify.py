@@ -5,6 +5,7 @@ A certificate is data from elsewhere: nothing in it is taken for true, no path i
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from dpmerge.cache import without_cache
 from dpmerge.errors import CertificateError, DpmergeError, SignatureError
 from dpmerge.files import sha256
 from dpmerge.profiles import grids_of_accuracy, without_closed_forms
-from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
+from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp, looks_like
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
 from dpmerge.release.entries import became, standing
@@ -54,7 +55,9 @@ def verify(
     try:
         content = path.read_bytes()
     except OSError as fault:
-        verdict.unchecked.append(f"{path}: there is no certificate to check ({fault.strerror})")
+        seen = looks_like(folder) if fault.errno in (errno.ENOENT, errno.ENOTDIR) else ""
+        why = f"{folder} is {seen}" if seen else f"{folder}: no such folder" if not folder.exists() else fault.strerror
+        verdict.unchecked.append(f"{path}: there is no certificate to check ({why})")
         return verdict
     try:
         certificate = Certificate.parse(content, str(path))

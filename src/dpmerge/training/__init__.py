@@ -64,14 +64,18 @@ if TYPE_CHECKING:
     )
     from dpmerge.training.opacus_accounting import from_opacus as from_opacus, opacus_history as opacus_history
     from dpmerge.training.recorder import Recorder as Recorder, record as record
+    from dpmerge.training.recorder_advice import RecordingWarning as RecordingWarning
+    from dpmerge.training.recorder_randomness import same_start as same_start
 
 _HOMES = {
     "PrivacyWarning": "classifier",
     "PrivateLinearClassifier": "classifier",
     "Recorder": "recorder",
+    "RecordingWarning": "recorder_advice",
     "from_opacus": "opacus_accounting",
     "opacus_history": "opacus_accounting",
     "record": "recorder",
+    "same_start": "recorder_randomness",
 }
 
 
