@@ -252,8 +252,8 @@ def _may_be_model(folder: Path) -> bool:
     if tensors:
         raise MissingRecord(
             f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
-            "dpmerge.training.record writes one while a model is trained, dpmerge.training.from_opacus one of an Opacus "
-            "checkpoint; or move the folder elsewhere",
+            "dpmerge.training.record writes one while a model is trained, dpmerge.training.new_record one of what you state "
+            "(from_opacus for Opacus' checkpoints); or move the folder elsewhere",
             folder,
         )
     return False
