@@ -16,6 +16,7 @@ from dpmerge.records.record import (
     DpSgd as DpSgd,
     FullPhase as FullPhase,
     Gaussian as Gaussian,
+    MadeOf as MadeOf,
     Mechanism as Mechanism,
     NoiseGenerator as NoiseGenerator,
     NonNegative as NonNegative,

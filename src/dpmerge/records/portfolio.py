@@ -235,7 +235,8 @@ def _may_be_model(folder: Path) -> bool:
     names = set(_files(folder))
     if _CERTIFICATE in names:
         raise PortfolioError(
-            f"{folder}: is a release ({_CERTIFICATE}), not a model of this portfolio; move it out of the portfolio's folder"
+            f"{folder}: is a release ({_CERTIFICATE}) without a record.json, so what it costs beside other models is not "
+            "known; move it out of the portfolio's folder"
         )
     tensors = sorted(name for name in names if _TENSORS.fullmatch(name.lower()))
     if tensors:

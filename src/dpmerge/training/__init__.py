@@ -20,6 +20,12 @@ from dpmerge.training.linear import (
     train as train,
     train_heads as train_heads,
 )
+from dpmerge.training.new_record import (
+    StatedKind as StatedKind,
+    StatedModel as StatedModel,
+    new_record as new_record,
+    require_unrecorded as require_unrecorded,
+)
 from dpmerge.training.origin import (
     Origin as Origin,
     Partition as Partition,
@@ -40,6 +46,7 @@ from dpmerge.training.randomness import (
 from dpmerge.training.recipe import Recipe as Recipe
 from dpmerge.training.run_folder import RunFolder as RunFolder
 from dpmerge.training.saving import Checkpoint as Checkpoint, Tensors as Tensors, save_model as save_model
+from dpmerge.training.stated import Stated as Stated, StatedSampling as StatedSampling
 from dpmerge.training.trainer import (
     TELL_EVERY as TELL_EVERY,
     Job as Job,
@@ -55,23 +62,20 @@ if TYPE_CHECKING:
         PrivacyWarning as PrivacyWarning,
         PrivateLinearClassifier as PrivateLinearClassifier,
     )
-    from dpmerge.training.opacus_accounting import (
-        Stated as Stated,
-        StatedSampling as StatedSampling,
-        from_opacus as from_opacus,
-        opacus_history as opacus_history,
-    )
+    from dpmerge.training.opacus_accounting import from_opacus as from_opacus, opacus_history as opacus_history
     from dpmerge.training.recorder import Recorder as Recorder, record as record
+    from dpmerge.training.recorder_advice import RecordingWarning as RecordingWarning
+    from dpmerge.training.recorder_randomness import same_start as same_start
 
 _HOMES = {
     "PrivacyWarning": "classifier",
     "PrivateLinearClassifier": "classifier",
     "Recorder": "recorder",
-    "Stated": "opacus_accounting",
-    "StatedSampling": "opacus_accounting",
+    "RecordingWarning": "recorder_advice",
     "from_opacus": "opacus_accounting",
     "opacus_history": "opacus_accounting",
     "record": "recorder",
+    "same_start": "recorder_randomness",
 }
 
 
