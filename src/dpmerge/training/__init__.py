@@ -41,6 +41,7 @@ from dpmerge.training.recipe import Recipe as Recipe
 from dpmerge.training.run_folder import RunFolder as RunFolder
 from dpmerge.training.saving import Checkpoint as Checkpoint, Tensors as Tensors, save_model as save_model
 from dpmerge.training.so_far import guarantee_so_far as guarantee_so_far
+from dpmerge.training.sweep_cost import SweepCost as SweepCost
 from dpmerge.training.tracking import log_privacy as log_privacy
 from dpmerge.training.trainer import (
     TELL_EVERY as TELL_EVERY,
