@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from dpmerge.errors import TrainingError
 from dpmerge.records import Sampling
 from dpmerge.training.recorder_randomness import state_of
+from dpmerge.training.recorder_wrapped import loader_of
 
 _COIN_BITS = {torch.float32: 24, torch.float64: 53}  # of the uniform numbers that Opacus' sampler compares with its rate
 _NOTICEABLE = 1e-4  # a relative error of the rate above which it is recorded as it really was
@@ -54,6 +55,7 @@ class Batches:
     """The batches of one loader: their scheme, and how many were drawn and made into steps."""
 
     def __init__(self, loader: Any) -> None:
+        loader, ahead = loader_of(loader)
         if type(loader) not in (DataLoader, DPDataLoader) or isinstance(loader.dataset, IterableDataset):
             raise TrainingError(
                 f"the loader is a {type(loader).__name__} of {_name(getattr(loader, 'dataset', None))}: how it draws batches "
@@ -62,7 +64,7 @@ class Batches:
         sampler = loader.batch_sampler
         self._sampler = sampler.sampler if _kind(sampler) is BatchSplittingSampler else sampler
         self.examples = len(loader.dataset)
-        self._draws_ahead = loader.num_workers > 0
+        self._draws_ahead = ahead or loader.num_workers > 0
         self._pass = _Pass()
         if getattr(loader.collate_fn, "rand_on_empty", False):
             raise TrainingError(
@@ -134,7 +136,7 @@ class Batches:
     def require_every_batch(self) -> None:
         """Refuse an epoch in which all batches but the empty ones were made into steps.
 
-        Loaders with workers draw ahead of the steps, so only a whole epoch tells; others draw when the next batch is asked for.
+        Loaders with workers, and accelerate's, draw ahead of the steps, so only a whole epoch tells; others draw when asked.
         """
         one = self._pass
         left_out = one.empty if one.ended and one.drawn - one.steps == one.empty else 0

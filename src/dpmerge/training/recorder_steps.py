@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from opacus.grad_sample import (
     GradSampleHooks,
     GradSampleHooksFastGradientClipping,
@@ -25,6 +26,7 @@ from torch.optim import SGD
 from dpmerge.errors import TrainingError
 from dpmerge.records import Clipping
 from dpmerge.training.opacus_accounting import noise_with_counts
+from dpmerge.training.recorder_checkpointing import Recomputation
 
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
 _DECAY = "weight_decay"  # SGD adds it to the gradient after clip and noise: θ ← (1 − ηω)θ − η(…), the record's own
@@ -37,6 +39,10 @@ _MODULES = {
     DPOptimizerFastGradientClipping: _GHOST,
 }
 _ROUNDING = 1e-6  # Opacus computes the norm of a list of clips in single precision
+_HALF = (torch.bfloat16, torch.float16)
+# Of examples' gradients in bfloat16 (autocast) Opacus computes norm and factor in it: two norms, a sum and a quotient, each
+# rounded by at most 2⁻⁸ of itself. The gradient is then multiplied by the factor in single precision.
+_BFLOAT16 = (1 + 2**-8) / (1 - 2**-8) ** 4
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,20 @@ class StepReader:
             )
         if not optimizer.params:
             raise TrainingError("the optimizer has no parameter that requires a gradient: nothing is trained")
+        half = next((p.dtype for p in optimizer.params if p.dtype in _HALF), None)
+        if half is not None:
+            raise TrainingError(
+                f"trained parameters are {half}: sums of gradients are then rounded to a few bits, and what one example does "
+                "to a sum is not bounded by the clip; keep trained parameters in float32 (autocast to bfloat16 is fine)"
+            )
         self._module, self._optimizer = module, optimizer
         self._options: dict[str, set[str]] = {}
         self._clips: list[float] = []
         self._norms_read = 0
+        self._clipped: list[tuple[int, int]] = []  # the gradients when ghost mode had clipped them
         self._warned: set[str] = set()
         self._first_noise = float(optimizer.noise_multiplier)
+        self._recomputation = Recomputation(module, self._is_ghost)
         if self._is_ghost:
             self._watch_norms()
 
@@ -101,8 +115,14 @@ class StepReader:
             raise TrainingError(
                 "gradients were not clipped: in ghost mode the loss must come from the criterion that make_private returned"
             )
+        if self._is_ghost and self._gradients() != self._clipped:
+            raise TrainingError(
+                "gradients were changed between backward and step (clip_grad_norm_, a hook): in ghost mode they are the sum of "
+                "clipped gradients, which the step must take as it is; leave that out, as examples are clipped already"
+            )
         self._norms_read = 0
-        self._clips.append(self._clip())
+        self._recomputation.next_part()
+        self._clips.append(self._clip() * self._excess())
         if self._is_ghost and self.clipping == "adaptive" and len(self._clips) > 1:
             raise TrainingError(
                 "adaptive clipping in ghost mode changes the clip with every part of a batch and pays for the last alone; "
@@ -127,10 +147,11 @@ class StepReader:
             sigma = self._with_counts(sigma, clip / calibrated)
         elif clip != calibrated:
             real = math.nextafter(sigma * calibrated / clip, 0.0)
+            half = " at most (bfloat16 rounds their norms)" if self._excess() > 1 else ""
             self._warn(
                 "noise",
-                f"gradients were clipped to {clip:g}, but the noise is scaled by {calibrated:g}: the noise multiplier was "
-                f"{real:g}, and is recorded so; Opacus' accountant counts {sigma:g}",
+                f"gradients were clipped to {clip:g}{half}, but the noise is scaled by {calibrated:g}: the noise multiplier "
+                f"was {real:g}, and is recorded so; Opacus' accountant counts {sigma:g}",
             )
             sigma = real
         mean = optimizer.loss_reduction == "mean"
@@ -179,6 +200,35 @@ class StepReader:
             return math.hypot(*map(float, self._optimizer.max_grad_norms))
         return float(self._optimizer.max_grad_norm)
 
+    def _excess(self) -> float:
+        """By what factor clipped gradients may exceed the clip; 1 but for half precision."""
+        if self._is_ghost:
+            kinds = {p._norm_sample.dtype for p in self._optimizer.params if hasattr(p, "_norm_sample")}
+            if kinds & set(_HALF):
+                raise TrainingError(
+                    "ghost mode under autocast: gradients are computed a second time in half precision, and rounded otherwise "
+                    "than those whose norms were taken, so no clip is certain; use float32, or the mode hooks"
+                )
+            return 1.0
+        missing = [name for name, p in self._module._module.named_parameters() if p.requires_grad and p.grad_sample is None]
+        if missing:
+            raise TrainingError(
+                f"{', '.join(map(repr, missing))}: there is no gradient of examples. Either the loss does not depend on it, "
+                "or, with gradient checkpointing, no input of the checkpointed part requires a gradient (Transformers: "
+                "enable_input_require_grads())"
+            )
+        kinds = {one.dtype for p in self._optimizer.params for one in _listed(p.grad_sample)}
+        if torch.float16 in kinds:
+            raise TrainingError(
+                "examples' gradients are in float16, which overflows: no clip is certain; use bfloat16 or float32"
+            )
+        return _BFLOAT16 if torch.bfloat16 in kinds else 1.0
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        """Which gradients there are, and how often each was written to."""
+        found = (p.grad for p in self._optimizer.params)
+        return [(0, 0) if one is None else (id(one), one._version) for one in found]
+
     def _note_options(self, groups: list[Mapping[str, Any]], rates: set[float], decay: float | None) -> None:
         for group in groups:
             for key, plain in _PLAIN.items():
@@ -194,16 +244,24 @@ class StepReader:
 
     def _watch_norms(self) -> None:
         """Opacus' loss asks for the examples' norms to clip by; a plain loss does not, and its gradients stay as they are."""
-        original = self._module.get_norm_sample
+        original, clipped = self._module.get_norm_sample, self._module.enable_hooks
 
         def read() -> Any:
             self._norms_read += 1
             return original()
 
-        self._module.get_norm_sample = read
+        def done() -> Any:  # the last that the criterion's backward does
+            self._clipped = self._gradients()
+            return clipped()
+
+        self._module.get_norm_sample, self._module.enable_hooks = read, done
 
     def _warn(self, subject: str, text: str) -> None:
         """Warn once on each subject, at the line that called the optimizer's step."""
         if subject not in self._warned:
             warnings.warn(text, UserWarning, stacklevel=5)
         self._warned.add(subject)
+
+
+def _listed(samples: Any) -> list[Any]:
+    return [] if samples is None else samples if isinstance(samples, list) else [samples]
