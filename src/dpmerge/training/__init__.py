@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import TrainingError
+from dpmerge.errors import MissingLibrary
 from dpmerge.training.advice import LinearSetting as LinearSetting, advice as advice, limits as limits
 from dpmerge.training.calibration import Calibrated as Calibrated, calibrated as calibrated
 from dpmerge.training.data import Data as Data
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         PrivacyWarning as PrivacyWarning,
         PrivateLinearClassifier as PrivateLinearClassifier,
     )
+    from dpmerge.training.lightning_recorder import LightningRecorder as LightningRecorder
     from dpmerge.training.opacus_accounting import (
         Stated as Stated,
         StatedSampling as StatedSampling,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from dpmerge.training.recorder import Recorder as Recorder, record as record
 
 _HOMES = {
+    "LightningRecorder": "lightning_recorder",
     "PrivacyWarning": "classifier",
     "PrivateLinearClassifier": "classifier",
     "Recorder": "recorder",
@@ -78,6 +80,10 @@ _HOMES = {
 }
 
 
+_NEEDS = {
+    "classifier": "scikit-learn; install dpmerge[sklearn]",
+    "lightning_recorder": "Lightning 2.5 or newer, torch and Opacus; install dpmerge[lightning]",
+}
 _TORCH = "torch and Opacus 1.6 or newer; install dpmerge[torch]"
 
 
@@ -87,6 +93,5 @@ def __getattr__(name: str) -> Any:
     try:
         home = import_module(f"{__name__}.{_HOMES[name]}")
     except ImportError as fault:
-        needs = "scikit-learn; install dpmerge[sklearn]" if _HOMES[name] == "classifier" else _TORCH
-        raise TrainingError(f"{name} needs {needs} ({fault})") from None
+        raise MissingLibrary(f"{name} needs {_NEEDS.get(_HOMES[name], _TORCH)} ({fault})") from None
     return getattr(home, name)
