@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         PrivacyWarning as PrivacyWarning,
         PrivateLinearClassifier as PrivateLinearClassifier,
     )
+    from dpmerge.training.empty_batches import noise_alone as noise_alone
     from dpmerge.training.lightning_recorder import LightningRecorder as LightningRecorder
     from dpmerge.training.opacus_accounting import (
         Stated as Stated,
@@ -65,16 +66,19 @@ if TYPE_CHECKING:
         from_opacus as from_opacus,
         opacus_history as opacus_history,
     )
+    from dpmerge.training.private_trainer import PrivateTrainer as PrivateTrainer
     from dpmerge.training.recorder import Recorder as Recorder, record as record
 
 _HOMES = {
     "LightningRecorder": "lightning_recorder",
     "PrivacyWarning": "classifier",
     "PrivateLinearClassifier": "classifier",
+    "PrivateTrainer": "private_trainer",
     "Recorder": "recorder",
     "Stated": "opacus_accounting",
     "StatedSampling": "opacus_accounting",
     "from_opacus": "opacus_accounting",
+    "noise_alone": "empty_batches",
     "opacus_history": "opacus_accounting",
     "record": "recorder",
 }
@@ -82,6 +86,7 @@ _HOMES = {
 
 _NEEDS = {
     "classifier": "scikit-learn; install dpmerge[sklearn]",
+    "private_trainer": "Transformers 5 or newer, torch and Opacus; install dpmerge[transformers]",
     "lightning_recorder": "Lightning 2.5 or newer, torch and Opacus; install dpmerge[lightning]",
 }
 _TORCH = "torch and Opacus 1.6 or newer; install dpmerge[torch]"
