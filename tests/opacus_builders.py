@@ -18,6 +18,7 @@ OPACUS_WARNINGS = (
     "ignore:Secure RNG turned off:UserWarning",
     "ignore:Full backward hook is firing:UserWarning",
     "ignore:Optimal order is the largest alpha:UserWarning",
+    "ignore::dpmerge.training.recorder_advice.RecordingWarning",  # test_recorder_advice.py looks at these
 )
 
 

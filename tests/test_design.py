@@ -129,3 +129,12 @@ def test_the_command_prints_what_can_be_trained(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({key: value for key, value in content.items() if key != "norm_bound"}))
     with pytest.raises(TrainingError, match="linear models with a norm_bound"):
         PortfolioFile.load(path, {"noise_multiplier": 1.0}).one_setting(100)
+
+
+def test_a_design_is_a_table_and_a_line_of_the_file() -> None:
+    full = replace(SETTING, recipe=replace(SETTING.recipe, rate=None))
+    found = design(full, runs=2, targets=[1.0, 4.0], delta=1e-4)
+    read = yaml.safe_load(f"{{{found.defaults}}}")
+    assert read == found.fields() and read["full_batch"] is True
+    assert found.defaults in repr(found) and found._repr_html_().count("<tr>") == 4
+    assert [row["ε"] for row in found.rows()] == ["1", "4"]

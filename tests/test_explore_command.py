@@ -225,6 +225,7 @@ def test_another_address_needs_a_token_of_the_users(portfolio: Path, listened: l
         ({"portfolio": Path("nothing")}, "no such folder"),
         ({"ledger": "nothing.db"}, "nothing.db"),
         ({"ledger": "text"}, "text"),
+        ({"delta": 0.0}, "strictly between 0 and 1"),
         ({"utility": "a=1"}, "no utility"),
         ({"utility": "nothing.json"}, "nothing.json"),
         ({"shuffle_rate": 0.5}, "--treat-shuffle-as-poisson"),

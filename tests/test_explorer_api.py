@@ -335,9 +335,21 @@ def test_noise_is_released_to_recipients_and_the_total_stays(hidden: tuple[Portf
     for name in ("one", "two"):
         assert finished(client, "/v1/verify", {"name": name})["code"] == 0
     whole = {"rule": "joint", "weights": first["weights"], "delta": DELTA, "name": "three"}  # now each run counts whole
-    assert client.post("/v1/releases/preview", json=whole).json()["after"][0].startswith("It would exceed the budget")
+    after = client.post("/v1/releases/preview", json=whole).json()["after"]
+    assert after[0].startswith("It would exceed the budget")
+    assert after[1].startswith("Instead, ladder of ") and "is free now" in after[1]
     words = is_problem(client.post("/v1/releases/preview", json={**first, "rule": "selection", "name": "four"}), 422)
     assert "noise at release has no meaning for selection" in words
+
+
+def test_the_page_begins_with_the_delta_of_the_budget(tmp_path: Path) -> None:
+    ledger_builders.new(tmp_path / "ledger.db", delta=1e-3)
+    with explorer(tmp_path, ledger=str(tmp_path / "ledger.db")) as client:
+        assert client.get("/v1/portfolio").json()["delta"] == 1e-3
+    with explorer(tmp_path, ledger=str(tmp_path / "ledger.db"), delta=1e-4) as client:
+        assert client.get("/v1/portfolio").json()["delta"] == 1e-4
+    with explorer(tmp_path) as client:
+        assert client.get("/v1/portfolio").json()["delta"] == 1e-5
 
 
 def test_beside_other_releases_of_a_model_only_the_total_holds(tmp_path: Path) -> None:

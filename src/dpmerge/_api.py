@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dpmerge import planning, release, rules as theorems
+from dpmerge import notebook, planning, release, rules as theorems
 from dpmerge._version import __version__ as __version__
 from dpmerge.errors import (
     AccountingError as AccountingError,
@@ -15,6 +15,7 @@ from dpmerge.errors import (
     CheckpointError as CheckpointError,
     DependentRuns as DependentRuns,
     DpmergeError as DpmergeError,
+    FigureError as FigureError,
     LedgerError as LedgerError,
     MissingLibrary as MissingLibrary,
     PortfolioError as PortfolioError,
@@ -61,6 +62,19 @@ from dpmerge.rules import (
 )
 
 
+def _png(result: Frontier) -> bytes | None:
+    """The picture of a result in a notebook; None without the library for it."""
+    from dpmerge import figures
+
+    try:
+        return figures.render(result, ".png")
+    except FigureError:
+        return None
+
+
+notebook.draw_with(_png)
+
+
 def example_portfolio() -> Path:
     """The folder of the records that ship with the package.
 
@@ -105,6 +119,7 @@ def joint(
     return theorems.build("joint", portfolio.weights(weights), accounting, provenance=provenance)
 
 
+@notebook.tells
 def plan(
     portfolio: Portfolio,
     *,
@@ -234,6 +249,7 @@ def _release(
         dependent=dependent,
         recipient=recipient,
         signer=None if sign is None else release.Signer(Path(sign)),
+        progress=notebook.amounts("merging"),
     )
 
 

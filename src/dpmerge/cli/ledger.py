@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from dpmerge.cli.commands import JsonOption, argument, group, option
 from dpmerge.cli.options import AnyDeltaOption, MergeAccounting, PortfolioArgument
 from dpmerge.cli.output import print_assumptions, print_json, print_lines, print_warnings, table
 from dpmerge.records import Adjacency, Portfolio, Weights
-from dpmerge.release import Entry, Ledger, enter_floor, under_way, unfinished, what_fits
+from dpmerge.release import ENTRY_COLUMNS, Ledger, enter_floor, entry_row, under_way, unfinished, what_fits
 from dpmerge.rules import about_delta, require_wanted, round_up, significant
 
 LedgerArgument = Annotated[str, argument("The ledger: a file, or a database URL.")]
@@ -64,38 +63,11 @@ def history(ledger: LedgerArgument, json: JsonOption = False) -> None:
     if json:
         print_json([asdict(entry) for entry in entries])
         return
-    rows = []
-    for entry in entries:
-        total = entry.content.get("total")
-        cells = ["", ""] if total is None else [round_up(total["epsilon"]), significant(total["delta"])]
-        cells[0] += " (filter)" if total is not None and total["theorem"] == "adaptive-filter" else ""
-        rows.append([str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]])
-    table(opened.name, ["entry", "when", "what", "total ε", "δ", "hash"], rows)
+    rows = [entry_row(entry) for entry in entries]
+    table(opened.name, ENTRY_COLUMNS, [list(row.values()) for row in rows])
     state = opened.summary(entries)
     print_assumptions(state["spent"]["assumptions"])
     print_warnings(state["warnings"], "  ")
-
-
-def _what(entry: Entry) -> str:
-    content = entry.content
-    if entry.kind == "release":
-        coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
-        what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}{_noise(content)}"
-        what += f", to {content['recipient']}" if "recipient" in content else ""
-        return what + (" (depends on earlier ones)" if content.get("dependent") else "")
-    if entry.kind == "floor":
-        return f"floor of a ladder of {', '.join(sorted(content['names'].values()))}{_noise(content)}"
-    if entry.kind == "portfolio":
-        return f"declares {', '.join(sorted(content['names'].values()))}"
-    if entry.kind == "filter":
-        return f"filter of order {float.fromhex(content['order']):g}"
-    more = {"recovered": ": output {output}", "voided": ": {reason}"}.get(entry.kind, "").format(**content)
-    return f"{entry.kind} entry {content['of']}{more}"
-
-
-def _noise(content: Mapping[str, Any]) -> str:
-    noise = content["forms"][0].get("noise")
-    return "" if noise is None else f", noise {float.fromhex(noise):.6g}"
 
 
 def floor(

@@ -109,7 +109,7 @@ def print_released(released: Released) -> None:
         total = f"({round_up(entry.epsilon)}, {significant(entry.delta)})-DP"
         rule = f", by: {THEOREMS[entry.theorem].title}" if entry.theorem in THEOREMS else ""
         typer.echo(f"  entry {entry.number} of the ledger; {whole} together: {total}{rule}")
-    print_lines("note: ", released.notes)
+    print_lines("note: ", (text for text in released.notes if text not in released.guarantee.notes))  # printed above
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

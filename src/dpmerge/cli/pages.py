@@ -18,6 +18,8 @@ from dpmerge.errors import ExplorerError
 from dpmerge.figures import page, require_library, require_place
 from dpmerge.files import json_text, write_whole
 from dpmerge.records import Portfolio
+from dpmerge.release import Ledger
+from dpmerge.rules import Target
 
 if TYPE_CHECKING:
     from dpmerge.explorer import Door
@@ -28,6 +30,7 @@ def explore(
     granted: Shuffle,
     ledger: Annotated[str | None, option("The ledger to show and to enter releases in: a file, or a database URL.")] = None,
     utility: UtilityOption = None,
+    delta: Annotated[float | None, option("The δ to begin with (default: the ledger's, or 1e-5).")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8710,
     host: Annotated[str, option("Address to listen on; any but loopback needs --token.")] = "127.0.0.1",
     token: Annotated[
@@ -53,10 +56,12 @@ def explore(
     except ModuleNotFoundError as missing:
         raise ExplorerError(f"{missing.name} is not installed: pip install 'dpmerge[explorer]'") from None
 
+    if delta is not None:
+        Target(delta=delta)
     door = _door(host, port, token)
     with taking(host, port) as place:
         door = replace(door, port=place.port)
-        app = Explorer(portfolio, door, ledger, utility, granted.accounting(), allow_release, releases).app()
+        app = Explorer(portfolio, door, ledger, utility, granted.accounting(), allow_release, releases, delta).app()
         server = place.listen(app)
         made = None if token is not None else door.token  # never print a token the user supplied
         if json:
@@ -93,7 +98,7 @@ def report(
     granted: Granted,
     execution: Execution,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page; an existing one is replaced.")] = Path("report.html"),
-    delta: Annotated[float, option("The δ of every guarantee except the ledger's.")] = 1e-5,
+    delta: Annotated[float | None, option("The δ of every guarantee (default: the ledger's, or 1e-5).")] = None,
     epsilon: Annotated[
         list[float] | None,
         option("A target ε. Repeatable. Without it: three targets, from half the smallest ε of a model to the largest."),
@@ -112,6 +117,8 @@ def report(
     """
     from dpmerge.explorer import ReportScope, report as make_report
 
+    if delta is None:
+        delta = 1e-5 if ledger is None else Ledger(ledger).budget.delta
     granted.require(delta)
     require_place(out, ".html")
     require_library(".html")

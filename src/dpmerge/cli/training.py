@@ -17,7 +17,6 @@ from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
 from dpmerge.errors import TargetError, TrainingError
 from dpmerge.records import Clipping, Convex
-from dpmerge.rules import round_up
 from dpmerge.training import Pending, PortfolioFile, Stated, StatedSampling, train_portfolio
 
 
@@ -77,13 +76,11 @@ def _design(path: Path, data: Path | None, targets: list[float], delta: float, e
     if json:
         print_json(found.as_dict())
         return
-    said = ", ".join(f"{name}: {str(value).lower() if value is True else value}" for name, value in found.fields().items())
-    typer.echo(f"defaults: {{{said}}}")
+    typer.echo(f"defaults: {{{found.defaults}}}")
     typer.echo("runs: {" + ", ".join(f"{name}: {{}}" for name in file.runs) + "}\n")
-    composed = round_up(found.composed, 2)
-    rows = [[f"{one.epsilon:g}", f"{one.release_noise:.4g}", f"{one.deviation:.4g}", composed] for one in found.served]
+    rows = found.rows()
     which = f"the average of {found.averaged} runs" if found.averaged > 1 else "one run"
-    table(f"Releases of {which}", ["ε", "noise at release", "predicted deviation", "ε by composition"], rows)
+    table(f"Releases of {which}", list(rows[0]), [list(row.values()) for row in rows])
     typer.echo(
         f"at δ = {delta:g}, if nothing else of the runs is ever published; all these releases together cost what the least "
         "noisy one costs. By composition: as if every step were published. Deviations are those of one parameter, by training "

@@ -45,7 +45,10 @@ JobId = Annotated[str, InPath(max_length=64)]
 
 @dataclass(frozen=True)
 class Explorer:
-    """The server's settings. Releases are written to `releases`, by default `.releases` in the portfolio."""
+    """The server's settings. Releases are written to `releases`, by default `.releases` in the portfolio.
+
+    `delta` is the one to begin with: by default the ledger's, so that its budget and the page speak of the same.
+    """
 
     portfolio: Path
     door: Door = field(default_factory=Door)
@@ -54,7 +57,7 @@ class Explorer:
     accounting: Accounting = DEFAULT_ACCOUNTING
     allow_release: bool = False
     releases: Path | None = None
-    delta: float = DELTA
+    delta: float | None = None
     targets: int = TARGETS
 
     def app(self) -> Guard:
@@ -63,7 +66,7 @@ class Explorer:
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            server.state.plans(self.delta)
+            server.state.plans(server.delta)
             yield
             server.jobs.cancel_all()
             server.state.close()
@@ -96,6 +99,7 @@ class _Server:
         folder = explorer.releases or explorer.portfolio / ".releases"
         check_folder(folder, explorer.allow_release)
         self.releases = Releases(self.state, folder, explorer.ledger)
+        self.delta = explorer.delta or self.releases.delta or DELTA
         self.jobs = Jobs()
         self.listeners = 0
         self._computing, self._reading = asyncio.Semaphore(_COMPUTING), asyncio.Semaphore(_COMPUTING)
@@ -150,7 +154,7 @@ def _reading(server: _Server) -> APIRouter:
         return {
             "dataset": state.portfolio.models[0].record.dataset,
             "adjacency": state.portfolio.adjacency,
-            "delta": server.explorer.delta,
+            "delta": server.delta,
             "provenance": "a-priori" if utility is None else utility.provenance,
             "models": state.portfolio.names,
             "may_release": server.explorer.allow_release,

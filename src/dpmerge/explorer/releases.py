@@ -58,6 +58,11 @@ class Releases:
 
     # --- existing releases --------------------------------------------------------------------------------------------------
 
+    @property
+    def delta(self) -> float | None:
+        """The δ of the budget."""
+        return None if self._ledger is None else self._ledger.budget.delta
+
     def listing(self) -> dict[str, Any]:
         """The ledger's entries without paths, and the releases that can be verified here."""
         entries = [] if self._ledger is None else self._ledger.history()
@@ -186,7 +191,8 @@ def _after(seen: Preview, ledger: Ledger) -> list[str]:
     spent, left = seen.total.epsilon, budget.epsilon - seen.total.epsilon
     added = "adds nothing to" if not seen.adds else f"adds ε = {round_up(seen.adds)} to"
     if not seen.fits:
-        return [f"It would exceed the budget: all releases together would have ε = {round_up(spent)} of {budget.epsilon:g}."]
+        exceeds = f"It would exceed the budget: all releases together would have ε = {round_up(spent)} of {budget.epsilon:g}."
+        return [exceeds, *(f"Instead, {free['text']}." for free in ledger.free_now())]
     total = f"All releases together then have ε = {round_up(spent)}, which leaves {round_down(left):g} of {budget.epsilon:g}."
     told = [f"It {added} what is spent. {total}"]
     if seen.choice.form.noise is not None and seen.total.theorem == "hidden-run":

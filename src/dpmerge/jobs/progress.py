@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpmerge.notebook import bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -28,7 +30,7 @@ class Silent:
 
 
 class ProgressBar:
-    """A bar on stderr with percentage, count, elapsed and remaining time; nothing if stderr is not a terminal.
+    """A bar with percentage, count, elapsed and remaining time, on a terminal's stderr or in a notebook; else nothing.
 
     `title` names the pieces of work and precedes the label.
     """
@@ -36,9 +38,13 @@ class ProgressBar:
     def __init__(self, title: str = "") -> None:
         self._title = title
         self._bar: RichProgress | None = None
+        self._cell: Any | None = None  # tqdm's, in a notebook
 
     def start(self, total: int, label: str) -> None:
+        told = " ".join(filter(None, (self._title, label)))
         if not sys.stderr.isatty():
+            self.finish()
+            self._cell = bar(total, told)
             return
         from rich import progress
         from rich.console import Console
@@ -49,14 +55,19 @@ class ProgressBar:
         columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *counts, *times)
         # Stdout is for results: by default Rich would redirect it to the bar's console, stderr.
         self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-        self._bar.add_task(" ".join(filter(None, (self._title, label))), total=total)
+        self._bar.add_task(told, total=total)
         self._bar.start()
 
     def advance(self) -> None:
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
+        elif self._cell is not None:
+            self._cell.update()
 
     def finish(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None

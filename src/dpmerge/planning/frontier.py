@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dpmerge.errors import AccountingError, TargetError, UtilityError
 from dpmerge.jobs import run_all
+from dpmerge.notebook import Drawn, frame, tells
 from dpmerge.planning.noised import NoisedAverages, noised_averages
 from dpmerge.planning.optimum import Optimum, selection_frontier
 from dpmerge.planning.points import (
@@ -50,7 +51,11 @@ from dpmerge.rules import (
     build,
     placed_profiles,
     round_up,
+    significant,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Judge = Callable[[Sequence[Point]], list[Combined]]
 PointKind = Literal["measured", "interpolated", "given", "predicted"]
@@ -121,8 +126,8 @@ class Curve:
         return {**told, **({"refused": self.refused} if self.exact else {}), "points": points}
 
 
-@dataclass(frozen=True)
-class Frontier:
+@dataclass(frozen=True, repr=False)
+class Frontier(Drawn):
     """Utility against ε at one δ (docs/frontier.md describes the document); `targets` are those a picture marks."""
 
     delta: float
@@ -143,7 +148,21 @@ class Frontier:
         told["curves"] = [curve.as_dict() for curve in self.curves]
         return told if marked is None else {**told, "targets": list(marked)}
 
+    def __repr__(self) -> str:
+        lines = ", ".join(dict.fromkeys(curve.title for curve in self.curves))
+        return f"Frontier of {len(self.models)} models at δ = {significant(self.delta)}: {lines}"
 
+    def to_frame(self) -> DataFrame:
+        """A row for each point of each curve."""
+        kinds = ("title", "by", "standing")
+        return frame(
+            {**{kind: getattr(curve, kind) for kind in kinds}, **asdict(point)}
+            for curve in self.curves
+            for point in curve.points
+        )
+
+
+@tells
 def frontier(
     portfolio: Portfolio,
     *,

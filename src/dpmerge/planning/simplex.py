@@ -12,6 +12,7 @@ import numpy as np
 
 from dpmerge.errors import AccountingError, TargetError
 from dpmerge.jobs import run_all
+from dpmerge.notebook import Drawn
 from dpmerge.planning.points import (
     Epsilon,
     Mapper,
@@ -34,6 +35,7 @@ from dpmerge.rules import (
     placed_profiles,
     selection_epsilons,
     selections,
+    significant,
 )
 
 GRID_RULES: tuple[GridRule, ...] = get_args(GridRule)
@@ -68,8 +70,8 @@ class Surface:
     epsilons: list[Epsilon]
 
 
-@dataclass(frozen=True)
-class Heatmap:
+@dataclass(frozen=True, repr=False)
+class Heatmap(Drawn):
     """ε over the simplex of three models' weights: `points` of the simplex, and ε there in every panel."""
 
     delta: float
@@ -84,9 +86,12 @@ class Heatmap:
     def as_dict(self) -> dict[str, Any]:
         return {"kind": "heatmap", **asdict(self), "models": list(self.models)}
 
+    def __repr__(self) -> str:
+        return f"Heatmap of {', '.join(self.models)} at δ = {significant(self.delta)}, {len(self.points)} points"
 
-@dataclass(frozen=True)
-class Edge:
+
+@dataclass(frozen=True, repr=False)
+class Edge(Drawn):
     """ε of merges of two models, by the weight of the second; `targets` are marked in a picture."""
 
     delta: float
@@ -96,6 +101,9 @@ class Edge:
     points: list[list[float]]
     panels: tuple[Surface, ...]
     targets: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Edge from {' to '.join(self.models)} at δ = {significant(self.delta)}, {len(self.points)} points"
 
 
 def heatmap(

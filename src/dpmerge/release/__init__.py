@@ -29,4 +29,5 @@ from dpmerge.release.release import (
 )
 from dpmerge.release.renoise import renoise as renoise
 from dpmerge.release.signing import Signer as Signer, new_keys as new_keys, trusted_key as trusted_key
+from dpmerge.release.summary import ENTRY_COLUMNS as ENTRY_COLUMNS, entry_row as entry_row
 from dpmerge.release.verify import verify as verify

@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
+from dpmerge.notebook import frame, html_table
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account, Total
 from dpmerge.release.certificate import now
 from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
-from dpmerge.release.summary import free_now, how_counted
+from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from sqlalchemy import Connection
 
 
@@ -81,6 +83,19 @@ class Ledger:
     def history(self) -> list[Entry]:
         with self._transaction(alone=False) as connection:
             return self._entries(connection)
+
+    def __repr__(self) -> str:
+        budget, spent = self.budget, self.cumulative()
+        now = round_up(0.0 if spent is None else spent.epsilon)
+        return f"<Ledger of {budget.dataset}: ε = {now} of {budget.epsilon:g} spent at δ = {significant(budget.delta)}>"
+
+    def _repr_html_(self) -> str:
+        shown = html_table(ENTRY_COLUMNS, [list(entry_row(entry).values()) for entry in self.history()])
+        return html_table([], [[repr(self).strip("<>")]]) + shown
+
+    def to_frame(self) -> DataFrame:
+        """The entries, in order."""
+        return frame(entry_row(entry) for entry in self.history())
 
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
         """What all releases together guarantee at the budget's δ, or nothing if there were none."""

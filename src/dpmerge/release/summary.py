@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpmerge.errors import AccountingError
-from dpmerge.release.account import Account, filter_of
+from dpmerge.release.account import FILTER, Account, filter_of
 from dpmerge.release.entries import Budget, Entry
 from dpmerge.rules import THEOREMS, Guarantee, round_down, round_up, significant
 
@@ -47,3 +47,37 @@ def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | Non
             so_far = f"releases so far use {used.divergence:.4g} of {rule.room:.4g}{closed}"
         told.append(f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {so_far}")
     return told
+
+
+ENTRY_COLUMNS = ["entry", "when", "what", "total ε", "δ", "hash"]
+
+
+def entry_row(entry: Entry) -> dict[str, str]:
+    """An entry as a row of a table."""
+    total = entry.content.get("total")
+    cells = ["", ""] if total is None else [round_up(total["epsilon"]), significant(total["delta"])]
+    cells[0] += " (filter)" if total is not None and total["theorem"] == FILTER else ""
+    told = [str(entry.number), entry.content["at"], _what(entry), *cells, entry.hash[:12]]
+    return dict(zip(ENTRY_COLUMNS, told, strict=True))
+
+
+def _what(entry: Entry) -> str:
+    content = entry.content
+    if entry.kind == "release":
+        coupled = f"{len(content['forms'])} coupled draws, " if len(content["forms"]) > 1 else ""
+        what = f"{coupled}{content['forms'][0]['rule']} of {', '.join(sorted(content['names'].values()))}{_noise(content)}"
+        what += f", to {content['recipient']}" if "recipient" in content else ""
+        return what + (" (depends on earlier ones)" if content.get("dependent") else "")
+    if entry.kind == "floor":
+        return f"floor of a ladder of {', '.join(sorted(content['names'].values()))}{_noise(content)}"
+    if entry.kind == "portfolio":
+        return f"declares {', '.join(sorted(content['names'].values()))}"
+    if entry.kind == "filter":
+        return f"filter of order {float.fromhex(content['order']):g}"
+    more = {"recovered": ": output {output}", "voided": ": {reason}"}.get(entry.kind, "").format(**content)
+    return f"{entry.kind} entry {content['of']}{more}"
+
+
+def _noise(content: Mapping[str, Any]) -> str:
+    noise = content["forms"][0].get("noise")
+    return "" if noise is None else f", noise {float.fromhex(noise):.6g}"

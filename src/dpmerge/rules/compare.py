@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dpmerge.errors import AccountingError, TargetError, UtilityError
-from dpmerge.notebook import frame, html_table
+from dpmerge.notebook import frame, html_table, tells
 from dpmerge.profiles import ShuffleAsPoisson, run_profile
 from dpmerge.records import Portfolio, Weights
 from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, Looked, build, counted_besides
@@ -172,6 +172,7 @@ def _least_noise(weights: Weights, accounting: Accounting, provenance: Looked | 
     return Row(f"linear combination (noise {significant(noise, 4)} for ε ≤ {epsilon:g})", found)
 
 
+@tells
 def compare(
     portfolio: Portfolio,
     weights: Mapping[str, float],

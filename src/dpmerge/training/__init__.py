@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     )
     from dpmerge.training.private_trainer import PrivateTrainer as PrivateTrainer
     from dpmerge.training.recorder import Recorder as Recorder, record as record
+    from dpmerge.training.recorder_advice import RecordingWarning as RecordingWarning
+    from dpmerge.training.recorder_randomness import same_start as same_start
 
 _HOMES = {
     "LightningRecorder": "lightning_recorder",
@@ -75,12 +77,14 @@ _HOMES = {
     "PrivateLinearClassifier": "classifier",
     "PrivateTrainer": "private_trainer",
     "Recorder": "recorder",
+    "RecordingWarning": "recorder_advice",
     "Stated": "opacus_accounting",
     "StatedSampling": "opacus_accounting",
     "from_opacus": "opacus_accounting",
     "noise_alone": "empty_batches",
     "opacus_history": "opacus_accounting",
     "record": "recorder",
+    "same_start": "recorder_randomness",
 }
 
 

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import AccountingError, TargetError, TrainingError
+from dpmerge.notebook import html_table, tells
 from dpmerge.planning import training_variance
 from dpmerge.records import Weights
-from dpmerge.rules import DEFAULT_ACCOUNTING, Combination, Target, build, least_noise, round_down
+from dpmerge.rules import DEFAULT_ACCOUNTING, Combination, Target, build, least_noise, round_down, round_up
 from dpmerge.training.advice import LinearSetting
 
 _FACTORS = (0.1, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6)  # of the noise that alone would serve the largest ε
@@ -39,7 +40,7 @@ class Served:
     deviation: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Design:
     """How to train `runs` models alike, how many to average, and what to expect of that average at each target.
 
@@ -62,6 +63,31 @@ class Design:
         rest = {"learning_rate": recipe.learning_rate, "clip": recipe.clip, "noise_multiplier": recipe.noise_multiplier}
         return {"model": self.setting.loss, "steps": recipe.steps, **batches, **rest, **decay}
 
+    @property
+    def defaults(self) -> str:
+        """The same as a line of the file, between its braces."""
+        return ", ".join(f"{name}: {'true' if value is True else value}" for name, value in self.fields().items())
+
+    def rows(self) -> list[dict[str, str]]:
+        """What to expect at each target, as a table."""
+        composed = round_up(self.composed, 2)
+        return [
+            {
+                "ε": f"{one.epsilon:g}",
+                "noise at release": f"{one.release_noise:.4g}",
+                "predicted deviation": f"{one.deviation:.4g}",
+                "ε by composition": composed,
+            }
+            for one in self.served
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Design for {len(self.served)} targets, average of {self.averaged}: {self.defaults}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        return html_table([], [["defaults", self.defaults]]) + html_table(list(rows[0]), [list(row.values()) for row in rows])
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "settings": self.fields(),
@@ -74,6 +100,7 @@ class Design:
         }
 
 
+@tells
 def design(
     setting: LinearSetting,
     *,

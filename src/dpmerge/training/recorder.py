@@ -18,9 +18,11 @@ from typing import Any
 from dpmerge.errors import TrainingError
 from dpmerge.records import Convex, Shard
 from dpmerge.training.randomness import together
+from dpmerge.training.recorder_advice import advice
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
-from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator, sampler_fingerprint
+from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator
+from dpmerge.training.recorder_ranks import Ranks
 from dpmerge.training.recorder_run import Recorder as Recorder, Said, counted as steps_counted
 from dpmerge.training.recorder_start import follow, resumable, start_of
 from dpmerge.training.recorder_steps import StepReader
@@ -43,6 +45,7 @@ def record(
     starts_from: str | Path | None = None,
     shard: Shard | None = None,
     part_size: float | None = None,
+    delta: float | None = None,
 ) -> Recorder:
     """Start to record: `engine` is the PrivacyEngine, the others are what its `make_private` returned, before the first step.
 
@@ -51,15 +54,20 @@ def record(
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
     `starts_from` names the folder of a private model that a new run begins with, if no recorder of this process wrote it.
     `shard` is the part of the data in the loader; rate and divisor then come from `part_size`, a public number, and never from
-    how many records the part has (docs/records.md).
+    how many records the part has (docs/records.md). What another set-up would make better is said at once, in one
+    `RecordingWarning` (`Recorder.advice`); with `delta`, also whether that is small enough.
     """
     if norm_bound is not None and (smoothness is not None or convex is not None):
         raise TrainingError("norm_bound is for facts that the recorder checks; state smoothness and convex, or norm_bound")
     module, optimizer = module_of(module), optimizer_of(optimizer)
     batches, steps = Batches(loader), StepReader(module, optimizer)
+    ranks = Ranks(optimizer)
+    ranks.require_parts(batches)
+    ranks.require_plain((norm_bound, shard))
+    ranks.require_independent(engine, optimizer, batches.generator)
     watch = None if norm_bound is None else HeadWatch(module, optimizer, norm_bound)
     noise, generator = noise_fingerprint(engine, optimizer), noise_generator(engine, optimizer)
-    sampler = None if batches.sampling().scheme == "full-batch" else sampler_fingerprint(engine, batches.generator)
+    sampler = None if batches.sampling().scheme == "full-batch" else ranks.fingerprint(engine, batches.generator)
     counted = steps_counted(engine)
     if resume is None:
         if counted:
@@ -69,11 +77,14 @@ def record(
             )
         identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
         tensors = ModuleTensors(module)
-        start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset)
+        # Of several processes the first writes the record, and knows what it saved.
+        start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset) if ranks.first else None
         follow(tensors)
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
-        return Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch)
+        recorder = Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch, ranks=ranks)
+        recorder.advise(advice(engine, tensors.module, optimizer, batches, steps.kind, delta))
+        return recorder
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
@@ -94,4 +105,6 @@ def record(
     facts = (before.smoothness, before.convex) if stated else (None, None)
     known = (None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard))
     said = Said(dataset, before.run, noise, sampler, drawn_by, *facts, *known)
-    return Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch)
+    recorder = Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch, ranks)
+    recorder.advise(advice(engine, tensors.module, optimizer, batches, steps.kind, delta))
+    return recorder

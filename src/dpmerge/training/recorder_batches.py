@@ -7,21 +7,26 @@ before the first step, and a step for which the loader drew no batch is refused 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.data_loader import DPDataLoader
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
-from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Sampling
 from dpmerge.training.recorder_randomness import state_of
+from dpmerge.training.recorder_tensors import digests
 from dpmerge.training.recorder_wrapped import loader_of
 
 _COIN_BITS = {torch.float32: 24, torch.float64: 53}  # of the uniform numbers that Opacus' sampler compares with its rate
+_POISSON = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
 _NOTICEABLE = 1e-4  # a relative error of the rate above which it is recorded as it really was
 
 
@@ -63,7 +68,7 @@ class Batches:
             )
         sampler = loader.batch_sampler
         self._sampler = sampler.sampler if _kind(sampler) is BatchSplittingSampler else sampler
-        self.examples = len(loader.dataset)
+        self._dataset, self.examples = loader.dataset, len(loader.dataset)
         self._draws_ahead = ahead or loader.num_workers > 0
         self._pass = _Pass()
         if getattr(loader.collate_fn, "rand_on_empty", False):
@@ -79,6 +84,21 @@ class Batches:
         """The generator of the coins; none if it is torch's own."""
         return getattr(self._source, "generator", None)
 
+    @property
+    def processes(self) -> int:
+        """Among how many processes the sampler divides the data."""
+        return int(getattr(self._sampler, "num_replicas", 1))
+
+    def ends(self) -> list[str] | None:
+        """Digests of the first and the last example, by which other data are noticed; None if they differ between readings."""
+        first, again = (self._read_ends() for _ in range(2))
+        return first if first == again else None
+
+    def _read_ends(self) -> list[str]:
+        leaves = enumerate(tree_leaves([self._dataset[index] for index in (0, self.examples - 1)]))
+        plain = {str(place): one for place, one in leaves if isinstance(one, torch.Tensor | np.ndarray | str | int | float)}
+        return list(digests(plain).values())
+
     def mean_size(self, sampling: Sampling) -> float:
         """The number of examples of a batch, on average."""
         if sampling.scheme == "shuffle":
@@ -88,7 +108,7 @@ class Batches:
     def sampling(self) -> Sampling:
         """How the next batch is drawn; what the record cannot say is refused."""
         sampler = self._sampler
-        if _kind(sampler) is UniformWithReplacementSampler and sampler.num_samples == self.examples:
+        if _kind(sampler) in _POISSON and getattr(sampler, "total_size", sampler.num_samples) == self.examples:
             rate = _rate_of_coins(sampler.sample_rate)
             return Sampling(scheme="full-batch") if rate >= 1 else Sampling(scheme="poisson", rate=rate)
         if _kind(sampler) is BatchSampler and _kind(sampler.sampler) in (RandomSampler, SequentialSampler):
@@ -131,7 +151,7 @@ class Batches:
 
     @property
     def _source(self) -> Any:
-        return self._sampler if _kind(self._sampler) is UniformWithReplacementSampler else self._sampler.sampler
+        return self._sampler if _kind(self._sampler) in _POISSON else self._sampler.sampler
 
     def require_every_batch(self) -> None:
         """Refuse an epoch in which all batches but the empty ones were made into steps.
@@ -151,17 +171,33 @@ class Batches:
     def _count(self) -> None:
         """Have the sampler tell of every batch. It stays an instance of its class, as Opacus' other parts expect."""
         kind = type(self._sampler)
+        draw = _of_a_rank if _kind(self._sampler) is DistributedUniformWithReplacementSampler else kind.__iter__
 
         def counted(sampler: Any) -> Any:
             self.require_every_batch()
             one = _Pass(state_of(torch.default_generator if self.generator is None else self.generator))
-            for batch in kind.__iter__(sampler):
+            for batch in draw(sampler):
                 one.draw(len(batch))
                 self._pass = one
                 yield batch
             one.ended = True
 
         self._sampler.__class__ = type(kind.__name__, (kind,), {"__iter__": counted, "_counts": _kind(self._sampler)})
+
+
+def _of_a_rank(sampler: Any) -> Iterator[list[int]]:
+    """The batches of one process of several. Opacus leaves out empty ones, and with them steps that are due in all processes.
+
+    Parts are disjoint and public, and each record of a part is drawn with the sampler's rate, as in Opacus.
+    """
+    indices = torch.arange(sampler.total_size)
+    if sampler.shuffle:
+        indices = torch.randperm(
+            sampler.total_size, generator=torch.Generator().manual_seed(sampler.shuffle_seed + sampler.epoch)
+        )
+    own = indices[sampler.rank :: sampler.num_replicas]
+    for _ in range(sampler.num_batches):
+        yield own[torch.rand(len(own), generator=sampler.generator) < sampler.sample_rate].tolist()
 
 
 def _rate_of_coins(rate: float) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from dpmerge.errors import TrainingError
 from dpmerge.records import NoiseGenerator
 from dpmerge.training.randomness import together
 
+Module = TypeVar("Module")
 _SALT = b"dpmerge: the state of a generator"
 _COST = 2**15
 _GENERATORS: dict[str, NoiseGenerator] = {"cpu": "torch-mt19937", "cuda": "torch-philox"}
@@ -26,6 +28,20 @@ _GENERATORS: dict[str, NoiseGenerator] = {"cpu": "torch-mt19937", "cuda": "torch
 # States from which recorded trainings of this process have used a generator, by what it was used for. One that comes again
 # repeats its numbers: between two steps of a run, and between a run and its fork, noise cancels.
 _USED: dict[str, set[bytes]] = {"noise": set(), "sampling": set()}
+
+
+def same_start(make_module: Callable[[], Module], seed: int = 42) -> Module:
+    """The module that `make_module` builds with this public seed; noise and batches then come from a seed of the system's.
+
+    Runs that are built so start alike, and their randomness is independent:
+
+        module = dpmerge.training.same_start(lambda: Network(classes=10), seed=42)
+    """
+    torch.manual_seed(seed)
+    try:
+        return make_module()
+    finally:
+        torch.seed()  # of all devices
 
 
 def note_use(word: str, state: bytes | None) -> None:
@@ -108,6 +124,14 @@ def state_of(generator: Any) -> bytes | None:
     """The state that determines the next numbers; None if it cannot be read."""
     try:
         return _stream(generator)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def seed_of(generator: Any) -> int | None:
+    """The seed from which the generator started; None if it cannot be read."""
+    try:
+        return int(generator.initial_seed())
     except (AttributeError, RuntimeError):
         return None
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, FullPhase, NoiseGenerator, Record, Sampling
+from dpmerge.training.pretrained import save_pretrained
 from dpmerge.training.randomness import together
 from dpmerge.training.recipe import dp_sgd_record
+from dpmerge.training.recorder_advice import RecordingWarning, changing, message
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import is_secure, noise_generator, noise_state, note_use
+from dpmerge.training.recorder_ranks import Ranks
 from dpmerge.training.recorder_start import saved
 from dpmerge.training.recorder_steps import StepReader
 from dpmerge.training.recorder_tensors import ModuleTensors
@@ -51,13 +55,17 @@ class Recorder:
         before: DpSgd | None = None,
         part_size: float | None = None,
         watch: HeadWatch | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._part_size = part_size
+        self._ranks = Ranks(optimizer) if ranks is None else ranks
         self._engine, self._tensors, self._batches, self._steps = engine, tensors, batches, steps
         self._said, self._before, self._watch = said, before, watch
         self._phases: list[FullPhase] = [] if before is None else [*before.settings()]
         self._taken = counted(engine)
+        self._told: set[str] = set()  # what changes without noise, of which the user was told
         self._saved: set[int] = set()  # the steps after which this recorder wrote a folder
+        self.advice: list[str] = []  # what another set-up would make better
         self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
         self._follow(optimizer)
 
@@ -69,6 +77,7 @@ class Recorder:
     def switch_loader(self, loader: Any) -> None:
         """Go on with another loader over the same data: another batch size, say."""
         batches = Batches(loader)
+        self._ranks.require_parts(batches)
         if batches.examples != self._batches.examples:
             raise TrainingError(
                 f"the new loader has {batches.examples} examples, the one before {self._batches.examples}: a record is about "
@@ -89,16 +98,32 @@ class Recorder:
         return self._build(self._phases, self._tensors.left_out(leave_out))
 
     def save(self, folder: str | Path, *, leave_out: Collection[str] = ()) -> Path:
-        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, which appears whole.
+        """Write `model.safetensors` (the module's own names) and `record.json` into a new folder, or one without a model.
 
         Without the tensors that `leave_out` names, also in earlier calls; see `record`. The record says how many earlier
-        checkpoints were written so.
+        checkpoints were written so. Of several processes the first writes, and the others do nothing.
         """
+        return self._save(
+            folder, leave_out, lambda path, names, record: save_torch_model(path, self._tensors.shown(names), record)
+        )
+
+    def save_pretrained(self, folder: str | Path, tokenizer: Any = None, *, leave_out: Collection[str] = ()) -> Path:
+        """Like `save`, for a model of Transformers (with config, and the tokenizer if given) or PEFT (the adapter alone)."""
+
+        def write(path: Path, names: Collection[str], record: Record) -> None:
+            save_pretrained(path, self._tensors, names, record, tokenizer)
+
+        return self._save(folder, leave_out, write)
+
+    def _save(
+        self, folder: str | Path, leave_out: Collection[str], write: Callable[[Path, Collection[str], Record], None]
+    ) -> Path:
         path, record = Path(folder), self.record(leave_out=leave_out)
-        assert isinstance(record.mechanism, DpSgd)
-        save_torch_model(path, self._tensors.shown(record.mechanism.left_out or ()), record)
-        self._saved.add(self.steps)
-        saved(self._tensors, path)
+        if self._ranks.first:
+            assert isinstance(record.mechanism, DpSgd)
+            write(path, record.mechanism.left_out or (), record)
+            self._saved.add(self.steps)
+            saved(self._tensors, path)
         return path
 
     def _follow(self, optimizer: Any) -> None:
@@ -110,11 +135,12 @@ class Recorder:
 
         def pre_step(closure: Any = None) -> Any:
             nonlocal due
+            self._tensors.trains(optimizer.params)
+            self._note_changes()
             self._steps.part()
             if self._watch is not None:
                 self._watch.part()
             phase = self._phase()
-            self._tensors.trains(optimizer.params)
             if optimizer.generator is not generator:
                 raise TrainingError(
                     "the optimizer's noise generator was replaced during the training, so the fingerprint says nothing of its "
@@ -123,7 +149,8 @@ class Recorder:
             state = noise_state(self._engine, optimizer)
             made = original(closure)
             if made:
-                if phase.noise_multiplier:  # without noise nothing is drawn
+                self._tensors.changed.update(self._ranks.agree(phase, self._tensors.changed))
+                if phase.noise_multiplier and self._ranks.first:  # else nothing is drawn
                     note_use("noise", state)
                 self._said.noise_generator = together([self._said.noise_generator, noise_generator(self._engine, optimizer)])
                 self._made(phase)
@@ -141,6 +168,19 @@ class Recorder:
 
         optimizer.pre_step = pre_step
         inner.step = types.MethodType(step, inner)  # a method, as torch's schedulers expect
+
+    def advise(self, points: list[str], stacklevel: int = 2) -> None:
+        """Say at once what will cost later."""
+        self.advice += points
+        if points and self._ranks.first:
+            warnings.warn(message(points), RecordingWarning, stacklevel=stacklevel + 1)
+
+    def _note_changes(self) -> None:
+        """Tensors that change without noise are refused when a folder is saved; the first steps show which."""
+        names = sorted(self._tensors.changed - self._told)
+        if names:
+            self._told.update(names)
+            self.advise([changing(names)], stacklevel=4)
 
     def _phase(self) -> FullPhase:
         now, sampling = self._steps.now(), self._batches.sampling()

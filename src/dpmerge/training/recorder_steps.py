@@ -20,7 +20,16 @@ from opacus.grad_sample import (
     GradSampleModuleExpandedWeights,
     GradSampleModuleFastGradientClipping,
 )
-from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+from opacus.optimizers import (
+    AdaClipDPOptimizer,
+    DistributedDPOptimizer,
+    DistributedDPOptimizerFastGradientClipping,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+    SimpleDistributedPerLayerOptimizer,
+)
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from dpmerge.errors import TrainingError
@@ -37,6 +46,9 @@ _MODULES = {
     AdaClipDPOptimizer: _WHOLE,
     DPPerLayerOptimizer: _WHOLE,
     DPOptimizerFastGradientClipping: _GHOST,
+    DistributedDPOptimizer: _WHOLE,
+    SimpleDistributedPerLayerOptimizer: _WHOLE,
+    DistributedDPOptimizerFastGradientClipping: _GHOST,
 }
 _ROUNDING = 1e-6  # Opacus computes the norm of a list of clips in single precision
 _HALF = (torch.bfloat16, torch.float16)
@@ -66,7 +78,12 @@ class StepReader:
         if type(module) not in _MODULES.get(type(optimizer), ()):
             raise TrainingError(
                 f"{type(optimizer).__name__} with {type(module).__name__} cannot be recorded: pass what make_private returned, "
-                "in one of the modes hooks, functorch, ew and ghost, not distributed"
+                "in one of the modes hooks, functorch, ew and ghost"
+            )
+        if type(module) in _GHOST and isinstance(module._module, DistributedDataParallel):
+            raise TrainingError(
+                "ghost mode in torch's DistributedDataParallel: it exchanges gradients in both backward passes of ghost mode, "
+                "and hangs or adds them twice; use Opacus' DifferentiallyPrivateDistributedDataParallel"
             )
         if not optimizer.params:
             raise TrainingError("the optimizer has no parameter that requires a gradient: nothing is trained")
@@ -89,11 +106,11 @@ class StepReader:
 
     @property
     def _is_ghost(self) -> bool:
-        return type(self._optimizer) is DPOptimizerFastGradientClipping
+        return isinstance(self._optimizer, DPOptimizerFastGradientClipping)
 
     @property
     def clipping(self) -> Clipping:
-        if type(self._optimizer) is DPPerLayerOptimizer:
+        if isinstance(self._optimizer, DPPerLayerOptimizer):
             return "per-layer"
         # The second: ghost mode with Opacus' adaptive loss, which leaves this mark at the first backward pass.
         if type(self._optimizer) is AdaClipDPOptimizer or hasattr(self._optimizer, "_adjusted_noise_multiplier"):
@@ -155,7 +172,8 @@ class StepReader:
             )
             sigma = real
         mean = optimizer.loss_reduction == "mean"
-        divisor = float(optimizer.expected_batch_size) if mean else 1.0
+        # Of several processes each divides by its share, and their mean is taken.
+        divisor = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1) if mean else 1.0
         return Step(sigma, clip, max(rates), divisor, 0.0 if decay is None else decay)
 
     def _decay(self, groups: list[Mapping[str, Any]]) -> float | None:
@@ -196,7 +214,7 @@ class StepReader:
     def _clip(self) -> float:
         if self._is_ghost:
             return float(self._module.max_grad_norm)
-        if type(self._optimizer) is DPPerLayerOptimizer:
+        if isinstance(self._optimizer, DPPerLayerOptimizer):
             return math.hypot(*map(float, self._optimizer.max_grad_norms))
         return float(self._optimizer.max_grad_norm)
 

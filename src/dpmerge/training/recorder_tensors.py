@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpmerge.errors import TrainingError
+from dpmerge.training.recorder_wrapped import inner_of
 
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -44,7 +45,7 @@ class ModuleTensors:
 
     def __init__(self, module: Any, resumed: Path | None = None, left_out: Collection[str] = ()) -> None:
         """`resumed` is a saved folder, whose tensors the module must hold; `left_out` is what was left out of it."""
-        self._module = module._module
+        self.module = inner_of(module)
         self.left = Left()
         self._begun = self.left.begun
         self._trained: dict[int, tuple[Any, torch.Tensor]] = {}  # by id: the parameter, and its bits after the last step
@@ -67,6 +68,11 @@ class ModuleTensors:
     def begun(self) -> Mapping[str, str]:
         """The digests of what the module held when recording began, by name."""
         return self._begun
+
+    @property
+    def changed(self) -> set[str]:
+        """What was seen to change without noise, by name."""
+        return self._changed
 
     def leave_out(self, names: Collection[str]) -> None:
         """These were left out of what the module begins with: they hold data already."""
@@ -148,10 +154,20 @@ class ModuleTensors:
         others = {name: value for name, value in state.items() if name in names and id(value) not in self._trained}
         self.left.without_noise.update({name: one.detach() for name, one in others.items() if isinstance(one, torch.Tensor)})
 
+    @property
+    def trained(self) -> set[str]:
+        """The names of what the private optimizer trains."""
+        return {name for name, value in self._state().items() if id(value) in self._trained}
+
     def shown(self, left_out: Collection[str]) -> dict[str, torch.Tensor]:
         """The state without these, under the module's own names, each tensor with memory of its own on the CPU."""
+        held = self.held(left_out).items()
+        return {name: value.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous() for name, value in held}
+
+    def held(self, left_out: Collection[str]) -> dict[str, torch.Tensor]:
+        """The state without these, as the module holds it."""
         found = {}
-        for name, value in self._module.state_dict().items():
+        for name, value in self.module.state_dict().items():
             if name in left_out:
                 continue
             if not isinstance(value, torch.Tensor):
@@ -160,26 +176,28 @@ class ModuleTensors:
                 )
             if value.layout is not torch.strided:
                 raise TrainingError(f"the module's tensor {name!r} is {value.layout}; it cannot be saved: make it dense")
-            found[name] = value.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+            found[name] = value.detach()
         return found
 
     def _state(self) -> dict[str, Any]:
         """The state dict, and buffers and plain tensor attributes that are not part of it: these too can enter the loss."""
         plain = {
             f"{prefix}.{name}" if prefix else name: value
-            for prefix, module in self._module.named_modules()
+            for prefix, module in self.module.named_modules()
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         }
-        return {**plain, **dict(self._module.named_buffers()), **self._module.state_dict(keep_vars=True)}
+        return {**plain, **dict(self.module.named_buffers()), **self.module.state_dict(keep_vars=True)}
 
     def _require_those_of(self, folder: Path) -> None:
-        path, held = folder / "model.safetensors", _saved(folder)
-        tensors = self.shown(self._left_out)
-        for name in sorted(held.keys() | tensors.keys()):
-            if name not in held or name not in tensors or _digest(name, held[name]) != _digest(name, tensors[name]):
+        if (folder / "adapter_config.json").exists():
+            raise TrainingError(f"{folder}: an adapter without its base cannot be resumed; use a folder of `save`")
+        held, now = digests_of(folder), digests(self.held(self._left_out))
+        for name in sorted(held.keys() | now.keys()):
+            tied = name not in held and now[name] in held.values()  # Transformers writes shared tensors once
+            if held.get(name) != now.get(name) and not tied:
                 raise TrainingError(
-                    f"{path}: tensor {name!r} is not what the module holds; load the checkpoint into the module before resuming"
+                    f"{folder}: tensor {name!r} is not what the module holds; load the checkpoint into it before resuming"
                 )
 
 
@@ -226,12 +244,19 @@ def _digest_of(dtype: torch.dtype, shape: tuple[int, ...], bits: torch.Tensor) -
 
 def digests_of(folder: Path) -> dict[str, str]:
     """The digests of a saved model's tensors, by name."""
-    return {name: _digest(name, value) for name, value in _saved(folder).items()}
+    return digests(_saved(folder))
+
+
+def digests(tensors: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of tensors, by name; of anything else its repr."""
+    return {name: _digest(name, value) for name, value in tensors.items()}
 
 
 def _saved(folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / "model.safetensors"
-    try:
-        return load_file(path)
-    except Exception as fault:  # the library raises its own, and whatever the file system does
-        raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
+        try:
+            found |= load_file(path)
+        except Exception as fault:  # the library raises its own, and whatever the file system does
+            raise TrainingError(f"{path}: cannot be read: {str(fault).strip() or type(fault).__name__}") from None
+    return found

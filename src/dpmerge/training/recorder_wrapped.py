@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from dpmerge.errors import TrainingError
@@ -29,6 +30,13 @@ def module_of(module: Any) -> Any:
             "into Opacus' DifferentiallyPrivateDistributedDataParallel, then call make_private"
         )
     return module
+
+
+def inner_of(module: Any) -> Any:
+    """The user's own module."""
+    inner = module._module
+    shells = (DistributedDataParallel, DifferentiallyPrivateDistributedDataParallel)
+    return inner.module if isinstance(inner, shells) else inner
 
 
 def optimizer_of(optimizer: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +19,13 @@ from dpmerge.records import Record
 from dpmerge.tensors import new_folder, open_model
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+_RECORD = "record.json"
+# What would make a folder that of another model, or of two; what trainers leave beside a model is no model.
+_MODEL = re.compile(
+    r".*\.(safetensors|bin|pth?|ckpt|np[zy]|h5|msgpack|gguf|onnx)|.*\.(safetensors|bin)\.index\.json"
+    r"|adapter_config\.json|record\.json|certificate\.json"
+)
+_LEFTOVERS = re.compile(r"(optimizer|scheduler|scaler|training_args).*|(rng|random)_states?.*")
 
 
 @dataclass(frozen=True)
@@ -36,32 +46,82 @@ def save_model(folder: Path, tensors: Tensors, record: Record, config: str | Non
     from safetensors.numpy import save_file
 
     contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    with _recorded_folder(folder, record) as made:
+    _make_parent(folder)
+    with new_folder(folder) as made:
         save_file(contiguous, made / "model.safetensors", metadata={"format": "pt"})
         if config is not None:
             (made / "config.json").write_text(config, encoding="utf-8")
+        _write_record(made, record)
 
 
 def save_torch_model(folder: Path, tensors: Mapping[str, Any], record: Record) -> None:
-    """The same for torch tensors, each in memory of its own. A model that dpmerge could not read again is refused."""
+    """The same for torch tensors, each in memory of its own, also into a folder that holds no model yet."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with _recorded_folder(folder, record) as made:
+    with recorded_folder(folder, record) as made:
         try:
             save_file(dict(tensors), made / "model.safetensors", metadata={"format": "pt"})
         except (SafetensorError, ValueError, RuntimeError, KeyError) as fault:
             raise CheckpointError(f"{folder}: the tensors cannot be written as safetensors: {fault}") from None
-        with open_model(made, folder.name):
-            pass
 
 
 @contextmanager
-def _recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
+def recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
+    """Yield a folder for a model's files. With the record they become `folder`, or part of it if it holds no model yet.
+
+    A model that dpmerge could not read again is refused.
+    """
+    _make_parent(folder)
+    if not folder.is_dir():
+        with new_folder(folder) as made:
+            yield made
+            _finish(made, folder.name, record)
+        return
+    held = sorted(path.name for path in folder.iterdir() if _MODEL.fullmatch(path.name) and not _LEFTOVERS.fullmatch(path.name))
+    if held:
+        raise CheckpointError(f"{folder}: holds {', '.join(held)} already; a model is never overwritten: choose another folder")
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as name:
+            made = Path(name)
+            yield made
+            _finish(made, folder.name, record)
+            _add(made, folder)
+    except OSError as fault:
+        raise CheckpointError(f"{folder}: cannot be written: {fault.strerror or fault}") from fault
+
+
+def _finish(made: Path, name: str, record: Record) -> None:
+    with open_model(made, name):
+        pass
+    _write_record(made, record)
+
+
+def _add(made: Path, folder: Path) -> None:
+    """Move files into a folder, the record last: with it they are a model. A file that is there is never replaced."""
+    names = sorted((path.name for path in made.iterdir()), key=lambda name: (name == _RECORD, name))
+    for name in names:
+        with (made / name).open("rb") as file:
+            os.fsync(file.fileno())
+    added: list[Path] = []
+    try:
+        for name in names:
+            os.link(made / name, folder / name)
+            added.append(folder / name)
+    except OSError as fault:
+        for path in added:
+            path.unlink()
+        if isinstance(fault, FileExistsError):
+            raise CheckpointError(f"{folder / name}: exists already; it is never overwritten: choose another folder") from None
+        raise
+
+
+def _make_parent(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise CheckpointError(f"{folder.parent}: cannot be made: {fault.strerror}") from None
-    with new_folder(folder) as made:
-        yield made
-        (made / "record.json").write_text(record.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_record(made: Path, record: Record) -> None:
+    (made / _RECORD).write_text(record.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
