@@ -61,8 +61,12 @@ def test_the_record_says_what_was_configured_and_the_tensors_are_the_models(tmp_
     step = dp_event.PoissonSampledDpEvent(1 / 12, dp_event.GaussianDpEvent(1.3))
     expected = PLDAccountant().compose(dp_event.SelfComposedDpEvent(step, 24)).get_epsilon(DELTA)
     assert guarantee_so_far(run.recorder, DELTA).epsilon == pytest.approx(expected, rel=2e-3)
-    saved, held = load_file(tmp_path / "a" / "model.safetensors"), parts[1]._module.state_dict()
-    assert all(torch.equal(saved[name], held[name]) for name in saved) and saved
+    adapter = build is language_model
+    saved = load_file(tmp_path / "a" / ("adapter_model.safetensors" if adapter else "model.safetensors"))
+    held = {name.replace(".default", ""): value for name, value in parts[1]._module.state_dict().items()}
+    assert saved and all(torch.equal(saved[name], held[name]) for name in saved)
+    assert all(name in saved for name in held if "lora" in name or not adapter)
+    assert (tmp_path / "a" / ("adapter_config.json" if adapter else "config.json")).exists()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "a@12", "a@24", "trainer"]
     assert not [line for line in run.state.log_history if {"loss", "grad_norm", "train_loss", "total_flos"} & line.keys()]
     assert run.state.log_history[0]["epsilon"] < run.state.log_history[-1]["epsilon"]

@@ -80,7 +80,11 @@ class PrivateTrainer(Trainer):
         self._recorder = record(*self._parts, **self._recording)
 
     def keep(self, folder: Path) -> None:
-        self.recorder.save(folder)
+        """As Transformers and PEFT do, with the record; a module of other kinds by its tensors."""
+        if hasattr(self.model, "save_pretrained"):
+            self.recorder.save_pretrained(folder, self.processing_class)
+        else:
+            self.recorder.save(folder)
 
     def keep_checkpoint(self) -> None:
         self.keep(self._out.with_name(f"{self._out.name}@{self.recorder.steps}"))
