@@ -7,6 +7,7 @@ from typing import Any
 
 from attacks.victim import certificate, edit, release, stopped, verified
 from dpmerge.files import canonical, sha256
+from dpmerge.release import certified_section
 from dpmerge.rules import round_up
 
 
@@ -17,12 +18,12 @@ def attack(folder: Path) -> str:
     claim = round_up(certificate(out)["guarantee"]["epsilon"])
     assert claim in card.read_text()
     card.write_text(card.read_text().replace(claim, "0.0100"))
-    stopped(verified(out), "README.md was changed")
+    stopped(verified(out), "the certified section of README.md does not say what is certified")
 
     def certify_it(content: dict[str, Any]) -> None:
-        content["outputs"]["README.md"] = sha256(card.read_bytes())
+        content["card"] = sha256(certified_section(card.read_text()).encode())
         content["sha256"] = sha256(canonical({k: v for k, v in content.items() if k not in ("sha256", "signature")}))
 
     edit(out, certify_it)
-    stopped(verified(out), "README.md does not say what is certified")
-    return "its hash is certified, and what it says is written again from the certificate and compared"
+    stopped(verified(out), "the certified section of README.md does not say what is certified")
+    return "the hash of its section is certified, and what that says is written again from the certificate and compared"

@@ -15,9 +15,15 @@ def attack(folder: Path) -> str:
     (out / "modeling_linear.py").write_text("print('run by whoever trusts remote code')")
     (out / "link").symlink_to(folder / "runs")
     (out / "more").mkdir()
-    found = verified(out)
-    for name in ("modeling_linear.py", "link", "more"):
+    stopped(verified(out), "modeling_linear.py is not part of what was certified, and a loader may take it")
+    found = verified(out, "--strict")
+    for name in ("modeling_linear.py", "link/", "more/"):
         stopped(found, f"{name} is not part of what was certified")
+    (out / "modeling_linear.py").unlink()
+    listed = verified(out)
+    assert listed.code == 0, listed.text
+    assert "not certified: more/" in listed.text
+    (out / "modeling_linear.py").write_text("print('again')")
     (out / "link").unlink()
     (out / "more").rmdir()
 
@@ -32,4 +38,4 @@ def attack(folder: Path) -> str:
     (out / "config.json").write_text('{"model_type": "linear", "auto_map": {"AutoModel": "elsewhere--code.Model"}}')
     forge(out, certify("config.json"))
     stopped(verified(out, "--portfolio", folder / "runs"), "config.json is not what the merge keeps")
-    return "whatever is not certified is named; what a forger certifies is not what a merge of the portfolio writes"
+    return "what is not certified is named, and breaks what a loader could take; what a forger certifies no merge writes"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dpmerge.cli import app
 from dpmerge.errors import CertificateError, DpmergeError
 from dpmerge.files import canonical, sha256
-from dpmerge.release import CARD, NAME, GuaranteeForm, Signer, draft, model_card
+from dpmerge.release import CARD, NAME, RECORD, CardTemplate, GuaranteeForm, Signer, draft, model_card, record_of
 
 Change = Callable[[dict[str, Any]], None]
 DATASET, DELTA = "victim-data", "1e-5"
@@ -130,13 +130,23 @@ def forge(out: Path, change: Change, *, guarantee: bool = False, signer: Signer 
         if guarantee:
             answer = made.numerics.answer(made.rule.build(made.portfolio()), made.guarantee.epsilon, made.guarantee.delta)
             plain["guarantee"] = GuaranteeForm.of(answer).model_dump(mode="json")
-        (out / CARD).write_text(model_card(draft(plain)))
-        plain["outputs"][CARD] = sha256((out / CARD).read_bytes())
+        _fit_record(out, plain)
+        section = model_card(draft(plain))
+        (out / CARD).write_text(CardTemplate().page(section, {}))
+        plain["card"] = sha256(section.encode())
     except CertificateError:
         pass  # what contradicts itself has no card; the forger tries it all the same
     body = canonical(plain)
     signature = None if signer is None else {"key": signer.public, "value": signer.sign(body)}
     _write(out, {**plain, "sha256": sha256(body), "signature": signature})
+
+
+def _fit_record(out: Path, plain: dict[str, Any]) -> None:
+    """The record by which the release joins portfolios, as it follows from what was changed."""
+    fitted = record_of(draft(plain))
+    if RECORD in plain["outputs"] and fitted is not None:
+        (out / RECORD).write_bytes(fitted)
+        plain["outputs"][RECORD] = sha256(fitted)
 
 
 def _write(out: Path, content: Mapping[str, Any]) -> None:

@@ -508,7 +508,7 @@ def test_without_the_laboratory_a_game_of_ones_own_is_played(user_module: Path, 
     result = CliRunner().invoke(app, ["audit", "own_audit_game:triple", "--trials", "400", "--jobs", "1", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["epsilon_at_least"] > 1
-    with pytest.raises(EvaluationError, match=r"no scenario is named 'gaussian-mean'; give module:function; .* install lab/"):
+    with pytest.raises(EvaluationError, match=r"no scenario is named 'gaussian-mean'; give module:function; .* installed from"):
         find_game("gaussian-mean")
 
 

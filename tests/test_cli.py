@@ -277,7 +277,7 @@ def test_start_up_is_fast() -> None:
     assert _starts_within(2.5, *combination)
 
 
-VERBS = "account compare plan frontier merge verify ledger train record run explore report audit tools"
+VERBS = "account compare plan frontier merge verify ledger train record run explore report audit tools help"
 HEADINGS = (
     *("Account", "Plan", "Release", "Train and record", "Checkpoints of one run", "Page and report", "Laboratory"),
     "Tools",
@@ -294,7 +294,7 @@ def commands() -> Iterator[tuple[str, Any]]:
         )
 
 
-def test_fourteen_verbs_under_headings() -> None:
+def test_fifteen_verbs_under_headings() -> None:
     root: Any = get_command(app)
     assert sorted(root.list_commands(None)) == sorted(VERBS.split())
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout

@@ -266,7 +266,7 @@ def test_without_the_extra_it_says_what_to_install(portfolio: Path) -> None:
     arguments = [sys.executable, "-c", script + "from dpmerge.cli import main; main()"]
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: fastapi is not installed: pip install 'dpmerge[explorer]'\n"
+    assert result.stderr == "error: fastapi is not installed: install dpmerge[explorer]\n"
 
 
 def test_the_command_line_loads_no_server() -> None:

@@ -80,7 +80,7 @@ def test_what_is_no_ledger(tmp_path: Path) -> None:
         Ledger(f"sqlite:///{tmp_path}/missing.db")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "text.db").write_text("not a database, but long enough to be taken for one\n" * 40)
-    with pytest.raises(LedgerError, match="file is not a database"):
+    with pytest.raises(LedgerError, match="is a file, not a ledger"):
         Ledger(tmp_path / "text.db")
     (tmp_path / "empty.db").touch()
     with pytest.raises(LedgerError, match="holds no ledger"):

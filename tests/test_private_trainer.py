@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from dpmerge.errors import TrainingError
+import dpmerge.training
+from dpmerge.errors import MissingLibrary, TrainingError
 from dpmerge.records import DpSgd, Record
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -194,9 +196,29 @@ def test_private_numbers_are_logged_on_request(tmp_path: Path) -> None:
     assert "loss" in run.state.log_history[0]
 
 
-@pytest.mark.parametrize("name, steps", [("transformers_training.py", 12), ("accelerate_training.py", 12)])
-def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, steps: int) -> None:
-    path = Path(__file__).parent.parent / "examples" / name
-    found = runpy.run_path(str(path))["main"](tmp_path / "a", epochs=1)
-    assert found.steps == steps and "one run alone" in capsys.readouterr().out
-    assert (tmp_path / "a" / "record.json").exists()
+@pytest.mark.parametrize("name, tensors", [("transformers", "adapter_model"), ("accelerate", "model")])
+def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, tensors: str) -> None:
+    path = Path(__file__).parent.parent / "examples" / f"{name}_training.py"
+    recorder = runpy.run_path(str(path))["main"](tmp_path / "a", epochs=1)
+    found = Record.load(tmp_path / "a" / "record.json").mechanism
+    assert isinstance(found, DpSgd) and "one run alone" in capsys.readouterr().out
+    (phase,) = found.settings()
+    assert (phase.steps, phase.noise_multiplier, phase.clip, phase.learning_rate) == (12, 1.0, 1.0, 0.5)
+    step = dp_event.PoissonSampledDpEvent(1 / 12, dp_event.GaussianDpEvent(1.0))
+    expected = PLDAccountant().compose(dp_event.SelfComposedDpEvent(step, 12)).get_epsilon(DELTA)
+    assert guarantee_so_far(recorder, DELTA).epsilon == pytest.approx(expected, rel=2e-3)
+    saved, held = load_file(tmp_path / "a" / f"{tensors}.safetensors"), recorder._tensors.module.state_dict()
+    held = {name.replace(".default", "").replace(".modules_to_save", ""): value for name, value in held.items()}
+    assert saved and all(torch.equal(saved[name], held[name]) for name in saved)
+
+
+@pytest.mark.parametrize(
+    "name, home, library",
+    [("PrivateTrainer", "private_trainer", "transformers"), ("LightningRecorder", "lightning_recorder", "lightning")],
+)
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, name: str, home: str, library: str) -> None:
+    monkeypatch.delitem(sys.modules, f"dpmerge.training.{home}", raising=False)
+    for part in [library, *(part for part in sys.modules if part.startswith(f"{library}."))]:
+        monkeypatch.setitem(sys.modules, part, None)
+    with pytest.raises(MissingLibrary, match=rf"{name} needs .*install dpmerge\[{library}\]"):
+        getattr(dpmerge.training, name)

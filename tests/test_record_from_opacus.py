@@ -131,7 +131,7 @@ def test_everything_that_is_missing_is_named_at_once(checkpoint: Path, tmp_path:
         ({"clip": "-1"}, "positive"),
         ({"clip": "nan"}, "positive"),
         ({"clip": "one"}, "not a number"),
-        ({"learning_rate": "0.1*5"}, "is about 5 steps; the accountant has counted 12"),
+        ({"learning_rate": "0.1*5"}, "is about 5 steps; there were 12"),
         ({"learning_rate": "0.1*5,0.2"}, "is about 17 steps"),
         ({"learning_rate": "0.1*12.5"}, "not a number"),
         ({"learning_rate": "0.1*-12"}, "at least one step"),

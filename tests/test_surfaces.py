@@ -204,7 +204,9 @@ def test_tensors_without_a_record_are_refused(file: str, tmp_path: Path) -> None
     runs(tmp_path)
     (tmp_path / "runs" / "d" / file).parent.mkdir(parents=True)
     (tmp_path / "runs" / "d" / file).touch()
-    with pytest.raises(PortfolioError, match=r"holds files of a model .* but no record\.json.*docs/records\.md"):
+    with pytest.raises(
+        PortfolioError, match=r"holds files of a model .* but no record\.json.*dpmerge\.training\.record writes one"
+    ):
         Portfolio(tmp_path / "runs")
 
 
@@ -224,7 +226,7 @@ def test_a_release_among_the_models_is_named_as_one(place: str, tmp_path: Path) 
     (tmp_path / "runs" / place).mkdir(parents=True)
     (tmp_path / "runs" / place / "certificate.json").write_text("{}")
     (tmp_path / "runs" / place / "model.safetensors").touch()
-    with pytest.raises(PortfolioError, match=r"is a release .*move it out"):
+    with pytest.raises(PortfolioError, match=r"is a release .*without a record.json.*move it out"):
         Portfolio(tmp_path / "runs")
 
 

@@ -50,6 +50,13 @@ def test_factors_are_averaged(tmp_path: Path) -> None:
     assert not verify_combination(models, WEIGHTS, tmp_path / "out")
 
 
+def test_different_dropout_is_said_and_left_out(tmp_path: Path) -> None:
+    models = {"a": adapter(tmp_path / "a", factors(0)), "b": adapter(tmp_path / "b", factors(1), lora_dropout=0.1)}
+    report = merge_models(models, WEIGHTS, tmp_path / "out")
+    assert "lora_dropout" not in json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert report.notes == ("adapter_config.json has no lora_dropout, which matters in training only: 0.0 in 'a', 0.1 in 'b'",)
+
+
 def test_exact_sum_of_updates(tmp_path: Path) -> None:
     models = {
         "a": adapter(tmp_path / "a", factors(0)),

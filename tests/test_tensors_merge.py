@@ -286,6 +286,42 @@ def test_configuration_and_tokenizer_are_kept_when_they_agree(tmp_path: Path) ->
     assert "config.json has no _name_or_path: not the same in every model" in notes and "record.json" not in notes
 
 
+def test_settings_of_training_may_differ_and_are_left_out(tmp_path: Path) -> None:
+    models = {name: single(tmp_path / name, tensors(0)) for name in "ab"}
+    same = {"hidden": 4, "attention_dropout": 0.5}
+    first = {**same, "hidden_dropout_prob": 0.1, "resid_pdrop": 0, "classifier_dropout": None, "use_cache": True}
+    second = {**same, "hidden_dropout_prob": 0.2, "resid_pdrop": 0.1, "classifier_dropout": 0.3, "encoder_layerdrop": 0.1}
+    (models["a"] / "config.json").write_text(json.dumps(first))
+    (models["b"] / "config.json").write_text(json.dumps(second))
+    report = merge_models(models, {"a": 0.2, "b": 0.8}, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == same
+    assert [note for note in report.notes if "hidden_dropout_prob" in note] == [
+        "config.json has no hidden_dropout_prob, which matters in training only: 0.1 in 'a', 0.2 in 'b'"
+    ]
+    assert len(report.notes) == 5
+    assert not verify_combination(models, {"a": 0.2, "b": 0.8}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "field, values",
+    [
+        ("token_dropout", (True, False)),  # ESM rescales embeddings by it, also of a trained model
+        ("hidden_dropout_prob", (0.1, "0.2")),
+        ("problem_type", ("single_label_classification", "multi_label_classification")),  # pipelines take softmax or sigmoid
+        ("layer_norm_eps", (1e-5, 1e-12)),
+        ("dropout_layers", (1, 2)),
+        ("use_cache", (True, {})),
+    ],
+)
+def test_settings_that_change_what_a_model_computes_may_not_differ(
+    field: str, values: tuple[object, object], tmp_path: Path
+) -> None:
+    models = {name: single(tmp_path / name, tensors(0)) for name in "ab"}
+    for folder, value in zip(models.values(), values, strict=True):
+        (folder / "config.json").write_text(json.dumps({field: value}))
+    refused(tmp_path, models, f"field '{field}'")
+
+
 @pytest.mark.parametrize(
     "config, message",
     [({"vocab_size": 9}, "field 'vocab_size': 8 and 9; .*resize the embeddings"), (None, "model 'b': no config.json")],

@@ -68,7 +68,7 @@ def test_a_users_method(tmp_path: Path) -> None:
         (f"{__name__}:gone", "cannot be loaded"),
         (f"{__name__}:NOT_A_FUNCTION", "is not a function"),
         ("no_such_module:f", "cannot be loaded"),
-        ("raises_when_imported:f", "cannot be loaded: ZeroDivisionError"),
+        ("raises_when_imported:f", "cannot be loaded: its module raises_when_imported raised ZeroDivisionError"),
         (f"{__name__}:raises", r"tensor 'x': the method raised KeyError\('scale'\)"),
         (f"{__name__}:no_numbers", "tensor 'x': the method raised ValueError"),
         ("linear", "no method is named 'linear'; give module:function, or one of slerp, ties"),

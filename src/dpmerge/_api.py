@@ -137,6 +137,7 @@ def plan(
 ) -> Plan:
     """Rank what may be released under (ε, δ): `plan(...).best.release(out)` releases the best, and enters it in `ledger`.
 
+    With a `ledger`, each option says what the total would be with it, and only what its budget still allows fits.
     `candidates` are linear combinations to try besides those searched for. κ is the strength of tempered selection; for scores
     on a private validation set it may be given as the ε that its records pay. `search` is that of `Plan.at`.
     """
@@ -153,6 +154,7 @@ def plan(
         with_noise=True,
         progress=progress,
         releasing=partial(_release, opened=ledger),
+        counting=None if ledger is None else partial(release.total_after, Ledger(ledger)),
     )
     return Plan.of(question, epsilon, search)
 
@@ -175,6 +177,7 @@ def merge(
     dependent: bool = False,
     recipient: str | None = None,
     tensors: Merge | None = None,
+    card_template: str | Path | None = None,
 ) -> Released:
     """Release a model into the new folder `out`: with these weights, or with the best ones for (ε, δ).
 
@@ -183,7 +186,8 @@ def merge(
     noisy one costs.
     It is entered in the `ledger`, and its certificate signed with the private key `sign`, if they are given. `dependent` says
     that the weights depend on what earlier releases showed; `tensors` describes other merges than the weighted average, which
-    only joint release covers. `recipient` is noted in certificate and ledger.
+    only joint release covers. `recipient` is noted in certificate and ledger. `card_template` is a file of
+    Markdown for README.md: the certified section replaces its line `<!-- dpmerge:certified -->`; its YAML header is kept.
     """
     chosen = release.choose(
         portfolio,
@@ -197,7 +201,16 @@ def merge(
         noise=noise,
         accounting=accounting,
     )
-    return _release(chosen, out, ledger=ledger, sign=sign, dependent=dependent, recipient=recipient, tensors=tensors)
+    return _release(
+        chosen,
+        out,
+        ledger=ledger,
+        sign=sign,
+        dependent=dependent,
+        recipient=recipient,
+        tensors=tensors,
+        card_template=card_template,
+    )
 
 
 def renoise(
@@ -210,6 +223,7 @@ def renoise(
     bound: float | None = None,
     recipient: str | None = None,
     sign: str | Path | None = None,
+    card_template: str | Path | None = None,
 ) -> Released:
     """Write a release that one holds again with more noise, and a certificate of the better guarantee that this has.
 
@@ -224,6 +238,7 @@ def renoise(
         bound=bound,
         recipient=recipient,
         signer=None if sign is None else release.Signer(Path(sign)),
+        template=_template(card_template),
     )
 
 
@@ -238,6 +253,7 @@ def _release(
     dependent: bool = False,
     recipient: str | None = None,
     tensors: Merge | None = None,
+    card_template: str | Path | None = None,
 ) -> Released:
     where = opened if ledger is None else ledger
     return release.release(
@@ -249,8 +265,13 @@ def _release(
         dependent=dependent,
         recipient=recipient,
         signer=None if sign is None else release.Signer(Path(sign)),
+        template=_template(card_template),
         progress=notebook.amounts("merging"),
     )
+
+
+def _template(path: str | Path | None) -> release.CardTemplate:
+    return release.CardTemplate() if path is None else release.CardTemplate.load(Path(path))
 
 
 def verify(
@@ -261,10 +282,12 @@ def verify(
     trust: str | Path | None = None,
     base: str | Path | None = None,
     method: str | None = None,
+    strict: bool = False,
 ) -> Verdict:
     """Recheck a release from its files, and from the private portfolio, the ledger and a public key if they are given.
 
-    `base` is the folder of the public base model, and `method` the user's own function, that the merge was made with.
+    Files that are not certified are listed as `uncovered`; with `strict` they break the verdict. `base` is the folder of the
+    public base model, and `method` the user's own function, that the merge was made with.
     """
     return release.verify(
         Path(folder),
@@ -273,4 +296,5 @@ def verify(
         trust=None if trust is None else release.trusted_key(Path(trust)),
         base=None if base is None else Path(base),
         method=method,
+        strict=strict,
     )

@@ -3,6 +3,7 @@
     DpmergeError
     ├── RecordError        a record file is missing, malformed or says something impossible
     ├── PortfolioError     the records do not belong together
+    │   └── MissingRecord      a folder holds a model without a record
     ├── WeightsError       weights that are not a distribution over the portfolio's models
     ├── TargetError        an (ε, δ) question that has no meaning
     ├── UtilityError       utilities that are missing, malformed or about other models
@@ -24,8 +25,15 @@
         └── DependentRuns          two runs share randomness that a theorem needs to be independent
 
 A message says what is wrong, in which model, file or field, and what to do about it.
-The command line prints it as one line; it never shows a traceback for one of these.
+The command line prints it as one line, and a traceback only if it is asked to debug.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class DpmergeError(Exception):
@@ -38,6 +46,14 @@ class RecordError(DpmergeError):
 
 class PortfolioError(DpmergeError):
     """The records do not belong together."""
+
+
+class MissingRecord(PortfolioError):
+    """A folder holds a model without a record; `folder` says which."""
+
+    def __init__(self, message: str, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.folder = folder
 
 
 class WeightsError(DpmergeError):

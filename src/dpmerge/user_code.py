@@ -9,13 +9,15 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpmerge.errors import DpmergeError
 
-LABORATORY = "more come with the laboratory: install lab/ of dpmerge's repository"
+LABORATORY = "more come with the laboratory, which is installed from dpmerge's repository"
+T = TypeVar("T")
 
 
 def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:
@@ -24,9 +26,19 @@ def load_function(name: str, what: str, error: type[DpmergeError]) -> Callable[.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        held = importlib.import_module(module)
+    except ModuleNotFoundError as fault:
+        if fault.name is not None and f"{module}.".startswith(f"{fault.name}."):
+            raise error(
+                f"{what} {name!r} cannot be loaded: there is no module {fault.name!r} in the working folder or installed"
+            ) from None
+        raise error(f"{what} {name!r} cannot be loaded: its module {module} needs {fault.name!r}, not installed") from fault
     except Exception as fault:  # importing runs the module's own code, which may raise anything
-        raise error(f"{what} {name!r} cannot be loaded: {fault!r}") from None
+        raise error(f"{what} {name!r} cannot be loaded: its module {module} raised {told(fault)}") from fault
+    if not hasattr(held, attribute):
+        close = "".join(f"; did you mean {one}?" for one in get_close_matches(attribute, dir(held), n=1))
+        raise error(f"{what} {name!r} cannot be loaded: {module} has no {attribute!r}{close}")
+    found = getattr(held, attribute)
     if not callable(found):
         raise error(f"{what} {name!r} is not a function")
     return found  # type: ignore[no-any-return]
@@ -40,7 +52,22 @@ def running(what: str, error: type[DpmergeError]) -> Iterator[None]:
     except DpmergeError:
         raise
     except Exception as fault:
-        raise error(f"{what}: {type(fault).__name__}: {fault}") from fault
+        raise error(f"{what}: {told(fault)}") from fault
+
+
+def told(fault: BaseException) -> str:
+    """An exception of someone else's code, as Python prints it."""
+    return f"{type(fault).__name__}: {fault}".removesuffix(": ")
+
+
+def call(name: str, function: Callable[..., T], *arguments: Any, error: type[DpmergeError]) -> T:
+    """What the user's function gives; an exception of its own is shown as its own."""
+    try:
+        return function(*arguments)
+    except DpmergeError:
+        raise
+    except Exception as fault:
+        raise error(f"{name} raised {told(fault)}") from fault
 
 
 def added(group: str) -> dict[str, str]:
@@ -59,7 +86,8 @@ def find_in(
 ) -> Callable[..., Any]:
     """A function of the table, or the user's `module:function`."""
     if ":" not in name and name not in known:
-        there = f", or one of {', '.join(known)}" if known else hint
+        close = "".join(f"; did you mean {one}?" for one in get_close_matches(name, known, n=1))
+        there = f", or one of {', '.join(known)}{close}" if known else hint
         raise error(f"no {what.removeprefix('the ')} is named {name!r}; give module:function{there}")
     found = known.get(name, name)
     return load_function(found, what, error) if isinstance(found, str) else found

@@ -274,6 +274,7 @@ interface VerdictAnswer {
   broken: Array<string>;
   unchecked: Array<string>;
   warnings: Array<string>;
+  uncovered: Array<string>;
   certified: string;
   assumptions: Array<string>;
 }

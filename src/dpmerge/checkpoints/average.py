@@ -12,8 +12,10 @@ from dpmerge.checkpoints.run import Run
 from dpmerge.errors import WeightsError
 from dpmerge.planning import AverageRule, Averaging
 from dpmerge.records import parse_strict
-from dpmerge.release import Ledger, Merge, Released, Signer, release
+from dpmerge.release import CardTemplate, Ledger, Merge, Released, Signer, release
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Looked
+
+_PLAIN = CardTemplate()
 
 
 class AverageParameters(TypedDict, total=False):
@@ -41,12 +43,13 @@ def average(
     dependent: bool = False,
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
+    template: CardTemplate = _PLAIN,
     **parameters: Unpack[AverageParameters],
 ) -> Released:
     """Write the average of a run's checkpoints to the new folder `out`, with certificate and model card.
 
     `last` is the number of checkpoints averaged (default: all); `until` is the step of the latest one. Integer tensors are
-    copied from the latest one. `ledger` and `dependent` are as in `release`.
+    copied from the latest one. `ledger`, `dependent` and `template` are as in `release`.
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
@@ -65,6 +68,7 @@ def average(
         dependent=dependent,
         signer=signer,
         progress=progress,
+        template=template,
     )
     lost = sum(weight == 0 for weight in weights.values())
     left_out = [f"the weights of the {lost} earliest checkpoints underflow to 0: they are not averaged"] if lost else []

@@ -24,7 +24,7 @@ from dpmerge.tensors import new_folder
 SUFFIXES = (".png", ".html")
 _MOST_BINS = 60
 _STANDINGS = {
-    "heuristic": "From checkpoints it is a heuristic: its theorem needs strongly convex losses (docs/theory.md §7).",
+    "heuristic": "From checkpoints it is a heuristic: its theorem needs strongly convex losses (theory.md §7).",
     "estimate": "From independent runs it is an unbiased estimate.",
 }
 _SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
+from typing import NoReturn
 
 import typer
 
 from dpmerge.cli.commands import JobsOption as JobsOption, JsonOption as JsonOption, Root
+from dpmerge.cli.mistakes import UsageError, in_one_line
 from dpmerge.cli.output import print_json as print_json, show_progress as show_progress, table as table
-from dpmerge.errors import DpmergeError, one_line
+from dpmerge.errors import DpmergeError
 
 Root.table = {
     "Account": {
@@ -36,18 +39,24 @@ Root.table = {
         "report": ("pages", "One self-contained page about a portfolio."),
     },
     "Laboratory": {"audit": ("audit", "Attack a release, to bound its ε from below.")},
-    "Tools": {"tools": ("tools", "The record format, the cache, and keys.")},
+    "Tools": {
+        "tools": ("tools", "The record format, the cache, and keys."),
+        "help": ("topics", "The documentation, by topic."),
+    },
 }
 app = typer.Typer(
     name="dpmerge",
     cls=Root,
     help="Differentially private model merging: what a merged model guarantees, and why.",
-    epilog="The laboratory (lab/) adds `dpmerge reproduce`: the papers' experiments.",
+    epilog="The laboratory adds `dpmerge reproduce`: the papers' experiments.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+_DEBUG = "--debug"
 
 
 def _version(wanted: bool) -> None:
@@ -61,6 +70,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
+    debug: bool = typer.Option(False, _DEBUG, help="Show the traceback of an error. May stand anywhere."),
 ) -> None:
     logger = logging.getLogger("dpmerge.records")
     logger.setLevel(logging.INFO)
@@ -75,11 +85,23 @@ class _OnStderr(logging.Handler):
 
 
 def main() -> None:
-    """Run a command; a dpmerge error becomes one line on stderr and exit code 2."""
+    """Run a command; a dpmerge error, and a mistake in the command itself, become one line on stderr and exit code 2."""
     # Accounting multiplies vectors, not matrices: more BLAS threads would only compete with other processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    words = [word for word in sys.argv[1:] if word != _DEBUG]
+    debug = len(words) < len(sys.argv) - 1
     try:
-        app()
-    except DpmergeError as error:
-        typer.echo(" ".join(["error:", one_line(error), *getattr(error, "__notes__", ())]), err=True)
-        sys.exit(2)
+        code = app(words, prog_name="dpmerge", standalone_mode=False)
+    except (DpmergeError, UsageError) as error:
+        _end(error, debug)
+    except typer.Abort:
+        typer.echo("stopped", err=True)
+        sys.exit(1)
+    sys.exit(code or 0)
+
+
+def _end(error: Exception, debug: bool) -> NoReturn:
+    if debug:
+        traceback.print_exception(error)
+    typer.echo(in_one_line(error, debug), err=True)
+    sys.exit(2)

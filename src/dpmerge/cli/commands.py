@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from dpmerge.cli.mistakes import own_words
 from dpmerge.errors import DpmergeError, TargetError
 from dpmerge.user_code import added, load_function
 
@@ -47,7 +47,7 @@ class Root(TyperGroup):
         if cmd_name in known:
             return _built(load_function(known[cmd_name], "the command", DpmergeError))
         if cmd_name == "reproduce":
-            raise DpmergeError("reproduce is a command of the laboratory: pip install ./lab in dpmerge's repository")
+            raise DpmergeError("reproduce is a command of the laboratory, which is installed from dpmerge's repository")
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -73,18 +73,9 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except DpmergeError as error:
-            options = {parameter.name: parameter.opts[0] for parameter in self.params if parameter.name}
-            named = [option for name, option in options.items() if re.search(_mention(name), str(error))]
-            if named:
-                error.add_note(f"(on the command line: {', '.join(named)})")
+            for words in own_words(error, ctx):
+                error.add_note(words)
             raise
-
-
-def _mention(name: str) -> str:
-    """Matches an argument in a message: `name=`, in backticks, or with an underscore."""
-    if name == "treat_shuffle_as_poisson":
-        return "ShuffleAsPoisson"
-    return rf"\b{name}\b" if "_" in name else rf"\b{name}=|`{name}`"
 
 
 def _write(heading: str, rows: Sequence[tuple[str, str]], formatter: Any) -> None:

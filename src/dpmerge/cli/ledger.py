@@ -97,10 +97,10 @@ def remaining(
 ) -> None:
     """What the budget still allows."""
     opened = Ledger(ledger)
-    fits: dict[str, Any] = {}
+    fits: dict[str, Any] = {"why_more": opened.why_more()}
     if portfolio is not None:
         loaded = Portfolio(portfolio)
-        fits = {"fits": what_fits(opened, loaded), "warnings": list(about_delta(opened.budget.delta, loaded.models))}
+        fits |= {"fits": what_fits(opened, loaded), "warnings": list(about_delta(opened.budget.delta, loaded.models))}
     _show(opened, json, fits)
 
 
@@ -148,6 +148,7 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
     print_lines("  ", (f"entry {number} is under way; it counts" for number in state["under_way"]))
     print_lines("  ", (f"entry {number} was interrupted; it counts" for number in state["interrupted"]))
     print_lines("", state.get("fits", {}).get("text", []))
+    print_lines("  ", [state["why_more"]] if state.get("why_more") else [])
 
 
 ledger = group(

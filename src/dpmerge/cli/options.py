@@ -124,14 +124,18 @@ class Releasing:
     ledger: Annotated[str | None, option("Enter the release in this ledger: a file, or a database URL.")] = None
     depends_on_releases: Annotated[bool, option("The choice depended on earlier releases; the ledger must allow that.")] = False
     sign: Annotated[Path | None, option("Sign the certificate with this private key.")] = None
+    card_template: Annotated[
+        Path | None, option("Markdown for README.md; the certified section replaces its line <!-- dpmerge:certified -->.")
+    ] = None
 
     def arguments(self) -> dict[str, Any]:
-        from dpmerge.release import Ledger, Signer
+        from dpmerge.release import CardTemplate, Ledger, Signer
 
         return {
             "ledger": None if self.ledger is None else Ledger(self.ledger),
             "dependent": self.depends_on_releases,
             "signer": None if self.sign is None else Signer(self.sign),
+            "template": CardTemplate() if self.card_template is None else CardTemplate.load(self.card_template),
         }
 
 

@@ -119,7 +119,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     grid = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        numeric = index > 0 and all(row[index][:1].isdigit() or row[index] in ("∞", "—", "") for row in rows)
+        numeric = index > 0 and all(row[index][:1].isdigit() or row[index] in ("∞", "—", "no use", "") for row in rows)
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*row)

@@ -54,7 +54,7 @@ def explore(
     try:
         from dpmerge.explorer import Explorer, taking
     except ModuleNotFoundError as missing:
-        raise ExplorerError(f"{missing.name} is not installed: pip install 'dpmerge[explorer]'") from None
+        raise ExplorerError(f"{missing.name} is not installed: install dpmerge[explorer]") from None
 
     if delta is not None:
         Target(delta=delta)

@@ -25,8 +25,8 @@ from dpmerge.cli.options import (
 )
 from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
 from dpmerge.cli.scoring import NoisyScore
-from dpmerge.errors import UtilityError
-from dpmerge.figures import draw
+from dpmerge.errors import FigureError, UtilityError
+from dpmerge.figures import draw, require_library
 from dpmerge.files import write_json
 from dpmerge.planning import Frontier, Heatmap, Option, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
@@ -35,6 +35,9 @@ from dpmerge.tensors import MergedScore
 
 # Typer does not support lists of literals.
 PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
+
+_AVERAGE = " (dpmerge run average, in a folder that holds the checkpoints of one run)"
+_COMMANDS = {"checkpoints": _AVERAGE, "keep-checkpoints": _AVERAGE, "tempered": " (--kappa, or --validation-epsilon)"}
 
 
 def plan(
@@ -46,7 +49,9 @@ def plan(
     accounting: MergeAccounting,
     rule: Annotated[list[PlanRule] | None, option("Only this rule. Repeatable.")] = None,
     candidate: Annotated[list[str] | None, option("Also try the linear combination with these weights. Repeatable.")] = None,
-    ledger: Annotated[str | None, option("Also say what is free in this ledger: a file, or a database URL.")] = None,
+    ledger: Annotated[
+        str | None, option("Plan within what is left of this ledger, a file or a database URL; and say what is free in it.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """The best weights within (ε, δ), under every rule.
@@ -65,22 +70,26 @@ def plan(
         validation_epsilon=tempered.validation_epsilon,
         candidates=[Weights.parse(loaded, text).as_dict() for text in candidate or ()],
         accounting=accounting.accounting(),
+        ledger=ledger,
         progress=show_progress,
     )
+    advice = found.advice
     show_progress("")
     free = [] if ledger is None else dpmerge.Ledger(ledger).free_now()
     if json:
-        print_json({**found.as_dict(), **({} if ledger is None else {"free": free})})
+        told = {"advice": [one.as_dict() for one in advice], **({} if ledger is None else {"free": free})}
+        print_json({**found.as_dict(), **told})
     else:
         print_lines("", (ladder["text"] for ladder in free))
-        _print(found, portfolio, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
+        _print(found, portfolio, ledger, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
 
 
-def _print(found: Plan, portfolio: Path, title: str) -> None:
+def _print(found: Plan, portfolio: Path, ledger: str | None, title: str) -> None:
     rows = [option.row() for option in found.options]
     table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     print_warnings(found.warnings)
     print_lines("no noise: ", [found.why_no_noise] if found.why_no_noise else [])
+    print_lines("advice: ", (one.text + _COMMANDS.get(one.kind, "") for one in found.advice))
     best, closest = found.best, found.closest
     if best is None:
         typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
@@ -100,10 +109,10 @@ def _print(found: Plan, portfolio: Path, title: str) -> None:
         )
     for one in found.options:
         if one is best or (one.feasible and one.noise > 0):
-            print_lines("release: ", _merge_command(one, portfolio))
+            print_lines("release: ", _merge_command(one, portfolio, ledger))
 
 
-def _merge_command(chosen: Option, portfolio: Path) -> Iterator[str]:
+def _merge_command(chosen: Option, portfolio: Path, ledger: str | None = None) -> Iterator[str]:
     """The command that releases an option exactly; none where it needs more than the plan knows."""
     rule = chosen.rule
     hidden = chosen.guarantee is not None and chosen.guarantee.theorem == "hidden-run"
@@ -118,6 +127,7 @@ def _merge_command(chosen: Option, portfolio: Path) -> Iterator[str]:
         "--noise": repr(chosen.noise) if chosen.noise else None,
         "--delta": f"{chosen.question.delta!r}",
         "--provenance": "a-priori" if rule == "joint" else None,
+        "--ledger": None if ledger is None else shlex.quote(ledger),
         "--by": None if how.by == "best" else how.by,
         "--conversion": None if how.conversion == "tight" else how.conversion,
         "--assume-smoothness": None if how.assume_smoothness is None else repr(how.assume_smoothness),
@@ -170,7 +180,10 @@ def frontier(
         raise UtilityError("--stand-ins needs --evaluate; a utility file states it itself")
     name = "simplex" if simplex else "frontier"
     folder = out or Path(name)
+    if folder.is_file():
+        raise FigureError(f"{folder}: is a file; pictures and finished work need a folder")
     accounting.require(delta)
+    drawn = _drawable(json)
     loaded = Portfolio(portfolio)
     loaded.require_outside(folder)
     make: Callable[..., Heatmap | Frontier]
@@ -194,7 +207,7 @@ def frontier(
     with execution.workers("combinations", folder) as run:
         found = make(loaded, delta=delta, accounting=accounting.accounting(), run=run)
     show_progress("pictures")
-    written = _write(found, folder, name)
+    written = _write(found, folder, name, drawn)
     show_progress("")
     if json:
         print_json(found.as_dict())
@@ -208,9 +221,23 @@ def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedS
     return NoisyScore.of({name: portfolio / name for name in loaded.names}, evaluate)
 
 
-def _write(found: Frontier | Heatmap, folder: Path, name: str) -> list[Path]:
+def _drawable(json: bool) -> list[str]:
+    """The kinds of pictures that can be drawn here. Whoever asks for JSON can do without, others are told first."""
+    found = []
+    for suffix in (".png", ".html"):
+        try:
+            require_library(suffix)
+            found.append(suffix)
+        except FigureError as missing:
+            if not json:
+                raise
+            typer.echo(f"note: {missing}; none is drawn", err=True)
+    return found
+
+
+def _write(found: Frontier | Heatmap, folder: Path, name: str, drawn: list[str]) -> list[Path]:
     """Write JSON (infinities as null), then figures; each file is written atomically."""
-    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".png", ".html")]
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", *drawn)]
     write_json(found.as_dict(), paths[0])
     for path in paths[1:]:
         draw(found, path)

@@ -27,7 +27,13 @@ from dpmerge.release import Merge, Released, choose, reading, release, release_t
 from dpmerge.rules import RuleName, require_wanted
 from dpmerge.tensors import LoraForm
 
-_VERDICTS = {"holds": "holds", "broken": "BROKEN", "unchecked": "not checked", "warnings": "warning"}
+_VERDICTS = {
+    "holds": "holds",
+    "broken": "BROKEN",
+    "unchecked": "not checked",
+    "warnings": "warning",
+    "uncovered": "not certified",
+}
 
 
 @options("Tensors")
@@ -80,7 +86,19 @@ def merge(
     releases of it with more noise then cost nothing more. An existing folder is refused.
     """
     if from_release is not None:
-        alone = ("from_release", "out", "delta", "epsilon", "noise", "bound", "recipient", "sign", "any_delta", "json")
+        alone = (
+            "from_release",
+            "out",
+            "delta",
+            "epsilon",
+            "noise",
+            "bound",
+            "recipient",
+            "sign",
+            "card_template",
+            "any_delta",
+            "json",
+        )
         only(context, "with --from, which adds noise to a release as it is", *alone)
         require_wanted(delta, accounting.any_delta)
         made = dpmerge.renoise(
@@ -92,6 +110,7 @@ def merge(
             bound=bound,
             recipient=recipient,
             sign=releasing.sign,
+            card_template=releasing.card_template,
         )
         _show([made], json, alone=True)
         return
@@ -148,14 +167,16 @@ def verify(
     trust: Annotated[Path | None, option("Public key that must have signed the certificate.")] = None,
     base: Annotated[Path | None, option("Public base model of the merge.")] = None,
     method: Annotated[str | None, option("module:function of the merge. It is executed: give it only if you trust it.")] = None,
+    strict: Annotated[bool, option("Files that are not certified break the release, whatever they are.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Recheck a release from its files.
 
-    Recomputes every statement of its certificate. Exit code 0: valid, 1: not valid, 2: could not be checked.
+    Recomputes every statement of its certificate, and lists files that are not certified; one that a loader could take for part
+    of the model breaks it. Exit code 0: valid, 1: not valid, 2: could not be checked.
     """
     loaded = None if portfolio is None else Portfolio(portfolio)
-    verdict = dpmerge.verify(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method)
+    verdict = dpmerge.verify(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method, strict=strict)
     if json:
         print_json({"code": verdict.code, **asdict(verdict)})
     else:

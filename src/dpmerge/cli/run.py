@@ -150,7 +150,7 @@ def uncertainty(
 
     Width of a confidence interval for the score of every predicted label, and the accuracy if the model abstains where it is
     wide. The cost is that of the run, or of all independent runs together. An estimate, not a guarantee: from checkpoints it is
-    a heuristic, unless the loss is strongly convex (docs/checkpoints.md).
+    a heuristic, unless the loss is strongly convex (dpmerge help checkpoints).
     """
     accounting.require(delta)
     require_absent(out)

@@ -6,22 +6,34 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args, get_type_hints
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
-from dpmerge.errors import TargetError, TrainingError
-from dpmerge.records import Clipping, Convex
-from dpmerge.training import Pending, PortfolioFile, Stated, StatedSampling, train_portfolio
+from dpmerge.errors import RecordError, TargetError, TrainingError
+from dpmerge.records import Adjacency, Clipping, Convex
+from dpmerge.training import (
+    Pending,
+    PortfolioFile,
+    Stated,
+    StatedKind,
+    StatedModel,
+    StatedSampling,
+    new_record,
+    require_unrecorded,
+    train_portfolio,
+)
 
 
 def train(
-    portfolio: Annotated[Path, argument("A YAML file: data and runs (docs/training.md).")],
+    portfolio: Annotated[Path, argument("A YAML file: data and runs (dpmerge help training).")],
     out: Annotated[Path | None, option("The portfolio's folder: each run becomes a model.")] = None,
     data: Annotated[Path | None, option("Folder of the data set's file.")] = None,
     device: Annotated[str, option("cpu or cuda, for networks.")] = "cpu",
@@ -173,4 +185,73 @@ def from_opacus(
         typer.echo(f"{out}: model.safetensors, and record.json as stated by its user")
 
 
-record = group("record", "Records of models that were trained elsewhere.", from_opacus)
+@options("Training")
+class Training:
+    kind: Annotated[
+        StatedKind | None, option("What is known: DP-SGD step by step, its ε and δ alone, or that it was not private.")
+    ] = None
+    adjacency: Annotated[Adjacency | None, option("Neighbouring datasets; for dp-sgd add-remove, unless stated.")] = None
+    epsilon: Annotated[float | None, option("approx-dp: ε of the training.")] = None
+    delta: Annotated[float | None, option("approx-dp: δ of the training.")] = None
+    steps: Annotated[int | None, option("dp-sgd: number of steps.")] = None
+    noise_multiplier: Annotated[
+        str | None, option("dp-sgd: noise over clip, per step; if it changed: value*steps,value*steps,…")
+    ] = None
+    rate: Annotated[str | None, option("Poisson sampling: probability of a record to be in a batch; or value*steps,…")] = None
+
+
+def new(
+    folder: Annotated[Path, argument("Folder of a model: a state dict, or what Transformers or PEFT saved.")],
+    training: Training,
+    statement: Statement,
+    json: JsonOption = False,
+) -> None:
+    """A record for a model that has none.
+
+    Written beside its tensors, marked as stated by its user. What the options do not say is asked for, if this is a terminal.
+    """
+    stated = StatedModel(**{**vars(training), **vars(statement), "leave_out": tuple(statement.leave_out or ())})
+    require_unrecorded(folder)
+    if stated.missing() and not _may_ask():
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in stated.missing())
+        raise RecordError(f"{folder}: no record can be written without {flags}")
+    while stated.missing():
+        stated = _ask(stated, stated.missing()[0])
+    written = new_record(folder, stated)
+    if json:
+        print_json({"folder": str(folder), "record": written.as_dict()})
+    else:
+        typer.echo(f"{folder / 'record.json'}: as stated by its user")
+
+
+def _may_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _ask(stated: StatedModel, field: str) -> StatedModel:
+    """Ask for one field, in the words of its option, until the answer can be used."""
+    hints = get_type_hints(Statement, include_extras=True) | get_type_hints(Training, include_extras=True)
+    plain, about = get_args(hints[field])
+    if field == "others_unchanged":
+        if typer.confirm(about.help.rstrip("."), err=True):
+            return replace(stated, others_unchanged=True)
+        raise RecordError("tensors that changed without noise are covered by no record: remove them from the model first")
+    [kind] = [one for one in get_args(plain) if one is not type(None)]
+
+    def read(text: str) -> StatedModel:
+        try:
+            value = TypeAdapter(kind).validate_strings(text.strip())
+            made = replace(stated, **{field: value})
+            made.check(field)
+            return made
+        except ValidationError as fault:
+            raise typer.BadParameter(fault.errors()[0]["msg"]) from None
+        except RecordError as fault:
+            raise typer.BadParameter(str(fault)) from None
+
+    choices = f" ({', '.join(get_args(kind))})" if get_args(kind) else ""
+    answer: StatedModel = typer.prompt(f"{field}: {about.help.rstrip('.')}{choices}", value_proc=read, err=True)
+    return answer
+
+
+record = group("record", "Records of models that were trained elsewhere.", new, from_opacus)

@@ -271,6 +271,7 @@ class VerdictAnswer(_Answer):
     broken: list[str]
     unchecked: list[str]
     warnings: list[str]
+    uncovered: list[str]
     certified: str
     assumptions: list[str]
 

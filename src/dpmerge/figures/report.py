@@ -169,7 +169,7 @@ def _option(option: ReportedOption, *, best: bool) -> str:
     exact = ", ".join(f"{name}={value!r}" for name, value in option.weights.items() if value > 0)
     assumptions = "\n".join(f"<li>{escape(text)}</li>" for text in option.assumptions)
     revealed = option.details.revealed
-    theorem = f"{option.theorem_title} ({option.theorem_source}), docs/theory.md under {option.theorem}. It assumes:"
+    theorem = f"{option.theorem_title} ({option.theorem_source}), theory.md under {option.theorem}. It assumes:"
     joint = "".join(_paragraph(f"Model {model} is accounted by joint release: {why}.") for model, why in revealed.items())
     full = f"<p>Weights in full: <code>{escape(exact)}</code></p>"
     standing = option.standing

@@ -1,5 +1,6 @@
 """From a target (ε, δ) to what may be released: the exact optimum, the feasible set, the plan, who chose the weights."""
 
+from dpmerge.planning.advice import Advice as Advice
 from dpmerge.planning.averaging import AverageRule as AverageRule, Averaging as Averaging
 from dpmerge.planning.draw import secure_draw as secure_draw, tilted_odds as tilted_odds
 from dpmerge.planning.feasible import FeasibleSet as FeasibleSet, blend as blend
@@ -23,6 +24,7 @@ from dpmerge.planning.option import (
     Option as Option,
     OptionRule as OptionRule,
     Question as Question,
+    Total as Total,
     draw_strength as draw_strength,
 )
 from dpmerge.planning.plan import Plan as Plan

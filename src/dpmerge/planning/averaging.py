@@ -38,9 +38,10 @@ class Averaging(Strict):
     def _has_the_parameters_of_its_rule(self) -> Averaging:
         ema = self.rule == "ema"
         if ema and (self.decay is None) == (self.new_weight is None):
+            both = "; not both" if self.decay is not None else ", and neither is given"
             raise ValueError(
                 "an exponential average needs either a decay, the weight of the average so far, or a new_weight, the weight of "
-                "the new checkpoint; not both"
+                f"the new checkpoint{both}"
             )
         if not ema and (self.decay is not None or self.new_weight is not None or self.warm_up):
             raise ValueError(f"decay, new_weight and warm_up belong to ema, not to {self.rule}")

@@ -411,6 +411,6 @@ def _warning(utility: Utilities, joint: JointPoint | None, about: str | None) ->
         cost = "which no guarantee covers here" if joint is None else f"ε = {round_up(joint.epsilon)}"
         told.append(
             "The utilities were measured on the private models, so weights read off this picture are a function of them: the "
-            f"curves do not cover such a choice; joint release ({cost}) or tempered selection does (docs/theory.md §4)."
+            f"curves do not cover such a choice; joint release ({cost}) or tempered selection does (theory.md §4)."
         )
     return " ".join(told) or None

@@ -41,11 +41,21 @@ _SHOWN = 1e-6  # smaller weights are released, but not shown
 
 
 @dataclass(frozen=True)
+class Total:
+    """What all releases of a ledger guarantee together with one more, and whether that is within the budget, or why not."""
+
+    guarantee: Guarantee
+    fits: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Question:
     """A planning question without its ε: portfolio, δ, utilities and accounting, and the answers that do not depend on ε.
 
     `utility` is as given; `provenance` is what the user claims of weights without utilities. `with_noise`: averages may be
-    released with noise. `releasing` makes a release of an option; callers that plan in order to release pass it in.
+    released with noise. `releasing` makes a release of an option, and `counting` says what a ledger's total would be with it;
+    callers that plan in order to release pass them in.
     """
 
     portfolio: Portfolio
@@ -59,6 +69,7 @@ class Question:
     with_noise: bool = False
     progress: Callable[[str], None] = field(default=lambda label: None, compare=False, repr=False)
     releasing: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    counting: Callable[[Option], Total] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         Target(delta=self.delta)
@@ -192,6 +203,7 @@ class Option:
     noise: float = 0.0
     deviation: float | None = None
     noiseless: str = ""  # why no noise is offered, where noise was asked for
+    total: Guarantee | None = None  # of everything in the ledger and this, where there is one and the option meets the target
 
     @property
     def epsilon(self) -> float:
@@ -257,6 +269,7 @@ class Option:
             "warnings": () if found is None else found.warnings,
             "noise": self.noise,
             "predicted_deviation": self.deviation,
+            **({} if self.question.counting is None else {"total": None if self.total is None else self.total.as_dict()}),
         }
 
     def row(self) -> dict[str, str]:
@@ -271,6 +284,11 @@ class Option:
             **worth,
             "ε": round_up(self.epsilon),
             "δ": significant(self.delta, 3),
+            **(
+                {}
+                if self.question.counting is None
+                else {"total ε": "—" if self.total is None else round_up(self.total.epsilon)}
+            ),
             "standing": self.standing,
             "weights": self.described,
             "why": self.why,

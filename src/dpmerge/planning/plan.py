@@ -6,9 +6,12 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dpmerge.errors import AccountingError
 from dpmerge.notebook import frame, html_table
+from dpmerge.planning.advice import Advice, advise
 from dpmerge.planning.noising import why_not_hidden
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.planning.search import NOT_DRAWN, Search
@@ -71,6 +74,11 @@ class Plan:
     def closest(self) -> Option:
         """The option with the smallest ε at the target's δ: what to ask for if nothing fits."""
         return min(self.options, key=lambda option: option.epsilon)
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What would pay beyond these options; computed when it is asked for."""
+        return advise(self.question, self.epsilon, self.options)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -176,7 +184,17 @@ class Plan:
             why, feasible = f"leaves ε = {round_down(epsilon - found.epsilon):g}", True
         else:
             why, feasible = f"leaves δ = {round_down(max(0.0, self.delta - found.delta), 3):g}", True
-        return replace(option, within=float(epsilon), feasible=feasible, why=why)
+        judged = replace(option, within=float(epsilon), feasible=feasible, why=why)
+        return self._counted(judged) if feasible and self.question.counting is not None else judged
+
+    def _counted(self, option: Option) -> Option:
+        """With the total of everything in the ledger and this; it does not fit where that passes the budget."""
+        assert self.question.counting is not None
+        try:
+            total = self.question.counting(option)
+        except AccountingError as error:
+            return replace(option, feasible=False, why=f"it cannot be counted with the ledger's releases: {error}")
+        return replace(option, total=total.guarantee, feasible=total.fits, why=option.why if total.fits else total.why)
 
     def _hint(self, option: Option) -> str:
         """What would make the rule pay."""

@@ -1,5 +1,6 @@
 """What was run: mechanism records of models and runs, and the portfolio. No numerics."""
 
+from dpmerge.records.looks import looks_like as looks_like
 from dpmerge.records.portfolio import (
     WEIGHT_SUM_TOLERANCE as WEIGHT_SUM_TOLERANCE,
     Portfolio as Portfolio,
@@ -15,6 +16,7 @@ from dpmerge.records.record import (
     DpSgd as DpSgd,
     FullPhase as FullPhase,
     Gaussian as Gaussian,
+    MadeOf as MadeOf,
     Mechanism as Mechanism,
     NoiseGenerator as NoiseGenerator,
     NonNegative as NonNegative,
@@ -40,6 +42,7 @@ from dpmerge.records.strict import (
     Extended as Extended,
     Strict as Strict,
     load_strict as load_strict,
+    meant as meant,
     named_numbers as named_numbers,
     parse_strict as parse_strict,
     refuse_duplicates as refuse_duplicates,

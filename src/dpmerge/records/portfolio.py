@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpmerge.errors import DpmergeError, PortfolioError, WeightsError
+from dpmerge.errors import DpmergeError, MissingRecord, PortfolioError, WeightsError
 from dpmerge.notebook import frame, html_table
+from dpmerge.records.looks import looks_like
 from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Gaussian, Mechanism, Record
 from dpmerge.records.runs import Model, check_checkpoints
 from dpmerge.records.shards import places
-from dpmerge.records.strict import named_numbers
+from dpmerge.records.strict import meant, named_numbers
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +100,8 @@ class Portfolio:
     def require_names(self, names: Iterable[str], error: type[DpmergeError]) -> None:
         for name in names:
             if name not in self.names:
-                raise error(f"no model named {name!r} in the portfolio; it has {', '.join(map(repr, self.names))}")
+                held = ", ".join(map(repr, self.names))
+                raise error(f"no model named {name!r} in the portfolio; it has {held}{meant(name, self.names)}")
 
     def require_outside(self, out: Path) -> None:
         """Refuse an output folder inside the portfolio: it would later be read as one of its models."""
@@ -201,6 +203,10 @@ def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
     models = [path for path in folders if _may_be_model(path)]
     passed_over = tuple(path.name for path in folders if path not in models)
     if not models:
+        if (seen := looks_like(portfolio)) == "one model":
+            raise PortfolioError(f"{portfolio}: is one model; a portfolio is the folder around it")
+        if seen == "a release":
+            raise PortfolioError(f"{portfolio}: is a release, not a portfolio, which has one sub-folder for each model")
         also = f" ({', '.join(map(repr, passed_over))}: neither a record.json nor tensors)" if passed_over else ""
         raise PortfolioError(f"{portfolio}: no models here; each sub-folder with a record.json is one{also}")
     if passed_over:
@@ -210,7 +216,9 @@ def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
 
 def _folders(portfolio: Path) -> list[Path]:
     if not portfolio.is_dir():
-        raise PortfolioError(f"{portfolio}: no such folder; a portfolio is a folder with one sub-folder for each model")
+        seen = looks_like(portfolio)
+        what = f"is {seen}" if seen else "no such folder"
+        raise PortfolioError(f"{portfolio}: {what}; a portfolio is a folder with one sub-folder for each model")
     shown = sorted(path for path in portfolio.iterdir() if not path.name.startswith("."))
     for path in shown:
         if path.is_symlink() and not path.exists():
@@ -227,14 +235,16 @@ def _may_be_model(folder: Path) -> bool:
     names = set(_files(folder))
     if _CERTIFICATE in names:
         raise PortfolioError(
-            f"{folder}: is a release ({_CERTIFICATE}), not a model of this portfolio; move it out of the portfolio's folder"
+            f"{folder}: is a release ({_CERTIFICATE}) without a record.json, so what it costs beside other models is not "
+            "known; move it out of the portfolio's folder"
         )
     tensors = sorted(name for name in names if _TENSORS.fullmatch(name.lower()))
     if tensors:
-        raise PortfolioError(
+        raise MissingRecord(
             f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
-            "write its record (docs/records.md says how, also for Opacus checkpoints), or move the "
-            "folder elsewhere"
+            "dpmerge.training.record writes one while a model is trained, dpmerge.training.from_opacus one of an Opacus "
+            "checkpoint; or move the folder elsewhere",
+            folder,
         )
     return False
 

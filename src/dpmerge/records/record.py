@@ -233,12 +233,27 @@ class DpFtrl(_Run):
         return self._allowed if self.tree_steps is None else (self.tree_steps, self.tree_steps)
 
 
-class ApproxDp(_Run):
-    """A mechanism of which only (ε, δ)-DP is known."""
+class MadeOf(Strict):
+    """What a release was made of: the runs whose randomness it shares, and what its guarantee assumes (theory.md §5)."""
 
+    runs: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    assumes: list[str]
+
+
+class ApproxDp(_Run):
+    """A mechanism of which only (ε, δ)-DP is known. A release says what it was `made_of`."""
+
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "shard", "made_of"})
     kind: Literal["approx-dp"]
     epsilon: NonNegative
     delta: Annotated[float, Field(ge=0, lt=1)]
+    made_of: MadeOf | None = None
+
+    @model_validator(mode="after")
+    def _a_run_of_its_own(self) -> ApproxDp:
+        if self.made_of is not None and (self.run is None or self.run in self.made_of.runs):
+            raise ValueError("a release is a run of its own: give it a run id that is not one of those it was made of")
+        return self
 
 
 class Rdp(_Run):

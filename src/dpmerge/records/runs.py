@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpmerge.errors import DependentRuns, PortfolioError
-from dpmerge.records.record import DpFtrl, DpSgd, FullPhase, Mechanism, Phase, Record
+from dpmerge.records.record import ApproxDp, DpFtrl, DpSgd, FullPhase, Mechanism, Phase, Record
 
 AnyPhase = TypeVar("AnyPhase", Phase, FullPhase)
 
@@ -41,6 +41,12 @@ class Model:
     def covers_iterates(self) -> bool:
         """Whether its record covers every iterate of its run up to it; other records state the cost of one model."""
         return isinstance(self.mechanism, DpSgd | DpFtrl)
+
+    @property
+    def made_of(self) -> frozenset[str]:
+        """The runs that a release was made of, and its own; nothing for other models."""
+        made_of = self.mechanism.made_of if isinstance(self.mechanism, ApproxDp) else None
+        return frozenset() if made_of is None else frozenset({self.run, *made_of.runs})
 
     @property
     def start(self) -> Model | None:
@@ -172,6 +178,7 @@ def check_checkpoints(models: tuple[Model, ...]) -> None:
 
     What forks say of the run they start from counts as such a record.
     """
+    _check_releases(models)
     _check_starts(models)
     for run, group in _by_run((*models, *(start for model in models for start in model.starts))).items():
         group.sort(key=_steps)
@@ -186,6 +193,22 @@ def check_checkpoints(models: tuple[Model, ...]) -> None:
                 raise PortfolioError(
                     f"models {earlier.name!r} and {later.name!r} both claim run {run!r}, but the record of the first is "
                     "not the beginning of the second; give different runs different ids"
+                )
+
+
+def _check_releases(models: tuple[Model, ...]) -> None:
+    """Refuse a release beside other models of the runs it was made of (theory.md §5).
+
+    It shares their randomness: its cost does not add to theirs, and its record does not say what they cost together.
+    """
+    for release in models:
+        for other in models:
+            shared = release.made_of & {run for one in (other, *other.starts) for run in (one.run, *one.made_of)}
+            if shared and other.name != release.name:
+                raise PortfolioError(
+                    f"model {release.name!r} is a release that was made of run {min(shared)!r}, of which model {other.name!r} "
+                    "comes too: they share randomness, so their costs do not add. Leave the release out and use the models of "
+                    "its runs, or leave those out"
                 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -10,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from dpmerge.errors import DpmergeError
+from dpmerge.records.looks import looks_like
 
 
 class Strict(BaseModel):
@@ -41,7 +44,8 @@ def load_strict(form: type[Form], path: Path, error: type[DpmergeError], if_miss
     except FileNotFoundError:
         raise error(f"{path}: no such file; {if_missing}") from None
     except (OSError, UnicodeDecodeError) as fault:
-        raise error(f"{path}: cannot be read: {fault}") from None
+        why = f"is {looks_like(path)}, not a file" if path.is_dir() else f"cannot be read: {fault}"
+        raise error(f"{path}: {why}") from None
     return parse_strict(form, text, str(path), error)
 
 
@@ -51,7 +55,7 @@ def parse_strict(form: type[Form], text: str, source: str, error: type[DpmergeEr
         json.loads(text, object_pairs_hook=refuse_duplicates)
         return form.model_validate_json(text)
     except ValidationError as fault:
-        raise error(f"{source}: {_first_fault(fault)}") from None
+        raise error(f"{source}: {_first_fault(fault, form)}") from None
     except (ValueError, RecursionError) as fault:
         raise error(f"{source}: not valid JSON: {fault}") from None
 
@@ -62,6 +66,8 @@ def named_numbers(text: str, what: str, error: type[DpmergeError]) -> dict[str, 
     for part in text.split(","):
         name, equals, value = part.rpartition("=")
         name = name.strip()
+        if not equals and Path(part.strip()).is_file():
+            raise error(f"{part.strip()}: is a file, not a {what}; write name=value, separated by commas")
         if not equals or not name:
             raise error(f"cannot read the {what} {part.strip()!r}; write name=value, separated by commas")
         if name in given:
@@ -71,6 +77,12 @@ def named_numbers(text: str, what: str, error: type[DpmergeError]) -> dict[str, 
         except (ValueError, ZeroDivisionError):
             raise error(f"the {what} of {name!r} is {value.strip()!r}, which is not a number") from None
     return given
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """For a message about a name that is not known: which known one it resembles, if any."""
+    close = get_close_matches(given, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,20 +98,37 @@ def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _KINDS = {"dp-sgd", "gaussian", "dp-ftrl", "approx-dp", "rdp", "non-private"}
 
 
-def _first_fault(error: ValidationError) -> str:
+def _fields(schema: Any) -> Iterator[str]:
+    """Every field's name anywhere in a JSON Schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        for part in schema.values():
+            yield from _fields(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _fields(part)
+
+
+def _first_fault(error: ValidationError, form: type[Strict]) -> str:
+    """The first fault; before it a field that looks like a misspelt one, which is why another is missing."""
     faults = error.errors(include_url=False)
-    fault = faults[0]
+    unknown = {str(fault["loc"][-1]): fault for fault in faults if fault["type"] == "extra_forbidden"}
+    known = dict.fromkeys(_fields(form.model_json_schema(by_alias=True))) if unknown else {}
+    like = {name: meant(name, known) for name in unknown}
+    fault = next((unknown[name] for name in unknown if like[name]), faults[0])
     where = ".".join(str(part) for part in fault["loc"] if part not in _KINDS) or "record"
     what = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
         what = "missing; every field of the format must be given (null where it says so)"
     elif fault["type"] == "extra_forbidden":
-        what = "unknown field; remove it or check its spelling (for records: docs/records.md)"
+        what = "unknown field" + (like[str(fault["loc"][-1])] or "; remove it, or check its spelling")
     elif fault["type"] == "union_tag_invalid":
         where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {fault['input']['kind']!r})"
+        what += meant(str(fault["input"]["kind"]), _KINDS)
     elif fault["type"] == "union_tag_not_found":
         where, what = "mechanism.kind", "missing"
     elif not isinstance(fault["input"], dict):
         what = f"{what[0].lower()}{what[1:]} (got {fault['input']!r})"
-    more = f" (and {len(faults) - 1} more fields at fault)" if len(faults) > 1 else ""
+    rest = sum(one is not fault and not (one["type"] == "missing" and what.endswith(f" {one['loc'][-1]}?")) for one in faults)
+    more = f" (and {rest} more field{'s' if rest > 1 else ''} at fault)" if rest else ""
     return f"field {where}: {what}{more}"

@@ -9,13 +9,15 @@ from dpmerge.release.certificate import (
     draft as draft,
 )
 from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
-from dpmerge.release.entering import what_fits as what_fits
+from dpmerge.release.entering import total_after as total_after, what_fits as what_fits
 from dpmerge.release.entries import Entry as Entry, unfinished as unfinished
 from dpmerge.release.floor import Floor as Floor, enter_floor as enter_floor
 from dpmerge.release.forms import RuleForm as RuleForm
+from dpmerge.release.joining import RECORD as RECORD, record_of as record_of
 from dpmerge.release.ledger import Ledger as Ledger
 from dpmerge.release.making import Merge as Merge, Released as Released
 from dpmerge.release.processes import under_way as under_way
+from dpmerge.release.readme import CardTemplate as CardTemplate, certified_section as certified_section
 from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (
     NO_LEDGER as NO_LEDGER,

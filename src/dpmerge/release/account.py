@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dpmerge.errors import AccountingError, LedgerError
+from dpmerge.planning import Total
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
 from dpmerge.release.counting import Counted, charged, least_noisy
@@ -28,15 +29,6 @@ from dpmerge.rules import (
 )
 
 FILTER = "adaptive-filter"
-
-
-@dataclass(frozen=True)
-class Total:
-    """What all releases guarantee together, and whether that is within the budget; `why` is the reason if a filter refuses."""
-
-    guarantee: Guarantee
-    fits: bool
-    why: str = ""
 
 
 class Account:
@@ -186,9 +178,22 @@ class Account:
         """With the runs that forks start from, which count up to there."""
         return {run.run for name in names for run in (self._models[name], *self._models[name].starts)}
 
+    def once_more(self) -> Guarantee | None:
+        """The least that all releases cost once anything else of the runs of an average is released; None without averages."""
+        if not any(one.forms[0].rule == "combination" and not one.as_joint for one in self._releases):
+            return None
+        shown = self._declared.union(*(one.involved for one in self._releases if one.forms[0].rule == "combination"))
+        forms = [form for one in self._releases for form in one.forms]
+        return Releases(self._portfolio, [Exposure.whole(shown)], _shuffle(forms), ()).guarantee(delta=self.tight_delta)
+
     def own(self, one: Counted) -> Guarantee:
         """What a release guarantees by itself, at the δ that all have together."""
         return one.forms[0].build(self._portfolio, proved=True).guarantee(delta=self.tight_delta)
+
+    def ladder_of(self, form: RuleForm) -> str | None:
+        """The ladder that an average with these weights, under the ledger's names, was released from before."""
+        weights = tuple(sorted(form.weights.items()))
+        return next((key[0] for key in self._least if key[1:] == weights), None)
 
     def about_last(self) -> list[str]:
         """Whether the last release adds nothing because of its ladder, in words."""

@@ -122,9 +122,12 @@ class MergeForm(Extended):
 
 
 class Certificate(Extended):
-    """The whole of `certificate.json`. `recipient` is whom it was made for, `parent` the hash of a release it was made of."""
+    """The whole of `certificate.json`. `recipient` is whom it was made for, `parent` the hash of a release it was made of.
 
-    added: ClassVar[frozenset[str]] = frozenset({"recipient", "parent"})
+    `card` is the hash of the model card's certified section; older certificates have that of the whole file among `outputs`.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"recipient", "parent", "card"})
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     created: str
     dataset: str
@@ -139,6 +142,7 @@ class Certificate(Extended):
     records: Annotated[dict[str, RecordForm], Field(min_length=1)]
     inputs: dict[str, dict[str, Digest | Commitment]]
     outputs: Annotated[dict[str, Digest], Field(min_length=1)]
+    card: Digest | None = None
     drawn: str | None
     ledger: LedgerForm | None
     recipient: Recipient | None = None
@@ -184,6 +188,7 @@ class Certificate(Extended):
                 (self.provenance == "private-validation") != (rule.validation is not None)
             ),
             "weights that depend on earlier releases, and no ledger": self.dependent and self.ledger is None,
+            "a model card that is certified twice, or not at all": (self.card is None) != (CARD in self.outputs),
         }.items():
             if there:
                 raise ValueError(f"contradicts itself: {contradiction}")

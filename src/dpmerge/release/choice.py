@@ -12,7 +12,7 @@ from dpmerge.errors import TargetError, UtilityError, WeightsError
 from dpmerge.planning import NOT_DRAWN, Option, Plan, Question, Utilities, draw_strength
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.certificate import NumericsForm
-from dpmerge.release.forms import RuleForm, ValidationForm
+from dpmerge.release.forms import COVERS_INPUTS, RuleForm, ValidationForm
 from dpmerge.rules import (
     DEFAULT_ACCOUNTING,
     Accounting,
@@ -106,6 +106,23 @@ def chosen(option: Option, weights: Mapping[str, float] | None = None) -> Chosen
         noise=option.noise,
         accounting=asked.accounting.for_rule("combination" if alone and hidden else option.rule),
     )
+
+
+def form_of(option: Option) -> RuleForm:
+    """What a ledger counts if this option of a plan is released, without computing its guarantee anew."""
+    asked, alone = option.question, option.rule == "single"
+    hidden = option.guarantee is not None and option.guarantee.theorem == "hidden-run"
+    rule: RuleName = option.rule if option.rule != "single" else "combination" if hidden else "joint"
+    who = _provenance(rule, asked.utility, "a-priori" if alone else asked.provenance)
+    kappa = asked.kappa if rule == "tempered" else None
+    question = replace(asked, provenance=who, kappa=kappa, accounting=asked.accounting.for_rule(rule))
+    form = _form(question, rule, option.weights, option.noise)
+    if not hidden:
+        form = form.model_copy(update={"last_only": None})
+    theorem = None if option.guarantee is None else option.guarantee.theorem
+    if rule == "combination" and form.noise is None and theorem not in COVERS_INPUTS:
+        form = form.model_copy(update={"arithmetic": "stored"})  # as `settled` does (docs/theory.md §3.6)
+    return form
 
 
 def choose(

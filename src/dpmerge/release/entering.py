@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import AccountingError, BudgetExceeded, DpmergeError, LedgerError
-from dpmerge.planning import blend
+from dpmerge.planning import Option, Total, blend
 from dpmerge.records import Portfolio, Weights
+from dpmerge.release.account import Account
+from dpmerge.release.choice import form_of
 from dpmerge.release.entries import Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
+from dpmerge.release.known import identities
+from dpmerge.release.ladder import NEW_LADDER, Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.rules import round_up, significant
 from dpmerge.tensors import is_proof, new_folder, remove_proof
@@ -87,6 +91,27 @@ def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
 
 
 # --- what a budget still allows, on top of everything released before ---------------------------------------------------------
+
+
+def total_after(ledger: Ledger, option: Option) -> Total:
+    """What everything entered and this option of a plan would guarantee together; if that passes the budget, why not."""
+    portfolio, form = option.weights.portfolio, form_of(option)
+    assert option.guarantee is not None
+    if form.noise is not None:
+        known = Account(ledger.budget, ledger.history()).ladder_of(form.renamed(identities(portfolio)))
+        kept = [Ladders(model.folder.parent) for model in portfolio.models[:1] if model.folder is not None]
+        again = known is not None and any(known in ladders.ids() for ladders in kept)
+        form = form.model_copy(update={"ladder": known if again else NEW_LADDER})
+    planned = PendingEntry((form,), portfolio, form.exposure(portfolio), (option.guarantee,), "")
+    found = ledger.total_with(planned)
+    if found.fits or found.why:
+        return found
+    total, budget = found.guarantee, ledger.budget
+    why = (
+        f"the total of {ledger.name} would be ε = {round_up(total.epsilon)} at δ = {significant(total.delta)}; the budget is "
+        f"ε = {budget.epsilon:g} at δ = {budget.delta:g}"
+    )
+    return replace(found, why=why)
 
 
 _DIGITS = Context(prec=3, rounding=ROUND_DOWN)  # rounded down to three digits, then rechecked

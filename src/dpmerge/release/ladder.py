@@ -65,6 +65,9 @@ class Ladder(Strict):
         return Noise(self.path, deviation)
 
 
+NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
+
+
 class Ladders:
     """The ladders of a private portfolio, in a folder that no portfolio takes for a model."""
 
@@ -95,6 +98,10 @@ class Ladders:
                     "not released"
                 ) from None
         return self._load(path)
+
+    def ids(self) -> set[str]:
+        """The ids of all that are kept here."""
+        return {self._load(path).id for path in self.folder.glob("*.json")}
 
     def _file(self, steps: Mapping[str, Step]) -> Path:
         """Named after what it is the ladder of: of two that are made at once one is there first, and both use it."""

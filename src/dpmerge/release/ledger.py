@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from dpmerge.cache import without_cache
 from dpmerge.errors import BudgetExceeded, LedgerError
 from dpmerge.notebook import frame, html_table
+from dpmerge.planning import Total
 from dpmerge.records import Adjacency, Portfolio
-from dpmerge.release.account import FILTER, Account, Total
+from dpmerge.release.account import FILTER, Account
 from dpmerge.release.certificate import now
 from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
 from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
-from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted
+from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted, why_more
 from dpmerge.rules import Guarantee, Target, round_up, significant
 from dpmerge.tensors import remove_proof
 
@@ -145,6 +146,11 @@ class Ledger:
         """The ladders whose releases cost nothing more, each down to which noise and up to which ε."""
         entries = self.history()
         return free_now(self.budget, entries, self.cumulative(entries))
+
+    def why_more(self) -> str:
+        """Why a second release of the runs of an average costs more than it does alone; empty where it does not."""
+        entries = self.history()
+        return why_more(self.budget, entries, self.cumulative(entries))
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 

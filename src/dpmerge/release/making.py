@@ -28,9 +28,13 @@ from dpmerge.release.choice import Chosen
 from dpmerge.release.commitment import Opening, Openings, commit, input_names
 from dpmerge.release.entries import Entry
 from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.joining import RECORD, record_of
+from dpmerge.release.readme import CardTemplate, header_of
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee
 from dpmerge.tensors import LoraForm, MergeReport, Noise, Surveys, copy_model, merge_models
+
+_PLAIN = CardTemplate()
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,19 @@ class Released:
         return html_table([], [*{**told, **drawn, "notes": self.notes}.items()])
 
 
+def write_statements(folder: Path, content: dict[str, Any], template: CardTemplate, signer: Signer | None) -> Certificate:
+    """Write record, model card and the certificate that binds them, and return the certificate."""
+    made = draft({**content, "card": "0" * 64})
+    if (record := record_of(made)) is not None:
+        (folder / RECORD).write_bytes(record)
+        content = {**content, "outputs": {**content["outputs"], RECORD: sha256(record)}}
+    section = model_card(made)
+    (folder / CARD).write_bytes(template.page(section, header_of(folder, content["dataset"])).encode())
+    certificate = seal({**content, "card": sha256(section.encode())}, signer)
+    (folder / NAME).write_bytes(certificate.file())
+    return certificate
+
+
 def covers_inputs(choice: Chosen) -> bool:
     """Whether the guarantee covers each model that goes in, so that the digest of its tensors may be published."""
     return choice.form.draws or choice.form.rule == "joint" or choice.guarantee.theorem in COVERS_INPUTS
@@ -89,6 +106,7 @@ class Making:
     noise: Noise | None = None
     recipient: str | None = None
     surveys: Surveys | None = None
+    template: CardTemplate = _PLAIN
 
     def write(self, choice: Chosen, drawn: str | None, out: Path, into: Path | None = None) -> Released:
         """Draw or merge into a new folder, with certificate and model card; or into one that becomes `out` later."""
@@ -97,10 +115,7 @@ class Making:
         def certify(folder: Path, report: MergeReport) -> None:
             inputs, openings = self._inputs(choice, report)
             content = {**self._content(choice, drawn, report), "inputs": inputs, "outputs": dict(report.outputs)}
-            (folder / CARD).write_bytes(card := model_card(draft(content)).encode())
-            content["outputs"][CARD] = sha256(card)
-            certificate = seal(content, self.signer)
-            (folder / NAME).write_bytes(certificate.file())
+            certificate = write_statements(folder, content, self.template, self.signer)
             made.append(Released(out, certificate, choice.guarantee, (*report.notes, *self._keep(openings, certificate))))
 
         if drawn is not None:

@@ -16,6 +16,7 @@ from dpmerge.records import Portfolio
 from dpmerge.release.certificate import CARD, Certificate, published, record_digest
 from dpmerge.release.commitment import Commitment, Opening, Openings, input_names
 from dpmerge.release.forms import COVERS_INPUTS
+from dpmerge.release.joining import RECORD
 from dpmerge.release.known import contents_of
 from dpmerge.release.ladder import Ladders
 from dpmerge.rules import Combination, covers, why_joint
@@ -39,13 +40,15 @@ from dpmerge.tensors import (
 class Verdict:
     """What was checked and holds, what does not, what could not be checked; `warnings`: guarantees that promise little.
 
-    `certified` is the guarantee that followed again, with its standing, and `assumptions` is what it assumes.
+    `uncovered` names files that are not certified. `certified` is the guarantee that followed again, with its standing, and
+    `assumptions` is what it assumes.
     """
 
     holds: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    uncovered: list[str] = field(default_factory=list)
     certified: str = ""
     assumptions: list[str] = field(default_factory=list)
 
@@ -79,6 +82,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         found = {"does NOT hold": self.broken, "not checked": self.unchecked, "beware": self.warnings, "holds": self.holds}
+        found |= {"not certified": self.uncovered}
         found |= {"certified": [self.certified] if self.certified else [], "assumes": self.assumptions}
         return html_table([], [(name, tuple(texts)) for name, texts in found.items() if texts])
 
@@ -269,13 +273,14 @@ class Recheck:
     def _beside(self, plan: MergePlan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
         outputs, kept = self.certificate.outputs, plan.companions
-        expected = {CARD, *plan.names}
+        before = plan.with_paths if self.certificate.card is None else {}  # as older releases have them
+        expected = {*plan.names, *([CARD] if self.certificate.card is None else []), *({RECORD} & outputs.keys())}
         faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
         faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
         faults += [
             f"{name} is not what the merge keeps of its models' own"
             for name, content in kept.items()
-            if name in outputs and outputs[name] != sha256(content)
+            if name in outputs and outputs[name] not in (sha256(content), sha256(before.get(name, content)))
         ]
         self.verdict.note(faults, "the files beside the tensors are those that the merge keeps")
 

@@ -17,10 +17,12 @@ from dpmerge.release.choice import Chosen
 from dpmerge.release.entering import Entered, entered
 from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
+from dpmerge.release.joining import RECORD, can_join
 from dpmerge.release.known import contents_of
-from dpmerge.release.ladder import Ladders
+from dpmerge.release.ladder import NEW_LADDER, Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
+from dpmerge.release.readme import CardTemplate
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Combination, Exposure, Guarantee, about_delta, coupled_outcomes, covers
 from dpmerge.tensors import (
@@ -39,10 +41,7 @@ from dpmerge.tensors import (
 
 _DEPENDENT = "this release depends on earlier ones, so only the ledger's total covers it"
 NO_LEDGER = "no ledger: releases from this data are not being added up"
-
-
-_AVERAGE = Merge()
-_NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make
+_AVERAGE, _PLAIN = Merge(), CardTemplate()
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,13 @@ def release(
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
     surveys: Surveys | None = None,
+    template: CardTemplate = _PLAIN,
 ) -> Released:
     """Write the released model to the new folder `out`, with `certificate.json` and a model card.
 
     Nothing is written before everything is validated. `dependent` says that the weights depend on what earlier releases
     showed: then only the total of the ledger that holds these covers the release. `recipient` is whom it is for. `surveys`
-    are those of the models, if reading them has begun.
+    are those of the models, if reading them has begun. `template` is the text around the model card's certified section.
     """
     with reading(portfolio) if surveys is None else nullcontext(surveys) as surveys:
         portfolio.require_outside(out)
@@ -107,7 +107,9 @@ def release(
         planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
         planned = replace(planned, contents=contents, recipient=recipient)
         with entered(ledger, planned, choice.weights, out) as place:
-            made = Making(portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys)
+            made = Making(
+                portfolio, folders, merge, place.entry, dependent, signer, progress, noise, recipient, surveys, template
+            )
             released = made.write(choice, place.drawn[0] if place.drawn else None, out, place.folder)
             if ladder is not None and _file_states(used) != before:
                 raise CertificateError(
@@ -134,6 +136,7 @@ def release_together(
     ledger: Ledger | None = None,
     dependent: bool = False,
     signer: Signer | None = None,
+    template: CardTemplate = _PLAIN,
 ) -> list[Released]:
     """Several random selections with one shared uniform number, each in its folder under `out`, which appears whole.
 
@@ -155,7 +158,7 @@ def release_together(
     planned = _planned(portfolio, [*choices.values()], Exposure.drawn(*weights), out, dependent, drawn)
     planned = replace(planned, contents=contents_of(_to_hash(portfolio, [*choices.values()], ledger)))
     with entered(ledger, planned, weights[0], out) as place:
-        made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None)
+        made = Making(portfolio, folders, _AVERAGE, place.entry, dependent, signer, None, template=template)
         written = [made.write(c, d, place.folder / n) for (n, c), d in zip(choices.items(), place.drawn, strict=True)]
         place.certificates.extend(one.certificate.sha256 for one in written)
     notes = tuple(_notes(portfolio, choices.values(), dependent, place))
@@ -166,7 +169,7 @@ def files_to_write(portfolio: Portfolio, choice: Chosen, *, ledger: Ledger | Non
     """The files of a release, after every check but that of the budget."""
     folders = folders_of(portfolio)
     _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
-    return _check_files(choice, folders, _AVERAGE)
+    return _check_files(choice, folders, _AVERAGE, dependent)
 
 
 def preview(
@@ -183,7 +186,7 @@ def preview(
     if choice.form.noise is not None:
         ladder = Ladders.beside(folders, choice.form).find(choice.form, contents_of(_to_hash(portfolio, [choice], ledger)))
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
-        counted = choice.on_ladder(lambda noise: noise, _NEW_LADDER) if ladder is None else choice
+        counted = choice.on_ladder(lambda noise: noise, NEW_LADDER) if ladder is None else choice
     if ledger is None:
         return Preview(choice, files, None, None)
     total = ledger.total_with(_planned(portfolio, [counted], choice.form.exposure(portfolio), out, dependent))
@@ -247,10 +250,12 @@ def _check_choice(portfolio: Portfolio, choice: Chosen, merge: Merge, dependent:
         )
 
 
-def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge) -> Files:
+def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge, dependent: bool = False) -> Files:
     """Everything that headers and configurations can tell, before the ledger is charged or a byte is written."""
     used = choice.form.values
-    own = (NAME, CARD)
+    involved = [model for model in choice.weights.portfolio.models if model.name in choice.form.involved]
+    has_record = can_join(choice.guarantee.standing, dependent, (model.record for model in involved))
+    own = (NAME, CARD, *([RECORD] if has_record else []))
     with ExitStack() as stack:
         if not choice.form.draws:
             how = {**merge.arguments(), "noise": _any_noise(choice.form)}

@@ -18,15 +18,16 @@ from safetensors.numpy import load_file, save_file
 from dpmerge.cache import without_cache
 from dpmerge.errors import CertificateError, TargetError
 from dpmerge.files import sha256
-from dpmerge.release.card import model_card
-from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm, draft, now, seal, software
+from dpmerge.release.certificate import NAME, Certificate, GuaranteeForm, now, software
 from dpmerge.release.forms import Renoised, RuleForm
-from dpmerge.release.making import Released
+from dpmerge.release.making import Released, write_statements
+from dpmerge.release.readme import CardTemplate
 from dpmerge.release.recheck import Verdict
 from dpmerge.release.signing import Signer
 from dpmerge.rules import Guarantee, round_up
 from dpmerge.tensors import Header, MergeReport, Noise, NoisePath, merge_models, open_model
 
+_PLAIN = CardTemplate()
 _CLOSE = 1.01  # by what factor the noise may exceed the least
 _MOST = 2.0**30  # times the noise of the release: more does not help
 
@@ -71,6 +72,7 @@ def renoise(
     bound: float | None = None,
     recipient: str | None = None,
     signer: Signer | None = None,
+    template: CardTemplate = _PLAIN,
 ) -> Released:
     """Write a release again with more noise: with the least for (ε, δ), or with `noise` in all.
 
@@ -79,7 +81,9 @@ def renoise(
     """
     parent = parent_of(folder)
     own = parent.rule.deviation
-    if (epsilon is None) == (noise is None):
+    if epsilon is None and noise is None:
+        raise TargetError("one of the two is needed: a target ε for which to find the noise, or the noise")
+    if epsilon is not None and noise is not None:
         raise TargetError("give a target ε for which to find the noise, or the noise, not both")
     limit = _power_of_two(256 * own / 2 if bound is None else bound)
     with open_model(folder) as model:
@@ -108,10 +112,7 @@ def renoise(
         content |= {"created": now(), "rule": rule.model_dump(mode="json"), "numerics": question.model_dump(mode="json")}
         content |= {"guarantee": GuaranteeForm.of(guarantee).model_dump(mode="json"), "software": software(), "ledger": None}
         content |= {"recipient": recipient, "parent": parent.sha256, "outputs": dict(report.outputs)}
-        (place / CARD).write_bytes(card := model_card(draft(content)).encode())
-        content["outputs"][CARD] = sha256(card)
-        certificate = seal(content, signer)
-        (place / NAME).write_bytes(certificate.file())
+        certificate = write_statements(place, content, template, signer)
         made.append(Released(out, certificate, guarantee, (*guarantee.notes, *report.notes)))
 
     assert rule.renoised is not None

@@ -31,6 +31,24 @@ def free_now(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) 
     return found
 
 
+def why_more(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> str:
+    """Why a second release of the runs of an average costs more than it does alone; empty where it does not."""
+    account = Account(budget, entries)
+    if spent is None or not account.is_tight:
+        return ""
+    try:
+        whole = account.once_more()
+    except AccountingError:
+        return ""
+    if whole is None or whole.epsilon <= spent.epsilon:
+        return ""
+    return (
+        "an average hides what is in its models only while nothing else of their runs is known. Any other release of these "
+        "runs, but for the same average with more noise, makes every step of each of them count: the total is then ε = "
+        f"{round_up(whole.epsilon)} or more, at δ = {significant(whole.delta)}"
+    )
+
+
 def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
     """How releases are counted, in words."""
     told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]

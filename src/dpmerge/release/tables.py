@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from dpmerge.errors import LedgerError
 from dpmerge.files import canonical
+from dpmerge.records import looks_like
 from dpmerge.release.entries import Entry
 
 metadata = MetaData()
@@ -84,7 +85,8 @@ def _sqlite(path: str, new: bool) -> Engine:
     if new and not Path(path).parent.is_dir():
         raise LedgerError(f"{path}: there is no folder {Path(path).parent}; make it first")
     if not new and not Path(path).is_file():
-        raise LedgerError(f"{path}: no such ledger; make one first")
+        seen = looks_like(Path(path))
+        raise LedgerError(f"{path}: is {seen}, not a ledger" if seen else f"{path}: no such ledger; make one first")
     uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if new else 'rw'}"
 
     def connect() -> sqlite3.Connection:
@@ -103,6 +105,8 @@ def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connectio
                 connection.exec_driver_sql(statement)
             yield connection
     except SQLAlchemyError as fault:
+        if isinstance(getattr(fault, "orig", None), sqlite3.DatabaseError) and "not a database" in str(fault):
+            raise LedgerError(f"{name}: is {looks_like(Path(name)) or 'a file'}, not a ledger") from None
         what = " ".join(str(getattr(fault, "orig", None) or fault).split())
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
 

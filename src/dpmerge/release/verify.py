@@ -5,6 +5,7 @@ A certificate is data from elsewhere: nothing in it is taken for true, no path i
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,17 +13,22 @@ from pathlib import Path
 
 from dpmerge.cache import without_cache
 from dpmerge.errors import CertificateError, DpmergeError, SignatureError
+from dpmerge.files import sha256
 from dpmerge.profiles import grids_of_accuracy, without_closed_forms
-from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp
+from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp, looks_like
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
 from dpmerge.release.entries import became, standing
+from dpmerge.release.joining import RECORD, record_of
 from dpmerge.release.ledger import Ledger
+from dpmerge.release.readme import certified_section
 from dpmerge.release.recheck import Recheck, Verdict
 from dpmerge.release.renoise import check_rounding
 from dpmerge.release.signing import signed_by
+from dpmerge.release.uncovered import uncovered
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
+_SMALL = 64 << 20  # of a text
 _SAME = 1e-6  # what processors may differ by on the same path
 # How much two grids may differ, relatively and near 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
 _CLOSE, _CLOSE_PAIRS, _BESIDE_ZERO = 1e-4, 1e-2, 1e-6
@@ -36,17 +42,22 @@ def verify(
     trust: str | None = None,
     base: Path | None = None,
     method: str | None = None,
+    strict: bool = False,
 ) -> Verdict:
     """Recheck the release in `folder`: hashes, signature, guarantee by a second path, and with the portfolio the tensors.
 
-    `base` is the folder of the public base model, and `method` the user's own function, that the merge was made with.
+    Files that the certificate does not cover are listed; with `strict`, or where a loader could take one for part of the model,
+    the release does not hold. `base` is the folder of the public base model, and `method` the user's own function, that the
+    merge was made with.
     """
     verdict = Verdict()
     path = folder / NAME
     try:
         content = path.read_bytes()
     except OSError as fault:
-        verdict.unchecked.append(f"{path}: there is no certificate to check ({fault.strerror})")
+        seen = looks_like(folder) if fault.errno in (errno.ENOENT, errno.ENOTDIR) else ""
+        why = f"{folder} is {seen}" if seen else f"{folder}: no such folder" if not folder.exists() else fault.strerror
+        verdict.unchecked.append(f"{path}: there is no certificate to check ({why})")
         return verdict
     try:
         certificate = Certificate.parse(content, str(path))
@@ -58,9 +69,10 @@ def verify(
         faults.append(f"{NAME} was edited: it says the same, but not in the bytes that were written")
     verdict.note(faults, "the certificate has the hash it states")
     _check_signature(certificate, trust, verdict)
-    _check_outputs(folder, certificate, verdict)
+    _check_outputs(folder, certificate, strict, verdict)
     _check_guarantee(certificate, verdict)
     _check_card(folder, certificate, verdict)
+    _check_record(certificate, verdict)
     if certificate.rule.renoised is not None:
         check_rounding(folder, certificate, verdict)
     if portfolio is None and certificate.rule.noise is not None:
@@ -99,17 +111,27 @@ def _check_signature(certificate: Certificate, trust: str | None, verdict: Verdi
         verdict.unchecked.append(str(fault))
 
 
-def _check_outputs(folder: Path, certificate: Certificate, verdict: Verdict) -> None:
-    """Every file certified is there and the same, and nothing else is."""
-    there = {path.name: path for path in folder.iterdir() if path.name != NAME}
+def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict: Verdict) -> None:
+    """Every file certified is there and the same, and nothing else is there that a loader would take."""
     faults = []
     for name, digest in certificate.outputs.items():
-        if name not in there or not there[name].is_file():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
             faults.append(f"{name} is missing")
-        elif verdict.digest(there[name]) not in (digest, None):
-            faults.append(f"{name} was changed: it does not have the hash certified")
-    faults += [f"{name} is not part of what was certified" for name in sorted(there.keys() - certificate.outputs.keys())]
-    verdict.note(faults, f"all {len(certificate.outputs)} files have the hashes certified")
+        elif verdict.digest(path) not in (digest, None):
+            faults.append(f"{name} was changed: it does not have the hash certified{_line_ends(path, digest)}")
+    more, warnings, verdict.uncovered = uncovered(folder, {NAME, CARD, *certificate.outputs})
+    if strict:
+        more += [f"{name} is not part of what was certified" for name in verdict.uncovered]
+    verdict.warnings += warnings
+    verdict.note(faults + more, f"all {len(certificate.outputs)} files have the hashes certified")
+
+
+def _line_ends(path: Path, digest: str) -> str:
+    """A hint where git has turned the line ends of a text into those of its system."""
+    if path.stat().st_size > _SMALL or sha256(path.read_bytes().replace(b"\r\n", b"\n")) != digest:
+        return ""
+    return "; only its line ends were converted (git's core.autocrlf does that: turn it off, and check it out again)"
 
 
 def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
@@ -208,12 +230,33 @@ def _same(one: object, other: object) -> bool:
 
 
 def _check_card(folder: Path, certificate: Certificate, verdict: Verdict) -> None:
-    """The model card says what the certificate says."""
+    """The certified section of the model card, or the whole of an older one, says what the certificate says."""
+    if certificate.guarantee.theorem not in THEOREMS:
+        verdict.broken.append(f"{CARD} does not say what is certified")
+        return
+    section = model_card(certificate)
     try:
-        same = certificate.guarantee.theorem in THEOREMS and (folder / CARD).read_bytes() == model_card(certificate).encode()
-    except OSError:
-        same = False
-    verdict.note([] if same else [f"{CARD} does not say what is certified"], f"{CARD} says what is certified")
+        text = (folder / CARD).read_bytes()
+        if certificate.card is None:
+            faults = [] if text == section.encode() else [f"{CARD} does not say what is certified"]
+            verdict.note(faults, f"{CARD} says what is certified")
+            return
+        same = certified_section(text.decode("utf-8")) == section and sha256(section.encode()) == certificate.card
+    except OSError as fault:
+        verdict.broken.append(f"{CARD}, whose section is certified, cannot be read: {fault.strerror}")
+    except (UnicodeDecodeError, CertificateError) as fault:
+        verdict.broken.append(f"{CARD} does not show what is certified: {fault}")
+    else:
+        faults = [] if same else [f"the certified section of {CARD} does not say what is certified"]
+        verdict.note(faults, f"the certified section of {CARD} says what is certified; the text around it is not certified")
+
+
+def _check_record(certificate: Certificate, verdict: Verdict) -> None:
+    """The record by which a release joins a portfolio says what the certificate says."""
+    if RECORD in certificate.outputs:
+        record = record_of(certificate)
+        same = record is not None and sha256(record) == certificate.outputs[RECORD]
+        verdict.note([] if same else [f"{RECORD} does not say what is certified"], f"{RECORD} says what is certified")
 
 
 # --- with the ledger ----------------------------------------------------------------------------------------------------------

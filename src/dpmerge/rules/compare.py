@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+NO_USE = "no use"
+_PROMISES_NOTHING = 1000.0  # an ε above which no number is worth showing
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the comparison: a guarantee, or why there is none."""
@@ -30,6 +34,13 @@ class Row:
     label: str
     guarantee: Guarantee | None
     refusal: str | None = None
+    no_use: bool = False  # a bound that another baseline is always below, or that promises nothing
+
+    @property
+    def told(self) -> str:
+        if self.guarantee is None:
+            return f"refused: {self.refusal}"
+        return NO_USE if self.no_use else self.guarantee.claim
 
     @property
     def cells(self) -> dict[str, object]:
@@ -39,7 +50,7 @@ class Row:
             return {"rule": self.label, "ε": None, "δ": None, "standing": "refused", "by": None, "theorem": self.refusal}
         return {
             "rule": self.label,
-            "ε": round_up(found.epsilon),
+            "ε": NO_USE if self.no_use else round_up(found.epsilon),
             "δ": significant(found.delta),
             "standing": found.standing,
             "by": found.by.upper(),
@@ -74,7 +85,7 @@ class Comparison:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{row.label}: {row.guarantee.claim if row.guarantee else f'refused: {row.refusal}'}" for row in self)
+        return "\n".join(f"{row.label}: {row.told}" for row in self)
 
     def _repr_html_(self) -> str:
         shown = html_table(list(self.rows[0].cells), [list(row.cells.values()) for row in self.rows])
@@ -226,4 +237,13 @@ def compare(
         rows.insert(2 + accounting.only_release + bool(noise), _least_noise(given, accounting, provenance, wanted, delta))
     drawn = rows[0].guarantee
     lunch = None if drawn is None else no_free_lunch(given, drawn.epsilon, drawn.delta, shuffle)
-    return Comparison(given, epsilon, delta, tuple(rows), lunch)
+    return Comparison(given, epsilon, delta, tuple(row if epsilon is not None else _judged(row, rows) for row in rows), lunch)
+
+
+def _judged(row: Row, rows: Sequence[Row]) -> Row:
+    """Whether an ε is worth showing: not above 1000, nor advanced composition above the basic one, which adds up."""
+    if row.guarantee is None or not math.isfinite(row.guarantee.epsilon):
+        return row
+    plain = [one.guarantee.epsilon for one in rows if one.guarantee and one.guarantee.theorem == "basic-composition"]
+    worse = row.guarantee.theorem == "advanced-composition" and row.guarantee.epsilon > min(plain, default=math.inf)
+    return replace(row, no_use=worse or row.guarantee.epsilon > _PROMISES_NOTHING)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dpmerge.errors import TargetError
 from dpmerge.profiles import ShuffleAsPoisson
-from dpmerge.records import CRYPTOGRAPHIC, DpSgd, Model
+from dpmerge.records import CRYPTOGRAPHIC, ApproxDp, DpSgd, Model
 
 LARGEST = 0.01  # above it a δ must be asked for
 
@@ -99,6 +99,9 @@ def about_records(models: Iterable[Model]) -> tuple[str, ...]:
     for model in known:
         if model.record.source == "stated-by-user":
             found.append(f"the record of model {model.name!r} was stated by its user, not recorded by the training")
+        if isinstance(model.mechanism, ApproxDp) and model.mechanism.made_of is not None:
+            assumed = "; ".join(model.mechanism.made_of.assumes)
+            found.append(f"model {model.name!r} is a release, and what its certificate assumes holds ({assumed})")
         left_out = getattr(model.mechanism, "left_out", None)
         if left_out:
             names = ", ".join(map(repr, left_out))

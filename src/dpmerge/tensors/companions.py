@@ -27,6 +27,37 @@ _OURS = {"record.json", "certificate.json", "README.md", INDEX, ADAPTER_CONFIG}
 _LARGEST = 256 << 20
 # Fields of config.json that say where a model came from or how to load it, not what it is.
 _HARMLESS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
+# Fields that only training uses, or that change no output. `problem_type` is none of them: by it pipelines choose a softmax.
+_OUTSIDE_INFERENCE = re.compile(
+    r"(.*_)?(dropout|layerdrop|pdrop)(_p|_prob|_rate)?|drop_path_rate|use_cache|gradient_checkpointing"
+)
+
+
+# Fields that may hold a path of the machine that a model was trained on.
+_ORIGINS = {CONFIG: "_name_or_path", ADAPTER_CONFIG: "base_model_name_or_path"}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether this could be the name of something on a hub, NAME or OWNER/NAME: no path from the root or of more parts is."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def without_paths(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
+    """The files without fields that name a path of the machine where a model was trained, and a note for each that did."""
+    kept, notes = dict(files), []
+    for name, field in _ORIGINS.items():
+        try:
+            config = json.loads(files.get(name, b""))
+        except (ValueError, RecursionError):
+            continue  # as it is in every model
+        value = config.get(field) if isinstance(config, dict) else None
+        if isinstance(value, str) and value and not is_hub_id(value):
+            kept[name] = (json.dumps({**config, field: None}, indent=2, ensure_ascii=False) + "\n").encode()
+            notes.append(
+                f"{name} says null for {field}: it named a path of your machine. Say on the model card what it stands for"
+            )
+    return kept, notes
 
 
 def companions(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, bytes], list[str]]:
@@ -73,11 +104,44 @@ def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
             parse_object(content, f"model {checkpoint.model!r}, file {CONFIG}")
             for checkpoint, content in zip(checkpoints, contents, strict=True)
         ]
-        require_agreement(configs, [c.model for c in checkpoints], CONFIG, _HARMLESS)
-        config = agreed(configs, _HARMLESS)
-        notes.append(f"{CONFIG} has no {', '.join(sorted(configs[0].keys() - config.keys()))}: not the same in every model")
+        models = [checkpoint.model for checkpoint in checkpoints]
+        training = outside_inference(configs)
+        require_agreement(configs, models, CONFIG, _HARMLESS | training)
+        config = agreed(configs, _HARMLESS | training)
+        silent = sorted({field for one in configs for field in one if field in _HARMLESS} - config.keys())
+        notes += [f"{CONFIG} has no {', '.join(silent)}: not the same in every model"] if silent else []
+        notes += left_out(configs, models, CONFIG, training)
         return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return contents[0]
+
+
+def outside_inference(configs: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Fields in which configurations differ, and by which no trained model computes anything else.
+
+    A dropout is a number: ESM's `token_dropout`, a switch, rescales what a trained model computes.
+    """
+    return {
+        field
+        for config in configs[1:]
+        for field in configs[0].keys() | config.keys()
+        if configs[0].get(field) != config.get(field)
+        and _OUTSIDE_INFERENCE.fullmatch(field)
+        and all(_harmless_value(field, one.get(field)) for one in configs)
+    }
+
+
+def _harmless_value(field: str, value: object) -> bool:
+    switch = field in ("use_cache", "gradient_checkpointing")
+    return value is None or (isinstance(value, bool) if switch else type(value) in (int, float))
+
+
+def left_out(configs: Sequence[Mapping[str, Any]], models: Sequence[str], file: str, fields: set[str]) -> list[str]:
+    """A note for each field that is not written because models differ in it: what it was in each."""
+    return [
+        f"{file} has no {field}, which matters in training only: "
+        + ", ".join(f"{config.get(field)!r} in {model!r}" for config, model in zip(configs, models, strict=True))
+        for field in sorted(fields)
+    ]
 
 
 def agreed(configs: Sequence[Mapping[str, Any]], harmless: set[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint, Tensor
-from dpmerge.tensors.companions import agreed, require_agreement
+from dpmerge.tensors.companions import agreed, left_out, require_agreement
 from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.opening import ADAPTER_CONFIG
 from dpmerge.tensors.stream import Output, Sum, Whole
@@ -125,13 +125,16 @@ def scaling(config: Mapping[str, Any]) -> float:
     return float(config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> bytes:
-    """The new adapter_config.json: what the models agree on, and for the exact sum the new rank and a scaling of 1."""
-    config = agreed([checkpoint.adapter for checkpoint in checkpoints], _HARMLESS)
+def merged_config(checkpoints: Sequence[Checkpoint], *, exact: bool) -> tuple[bytes, list[str]]:
+    """The new adapter_config.json: what the models agree on, for the exact sum with a new rank and scaling 1; and notes."""
+    configs = [checkpoint.adapter for checkpoint in checkpoints]
+    config = agreed(configs, _HARMLESS)
+    dropouts = {"lora_dropout"} if any("lora_dropout" in one for one in configs) else set()
+    notes = left_out(configs, [one.model for one in checkpoints], ADAPTER_CONFIG, dropouts - config.keys())
     if exact:
         rank = sum(checkpoint.adapter["r"] for checkpoint in checkpoints)
         config |= {"r": rank, "lora_alpha": rank, "use_rslora": False}
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode(), notes
 
 
 def _factor(name: str) -> Literal["A", "B"] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
-from dpmerge.tensors.companions import companions
+from dpmerge.tensors.companions import companions, without_paths
 from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.kernel import BLOCK
 from dpmerge.tensors.noising import TensorNoise
@@ -45,6 +45,7 @@ class MergePlan:
     notes: tuple[str, ...]
     base: Checkpoint | None = None
     by_method: bool = False
+    with_paths: Mapping[str, bytes] = field(default_factory=dict)  # companions with paths of the machine, as they once went out
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -88,7 +89,8 @@ def plan_merge(
         for checkpoint in checkpoints:
             _require_stored_once(checkpoint)
     make = _whole(load_method(method), list(weights), base) if method else _average(first, tuple(weights), noise)
-    config = None
+    config: bytes | None = None
+    differing: list[str] = []
     if first.layout == "lora":
         from dpmerge.tensors.lora import check_factors, exact_output, merged_config
 
@@ -96,8 +98,8 @@ def plan_merge(
             make = exact_output(checkpoints, weights)
         else:
             check_factors(checkpoints)
-        config = merged_config(checkpoints, exact=exact)
-    differing: list[str] = []
+        config, notes = merged_config(checkpoints, exact=exact)
+        differing += notes
 
     def output(inputs: tuple[Tensor, ...]) -> Output:
         return make(inputs) if inputs[0].dtype.floating else _kept(inputs, take_from, differing)
@@ -125,13 +127,14 @@ def _plan(
     kept, notes = companions(checkpoints)
     if adapter_config is not None:
         kept[ADAPTER_CONFIG] = adapter_config
+    written, path_notes = without_paths(kept)
     metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
     files = tuple(
         OutputFile(name, tuple(make(tuple(tensors[tensor.name] for tensors in by_model)) for tensor in file.tensors))
         for name, file in zip(first.released_names, first.files, strict=True)
     )
-    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *metadata_notes]
-    return MergePlan(files, metadata, first.layout == "sharded", kept, tuple(notes))
+    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *path_notes, *metadata_notes]
+    return MergePlan(files, metadata, first.layout == "sharded", written, tuple(notes), with_paths=kept)
 
 
 def load_method(name: str) -> Method:

@@ -32,12 +32,16 @@ def read_object(path: Path, where: str) -> dict[str, Any]:
 
 
 def file_inside(folder: Path, name: str, where: str) -> Path:
-    """A file of the folder by its plain name. Other folders, absolute paths and links that lead out are refused."""
+    """A file of the folder by its plain name. Other folders, absolute paths and links that lead out are refused.
+
+    Links of a hub's cache are followed: snapshots/REVISION/NAME leads to blobs/DIGEST in the same cache.
+    """
     if Path(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
         raise CheckpointError(f"{where}: {name!r} is not the name of a file in the model's folder; it may not lead elsewhere")
     path = folder / name
     try:
-        inside = path.resolve(strict=True).is_relative_to(folder.resolve(strict=True))
+        home, target = folder.resolve(strict=True), path.resolve(strict=True)
+        inside = target.is_relative_to(home) or (home.parent.name, target.parent) == ("snapshots", home.parent.parent / "blobs")
     except (OSError, RuntimeError):
         raise CheckpointError(f"{where}: {name} is missing") from None
     if not inside:

@@ -20,6 +20,12 @@ from dpmerge.training.linear import (
     train as train,
     train_heads as train_heads,
 )
+from dpmerge.training.new_record import (
+    StatedKind as StatedKind,
+    StatedModel as StatedModel,
+    new_record as new_record,
+    require_unrecorded as require_unrecorded,
+)
 from dpmerge.training.origin import (
     Origin as Origin,
     Partition as Partition,
@@ -41,6 +47,7 @@ from dpmerge.training.recipe import Recipe as Recipe
 from dpmerge.training.run_folder import RunFolder as RunFolder
 from dpmerge.training.saving import Checkpoint as Checkpoint, Tensors as Tensors, save_model as save_model
 from dpmerge.training.so_far import guarantee_so_far as guarantee_so_far
+from dpmerge.training.stated import Stated as Stated, StatedSampling as StatedSampling
 from dpmerge.training.sweep_cost import SweepCost as SweepCost
 from dpmerge.training.tracking import log_privacy as log_privacy
 from dpmerge.training.trainer import (
@@ -60,12 +67,7 @@ if TYPE_CHECKING:
     )
     from dpmerge.training.empty_batches import noise_alone as noise_alone
     from dpmerge.training.lightning_recorder import LightningRecorder as LightningRecorder
-    from dpmerge.training.opacus_accounting import (
-        Stated as Stated,
-        StatedSampling as StatedSampling,
-        from_opacus as from_opacus,
-        opacus_history as opacus_history,
-    )
+    from dpmerge.training.opacus_accounting import from_opacus as from_opacus, opacus_history as opacus_history
     from dpmerge.training.private_trainer import PrivateTrainer as PrivateTrainer
     from dpmerge.training.recorder import Recorder as Recorder, record as record
     from dpmerge.training.recorder_advice import RecordingWarning as RecordingWarning
@@ -78,8 +80,6 @@ _HOMES = {
     "PrivateTrainer": "private_trainer",
     "Recorder": "recorder",
     "RecordingWarning": "recorder_advice",
-    "Stated": "opacus_accounting",
-    "StatedSampling": "opacus_accounting",
     "from_opacus": "opacus_accounting",
     "noise_alone": "empty_batches",
     "opacus_history": "opacus_accounting",

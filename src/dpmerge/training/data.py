@@ -17,9 +17,9 @@ from pydantic import Field
 from dpmerge.datasets import bounded_features, load_dataset
 from dpmerge.errors import DataError
 from dpmerge.records import Positive, Strict
-from dpmerge.training.feature_files import DataFiles, Part, read_files
+from dpmerge.training.feature_files import DataFiles, Part, not_finite, read_files
 from dpmerge.training.public_network import NetworkName, network_features
-from dpmerge.user_code import load_function, running
+from dpmerge.user_code import call, load_function, running, told
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -112,10 +112,13 @@ def features(source: DataSource, norm_bound: float) -> tuple[Floats, Floats]:
 def _from_function(name: str, classes: int | None) -> Data:
     """The function takes nothing and gives (train, test), each a torch dataset or a pair (inputs, labels) of arrays."""
     function = load_function(name, "data", DataError)
+    given = call(name, function, error=DataError)
     try:
-        train, test = map(_arrays, function())
-    except Exception as fault:  # the user's code can fail in any way
-        raise DataError(f"data {name!r}: it must give (train, test), torch datasets or pairs of arrays: {fault!r}") from fault
+        train, test = map(_arrays, given)
+    except Exception as fault:  # so can a dataset of the user's
+        raise DataError(
+            f"data {name!r}: it must give (train, test), torch datasets or pairs of arrays; taking them raised {told(fault)}"
+        ) from fault
     return _checked(name, train, test, classes)
 
 
@@ -124,10 +127,11 @@ def _checked(name: str, train: tuple[Floats, Labels], test: tuple[Floats, Labels
         raise DataError(f"data {name!r}: how many classes there are must be stated: field classes")
     (x_train, y_train), (x_test, y_test) = train, test
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if not len(x) or x.ndim not in (2, 4) or not np.isfinite(x).all():
+        if not len(x) or x.ndim not in (2, 4):
             shape = "(N, features), (N, height, width) or (N, channels, height, width)"
-            found = f"got {x.shape}" if np.isfinite(x).all() else "some are NaN or infinite"
-            raise DataError(f"data {name!r}: inputs to {part} on must be finite numbers of shape {shape}; {found}")
+            raise DataError(f"data {name!r}: inputs to {part} on must be numbers of shape {shape}; got {x.shape}")
+        if (fault := not_finite(x)) is not None:
+            raise DataError(f"data {name!r}: inputs to {part} on must be finite; {fault}")
         if y.shape != (len(x),) or y.min() < 0 or y.max() >= classes:
             raise DataError(f"data {name!r}: each of the {len(x)} inputs to {part} on needs a label from 0 to {classes - 1}")
     if x_train.shape[1:] != x_test.shape[1:]:

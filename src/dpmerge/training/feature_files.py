@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +68,27 @@ def _part(folder: Path, inputs: str, labels: str | None) -> Part:
 _SINGLE, _MISSING = "", np.zeros(0)
 
 
+def not_finite(array: Array, columns: Sequence[str] = ()) -> str | None:
+    """Where the first number of an array is that is NaN or infinite, counted from 0; and how many are."""
+    if array.dtype.kind != "f" or (finite := np.isfinite(array)).all():
+        return None
+    row, *rest = map(int, np.unravel_index(int(np.argmin(finite)), array.shape))
+    place = f"row {row}"
+    if len(rest) == 1:
+        place += f", column {repr(columns[rest[0]]) if columns else rest[0]}"
+    elif rest:
+        place += f", position {tuple(rest)}"
+    more = int(finite.size - np.count_nonzero(finite)) - 1
+    return f"{place} (counted from 0) is {array[(row, *rest)]}" + (f", and {more} more are not finite" if more else "")
+
+
+def _finite(array: Array, path: Path, name: str, columns: Sequence[str] = ()) -> Array:
+    if (fault := not_finite(array, columns)) is not None:
+        of = f" of {name}" if name else ""
+        raise DataError(f"{path}: all numbers{of} must be finite; {fault}")
+    return array
+
+
 def _one(held: Mapping[str, Array], name: str, file: str) -> Array:
     if name not in held:
         raise DataError(f"{file}: it has no array {name!r}; it has {', '.join(map(repr, held)) or 'none'}")
@@ -79,9 +100,11 @@ def _arrays(path: Path) -> Mapping[str, Array]:
     if reader is None:
         raise DataError(f"{path}: features are read from {', '.join(_READERS)} files")
     try:
-        return reader(path)
+        return {name: _finite(array, path, name) for name, array in reader(path).items()}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: is a folder, not a file") from None
     except (DataError, MissingLibrary):
         raise
     except Exception as fault:  # each library raises its own
@@ -120,11 +143,13 @@ def _parquet(path: Path) -> Mapping[str, Array]:
     columns = [name for name in table.column_names if name != _LABEL]
     holes = [name for name in table.column_names if table.column(name).null_count]
     if holes:
-        raise DataError(f"{path}: column {holes[0]!r} has missing values")
+        row = int(np.argmax(table.column(holes[0]).is_null().to_numpy()))
+        raise DataError(f"{path}: column {holes[0]!r} has missing values, the first in row {row} (counted from 0)")
     if len(columns) == 1 and str(table.schema.field(columns[0]).type).startswith(("list", "fixed_size_list")):
         inputs = np.array(table.column(columns[0]).to_pylist())
     else:
         inputs = np.stack([table.column(name).to_numpy() for name in columns], axis=1)
+        _finite(inputs, path, "the features", columns)
     return {"x": inputs, "y": table.column(_LABEL).to_numpy()}
 
 

@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import Positive, Strict, parse_strict
+from dpmerge.records import Positive, Strict, looks_like, parse_strict
 from dpmerge.training.advice import LinearSetting
 from dpmerge.training.data import DataSource, PublicNetwork, load as load_data
 from dpmerge.training.feature_files import DataFiles, Name, is_file, read_constants
@@ -206,7 +206,9 @@ def _as_json(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise TrainingError(f"{path}: no such file") from None
+        raise TrainingError(f"{path}: no such file; it says which data and which runs") from None
+    except IsADirectoryError:
+        raise TrainingError(f"{path}: is {looks_like(path)}; give the YAML file that says which data and which runs") from None
     except (OSError, UnicodeDecodeError) as fault:
         raise TrainingError(f"{path}: cannot be read: {fault}") from None
     try:

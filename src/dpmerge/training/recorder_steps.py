@@ -34,8 +34,8 @@ from torch.optim import SGD
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import Clipping
-from dpmerge.training.opacus_accounting import noise_with_counts
 from dpmerge.training.recorder_checkpointing import Recomputation
+from dpmerge.training.stated import noise_with_counts
 
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
 _DECAY = "weight_decay"  # SGD adds it to the gradient after clip and noise: θ ← (1 − ηω)θ − η(…), the record's own

@@ -91,7 +91,8 @@ export class Releases {
     const button = h("button", { type: "button", "aria-label": `Verify ${name}`, disabled: this.checking.has(name) }, "Verify");
     const show = (/** @type {VerdictAnswer} */ found) => {
       const [sign, kind] = VERDICTS[found.code];
-      const wrong = [...found.broken, ...found.unchecked, ...found.warnings];
+      const others = found.uncovered.map((file) => `not certified: ${file}`);
+      const wrong = [...found.broken, ...found.unchecked, ...found.warnings, ...others];
       fill(result, h("strong", { class: `verdict-${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.sentence),
         wrong.length ? list(wrong) : null, folded(`${found.holds.length} checks hold`, [list(found.holds)]),
         found.certified && !found.broken.length ? folded("What is certified, and what it assumes", [h("p", {}, found.certified), list(found.assumptions)]) : null);

@@ -1,0 +1,75 @@
+"""Files in a release's folder that its certificate does not cover: which of them could change what a user loads.
+
+Hubs, git and people add files. Those that no loader takes are listed. Weights in any format, code, configuration, templates and
+tokenizers beside the certified ones break the verdict: "it holds" means that what is loaded from the folder was certified.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_WEIGHTS = re.compile(
+    r".*\.(safetensors|bin|pth?|pt2|ckpt|h5|hdf5|keras|msgpack|gguf|ggml|onnx|ort|ot|np[zy]|pkl|pickle|joblib|dill|tflite|pb"
+    r"|mlmodel|mlpackage|nemo|engine|torchscript|ptl|pte)(\.index)?"
+)
+_CODE = re.compile(r".*\.(pyc?|pyd|pyx|so|dll|dylib)|.*\.so\..*")
+_SETTINGS = re.compile(
+    r".*\.(jinja2?|model|spm|bpe|codes|tiktoken|tokenizer|vocab)|(.*[_.-])?(vocab|merges|dict)([_.-].*)?\.txt"
+)
+_JSON = re.compile(r".*\.(json5?|jsonl)")
+# Measurements, which trainers write beside models and no loader reads.
+_MEASURED = re.compile(r"(.*[_-])?(results|metrics|trainer_state)\.json")
+# Folders that Transformers looks into on its own.
+_FOLDERS = {"additional_chat_templates", "custom_generate"}
+_MOST = 1000  # files of a sub-folder that are looked at
+
+
+def loaded(name: str) -> str | None:
+    """What a loader would take a file of this name for, in any spelling; nothing if none would."""
+    name = name.lower()
+    if _MEASURED.fullmatch(name):
+        return None
+    kinds = {"code": _CODE, "weights": _WEIGHTS, "configuration or tokenizer": _SETTINGS, "configuration": _JSON}
+    return next((kind for kind, pattern in kinds.items() if pattern.fullmatch(name)), None)
+
+
+def uncovered(folder: Path, covered: set[str]) -> tuple[list[str], list[str], list[str]]:
+    """What the folder holds beside the covered names: faults, warnings, and all other names. A sub-folder is one name."""
+    faults, warnings, others = [], [], []
+    for path in sorted(folder.iterdir()):
+        if path.name in covered:
+            continue
+        name, kind = _shown(path.name), loaded(path.name)
+        if path.is_dir():
+            others.append(f"{name}/")
+            inside = None if name.startswith(".") else _inside(path)
+            if path.name.lower() in _FOLDERS:
+                faults.append(f"{name}/ is not part of what was certified, and Transformers loads from it")
+            elif inside is not None:
+                warnings.append(f"{name}/ is not certified: whoever loads {_shown(inside)} loads something else than what is")
+        elif kind is not None:
+            faults.append(f"{name} is not part of what was certified, and a loader may take it for the model's {kind}")
+        else:
+            others.append(name)
+    return faults, warnings, others
+
+
+def _shown(name: str) -> str:
+    """A name that cannot pass for lines of a verdict, whatever characters it has."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _inside(folder: Path) -> str | None:
+    """A file in a sub-folder that a loader would take, among the first ones; links to other folders are not followed."""
+    seen = 0
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            seen += 1
+            if loaded(name) is not None:
+                return (Path(place) / name).relative_to(folder.parent).as_posix()
+            if seen >= _MOST:
+                return f"one of more than {_MOST} files there"
+    return None
