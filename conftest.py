@@ -24,14 +24,14 @@ settings.load_profile("suite")
 # Fixtures that take seconds to make: the tests that share one run in one worker, so that it is made once.
 COSTLY = {
     *("papers_result", "full_batch_result", "checkpoints_result", "result", "means", "composed"),
-    *("cluster", "attack", "checkpoint", "job", "three", "client", "folders"),
+    *("cluster", "attack", "checkpoint", "job", "three", "client", "folders", "database"),
 }
 
 # How the names of the tests begin whose lines are counted (pyproject.toml: tool.coverage.run): tests of profiles, rules and
 # release that together run nearly every line of these rooms. Counting makes a test up to twice as slow; in others it is off.
 MEASURED = (
     *("absorption", "adaptive", "arithmetic", "gaussian", "hidden", "ladder", "ledger", "release", "rules", "shifts"),
-    *("tuning_cost", "verify"),
+    *("sweep_cost", "tuning_cost", "verify"),
 )
 
 

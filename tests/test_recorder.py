@@ -1076,7 +1076,7 @@ def test_the_training_room_loads_no_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import dpmerge.errors, dpmerge.training\n"
         "try: dpmerge.training.record\n"
-        "except dpmerge.errors.TrainingError as fault: print(fault)\n"
+        "except dpmerge.errors.MissingLibrary as fault: print(fault)\n"
     )
     said = subprocess.run([sys.executable, "-c", missing], check=True, capture_output=True, text=True).stdout
     assert said.startswith("record needs torch and Opacus 1.6 or newer; install dpmerge[torch]") and said.count("\n") == 1

@@ -55,6 +55,7 @@ from dpmerge.profiles.runs import (
     record_effect as record_effect,
     run_profile as run_profile,
     sampling_rate as sampling_rate,
+    step_law as step_law,
 )
 from dpmerge.profiles.shifts import (
     ShiftLaw as ShiftLaw,

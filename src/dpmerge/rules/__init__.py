@@ -66,6 +66,7 @@ from dpmerge.rules.statements import (
     significant as significant,
     whose as whose,
 )
+from dpmerge.rules.sweep import Sweep as Sweep
 from dpmerge.rules.tempered import DRAWING as DRAWING, Tempered as Tempered
 from dpmerge.rules.theorems import RECORD as RECORD, THEOREMS as THEOREMS, WEIGHTS as WEIGHTS, Theorem as Theorem
 from dpmerge.rules.transport import not_hidden as not_hidden

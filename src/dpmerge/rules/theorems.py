@@ -132,6 +132,16 @@ THEOREMS: dict[str, Theorem] = {
         "last iterate only: later noise hides earlier steps", "theory.md §9", (*_DATA_INDEPENDENT, LAST, REAL)
     ),
     "mean-estimation-combination": Theorem("linear combination of Gaussian means", "theory.md §3.4", _DATA_INDEPENDENT),
+    "sweep": Theorem(
+        "trials of a search, each chosen by what earlier ones showed",
+        "theory.md §7",
+        (
+            "each record describes its trial; settings and initialisation of a trial, and whether it is made, stopped or "
+            "shown, depend on the data only by what earlier trials and its own iterates showed",
+            "every trial has noise and sampling coins of its own",
+            "scores are functions of the trained models, of public data and of fresh randomness",
+        ),
+    ),
     "tuning-profile": Theorem("best of a random number of runs, by the curve of one run", "theory.md §7", _BEST_OF_K),
     "tuning-rdp": Theorem(
         "best of a random number of runs, Rényi divergences", "Papernot and Steinke 2022, Thm 2 and 6", _BEST_OF_K

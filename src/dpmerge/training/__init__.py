@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpmerge.errors import TrainingError
+from dpmerge.errors import MissingLibrary
 from dpmerge.training.advice import LinearSetting as LinearSetting, advice as advice, limits as limits
 from dpmerge.training.calibration import Calibrated as Calibrated, calibrated as calibrated
 from dpmerge.training.data import Data as Data
@@ -46,7 +46,10 @@ from dpmerge.training.randomness import (
 from dpmerge.training.recipe import Recipe as Recipe
 from dpmerge.training.run_folder import RunFolder as RunFolder
 from dpmerge.training.saving import Checkpoint as Checkpoint, Tensors as Tensors, save_model as save_model
+from dpmerge.training.so_far import guarantee_so_far as guarantee_so_far
 from dpmerge.training.stated import Stated as Stated, StatedSampling as StatedSampling
+from dpmerge.training.sweep_cost import SweepCost as SweepCost
+from dpmerge.training.tracking import log_privacy as log_privacy
 from dpmerge.training.trainer import (
     TELL_EVERY as TELL_EVERY,
     Job as Job,
@@ -62,23 +65,34 @@ if TYPE_CHECKING:
         PrivacyWarning as PrivacyWarning,
         PrivateLinearClassifier as PrivateLinearClassifier,
     )
+    from dpmerge.training.empty_batches import noise_alone as noise_alone
+    from dpmerge.training.lightning_recorder import LightningRecorder as LightningRecorder
     from dpmerge.training.opacus_accounting import from_opacus as from_opacus, opacus_history as opacus_history
+    from dpmerge.training.private_trainer import PrivateTrainer as PrivateTrainer
     from dpmerge.training.recorder import Recorder as Recorder, record as record
     from dpmerge.training.recorder_advice import RecordingWarning as RecordingWarning
     from dpmerge.training.recorder_randomness import same_start as same_start
 
 _HOMES = {
+    "LightningRecorder": "lightning_recorder",
     "PrivacyWarning": "classifier",
     "PrivateLinearClassifier": "classifier",
+    "PrivateTrainer": "private_trainer",
     "Recorder": "recorder",
     "RecordingWarning": "recorder_advice",
     "from_opacus": "opacus_accounting",
+    "noise_alone": "empty_batches",
     "opacus_history": "opacus_accounting",
     "record": "recorder",
     "same_start": "recorder_randomness",
 }
 
 
+_NEEDS = {
+    "classifier": "scikit-learn; install dpmerge[sklearn]",
+    "private_trainer": "Transformers 5 or newer, torch and Opacus; install dpmerge[transformers]",
+    "lightning_recorder": "Lightning 2.5 or newer, torch and Opacus; install dpmerge[lightning]",
+}
 _TORCH = "torch and Opacus 1.6 or newer; install dpmerge[torch]"
 
 
@@ -88,6 +102,5 @@ def __getattr__(name: str) -> Any:
     try:
         home = import_module(f"{__name__}.{_HOMES[name]}")
     except ImportError as fault:
-        needs = "scikit-learn; install dpmerge[sklearn]" if _HOMES[name] == "classifier" else _TORCH
-        raise TrainingError(f"{name} needs {needs} ({fault})") from None
+        raise MissingLibrary(f"{name} needs {_NEEDS.get(_HOMES[name], _TORCH)} ({fault})") from None
     return getattr(home, name)

@@ -1,0 +1,18 @@
+"""A batch without examples, for models that cannot be called with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def noise_alone(optimizer: Any) -> None:
+    """Instead of forward and backward pass on an empty batch: the private optimizer's next step is one of noise alone.
+
+    Transformers' models fail on batches without examples, and to leave the step out would tell that the batch was empty.
+    `optimizer` is what make_private returned, or what accelerate made of it.
+    """
+    private = getattr(optimizer, "optimizer", optimizer)
+    for parameter in private.params:
+        parameter.grad_sample = torch.zeros((0, *parameter.shape), dtype=parameter.dtype, device=parameter.device)
