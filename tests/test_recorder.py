@@ -148,11 +148,10 @@ def test_the_recorded_step_is_the_step_that_was_made(mode: str, reduction: str, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_recorded_noise_is_the_noise_that_was_added(mode: str) -> None:
-    run = private(mode, sigma=1.5, clip=2.0, build=lambda: nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)))
+    run = private(mode, batch=1, sigma=1.5, clip=2.0, build=lambda: nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)))
     recorder = record(*run.parts, dataset="d")
     before = run.module._module[0].weight.detach().clone()
-    next(iter(run.loader))
-    run.step(torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
+    run.step(*next(batch for batch in run.loader if not len(batch[0])))
     (phase,) = settings(recorder)
     said = phase.learning_rate / phase.expected_batch * phase.noise_multiplier * phase.clip
     moved = float((run.module._module[0].weight.detach() - before).std())
@@ -234,11 +233,11 @@ def test_a_batch_whose_parts_were_clipped_differently_is_recorded_at_the_largest
     run = private(batch=30, sigma=1.0, clip=1.0)
     recorder = record(*run.parts, dataset="d")
     with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=4, optimizer=run.optimizer) as split:
-        inputs, labels = next(iter(split))
-        run.step(inputs, labels)
+        batches = iter(split)
+        run.step(*next(batches))
         run.optimizer.max_grad_norm = 0.25
         with pytest.warns(UserWarning, match="clipped to 1, but"):
-            run.train(loader=split)
+            run.train(loader=batches)
     first = settings(recorder)[0]
     assert first.clip == 1.0 and first.noise_multiplier == pytest.approx(0.25, rel=1e-12)
 
@@ -605,6 +604,26 @@ def test_steps_without_a_batch_of_the_loader_are_refused() -> None:
     twice.step(inputs, labels)
     with pytest.raises(TrainingError, match="step 2 was made without a new batch"):
         twice.step(inputs, labels)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_an_example_that_is_several_rows_or_part_of_one_is_refused(mode: str) -> None:
+    """Five rows of one record are each clipped: it moves the sum by five clips. Of a packed row, all of it may change."""
+    for change in (lambda one: torch.cat([one] * 5), lambda one: one[:1]):
+        run = private(mode, batch=20)
+        record(*run.parts, dataset="d")
+        inputs, labels = next(iter(run.loader))
+        with pytest.raises(TrainingError, match=rf"of {len(change(labels))} examples, and {len(labels)} were drawn"):
+            run.step(change(inputs), change(labels))
+
+
+def test_a_step_of_two_batches_parts_is_refused() -> None:
+    run = private(batch=30)
+    record(*run.parts, dataset="d")
+    with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=4, optimizer=run.optimizer) as split:
+        run.step(*next(iter(split)))
+        with pytest.raises(TrainingError, match="must be one row of its batch"):
+            run.train(loader=split)
 
 
 def test_batches_that_were_looked_at_pay_for_no_later_step() -> None:

@@ -205,8 +205,8 @@ class Recorder:
         )
 
     def _made(self, phase: FullPhase) -> None:
-        self._steps.made()
-        self._batches.step(self.steps + 1)
+        rows = self._steps.made()
+        self._batches.step(self.steps + 1, rows)
         if phase.sampling != Sampling(scheme="full-batch") and not is_secure(self._engine, self._batches.generator):
             note_use("sampling", self._batches.started)
         self._taken += 1
