@@ -617,6 +617,18 @@ def test_an_example_that_is_several_rows_or_part_of_one_is_refused(mode: str) ->
             run.step(change(inputs), change(labels))
 
 
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_an_example_whose_gradient_is_not_finite_is_refused(mode: str) -> None:
+    run = private(mode, batch=20)
+    recorder = record(*run.parts, dataset="d")
+    inputs, labels = next(iter(run.loader))
+    inputs[0] = math.inf
+    before = [one.detach().clone() for one in run.optimizer.params]
+    with pytest.raises(TrainingError, match="infinite or not a number"):
+        run.step(inputs, labels)
+    assert recorder.steps == 0 and all(map(torch.equal, before, run.optimizer.params))
+
+
 def test_a_step_of_two_batches_parts_is_refused() -> None:
     run = private(batch=30)
     record(*run.parts, dataset="d")

@@ -149,6 +149,7 @@ class Recorder:
             state = noise_state(self._engine, optimizer)
             made = original(closure)
             if made:
+                self._steps.require_finite()
                 self._tensors.changed.update(self._ranks.agree(phase, self._tensors.changed))
                 if phase.noise_multiplier and self._ranks.first:  # else nothing is drawn
                     note_use("noise", state)

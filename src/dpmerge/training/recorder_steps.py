@@ -210,6 +210,15 @@ class StepReader:
         )
         return real
 
+    def require_finite(self) -> None:
+        """Refuse a sum in which an example's gradient was infinite or not a number: no factor clips that."""
+        if not all(bool(torch.isfinite(p.grad).all()) for p in self._optimizer.params if p.grad is not None):
+            raise TrainingError(
+                "the gradient of an example is infinite or not a number, and after clipping still is: one record then shows in "
+                "every parameter, and no guarantee holds. Bound the inputs and the loss, and start again; that this happened "
+                "tells something of the data, too"
+            )
+
     def made(self) -> int:
         """The step was made, from the gradients of so many examples: the next part is of another batch."""
         rows, self._clips, self._rows = self._rows, [], 0
