@@ -132,6 +132,17 @@ def same_seed() -> None:
         torch.seed()
 
 
+def seed_of_the_noise() -> None:
+    """The second process draws batches with the seed of the first one's noise."""
+    noise = torch.Generator().manual_seed(9)
+    if distributed.get_rank() == 1:
+        torch.manual_seed(9)
+    try:
+        record(*small(noise_generator=noise).parts, dataset="d")
+    finally:
+        torch.seed()
+
+
 def same_seed_elsewhere() -> None:
     torch.manual_seed(3)
     torch.rand(distributed.get_rank() + 1)
@@ -189,6 +200,7 @@ def main(rank: int, port: int, folder: Path) -> None:
             "torch's shell in ghost mode": refusal(lambda: record(*small("ghost", shells["torch"]).parts, dataset="d")),
             "own data": refusal(own_data),
             "sealed": refusal(sealed),
+            "seed of the noise": refusal(seed_of_the_noise),
             "same seed": refusal(same_seed),
             "same seed elsewhere": refusal(same_seed_elsewhere),
             "different clips": refusal(different_clips),

@@ -183,6 +183,12 @@ def test_a_record_beside_a_certificate_without_one_does_not_hold(tmp_path: Path)
     assert verify(out).code == 1
 
 
+def test_a_release_with_the_record_of_a_run_is_refused(released: Path, tmp_path: Path) -> None:
+    shutil.copy(tmp_path / "runs" / "a" / "record.json", released / "record.json")
+    with pytest.raises(PortfolioError, match=r"is a release .*its record\.json is that of a run"):
+        joined(tmp_path / "more", released, OTHER)
+
+
 @pytest.mark.parametrize("run", [None, "r"])
 def test_a_release_is_a_run_of_its_own(run: str | None) -> None:
     made_of = {"runs": ["r"], "assumes": []}

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from dpmerge import example_portfolio
+from dpmerge.cli.mistakes import in_one_line
 from dpmerge.errors import DataError, MissingRecord, PortfolioError, RecordError, TargetError, TrainingError
+from dpmerge.jobs import run_all
 from dpmerge.planning import Averaging
 from dpmerge.records import Portfolio, Record, looks_like
 from dpmerge.release import renoise
@@ -175,6 +177,23 @@ def test_a_loaders_exception_is_shown_as_its_own(place: Path) -> None:
     for words in (("--debug", "train", "mine.yaml", "--out", "out"), ("train", "mine.yaml", "--out", "out", "--debug")):
         told = dpmerge(*words).stderr
         assert "Traceback" in told and "failing_loader.py" in told and told.endswith("raised KeyError: 'age'\n")
+
+
+def test_a_traceback_comes_back_from_a_worker() -> None:
+    """Exceptions lose their cause when they are sent between processes; those without one have none to show."""
+    with pytest.raises(DataError, match="mine raised ZeroDivisionError") as failed:
+        run_all(_divides, [1, 2], jobs=2)
+    assert "ZeroDivisionError: division by zero" in str(failed.value.__cause__) and "test_mistakes.py" in str(
+        failed.value.__cause__
+    )
+    assert in_one_line(failed.value).endswith("(--debug shows the traceback)")
+    with pytest.raises(DataError) as refused:
+        run_all(lambda item: _refuses(), [1, 2], jobs=2)
+    assert in_one_line(refused.value) == "error: mine refuses"
+
+
+def _divides(item: int) -> float:
+    return call("mine", lambda: item / 0, error=DataError)
 
 
 def test_functions_that_cannot_be_loaded_say_why(place: Path) -> None:

@@ -18,6 +18,7 @@ from dpmerge.release import total_after
 from tests import builders
 from tests.release_builders import DELTA, dpmerge, on_disk, runs
 from tests.run_builders import STEPS, checkpoint
+from tests.test_cli import dpmerge as by_main
 
 
 def of_gaussian(epsilon: float, mu: float) -> float:
@@ -82,7 +83,11 @@ def test_the_draw_that_covers_looking_is_named(tmp_path: Path) -> None:
     told = {"schema": 1, "measured_on": "x", "models": "private", "utilities": {"a": 0.9, "b": 0.5, "c": 0.7}}
     (tmp_path / "u.json").write_text(json.dumps(told))
     asked = ("plan", tmp_path / "runs", "--epsilon", 0.5, "--delta", DELTA, "--utility", tmp_path / "u.json")
-    assert "(--kappa, or --validation-epsilon)" in dpmerge(*asked).stdout
+    printed = dpmerge(*asked).stdout
+    assert "(--kappa, or --validation-epsilon)" in printed
+    assert "infeasible: the utilities were measured on the private models" in printed, "not that the closest has ε below 0.5"
+    refused = by_main("merge", *map(str, asked[1:]), "--rule", "selection", "--out", str(tmp_path / "out")).stderr
+    assert "tempered selection with a strength `kappa`" in refused and "(on the command line: --kappa)" in refused
 
 
 def test_the_command_prints_advice(tmp_path: Path) -> None:

@@ -472,3 +472,9 @@ def test_plan_prints_the_command_that_releases(tmp_path: Path) -> None:
             f"dpmerge merge {tmp_path} --rule combination --weights {weights} --noise {noise!r} --delta 1e-05 --out RELEASE"
         )
         assert f"release: {wanted}\n" in text
+
+
+def test_a_learning_rate_that_is_too_large_is_named() -> None:
+    how: dict[str, Any] = {"sigma": 4.0, "steps": 10, "smoothness": 0.5, "convex": "unclipped", "eta": 6.0, "sampling": 0.1}
+    why = plan(Portfolio([builders.dp_sgd(name, **how) for name in "ab"]), epsilon=0.05, delta=1e-6).why_no_noise
+    assert "'a' was trained with learning rate 6, and above 3.41 steps can drive two models apart" in why

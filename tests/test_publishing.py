@@ -295,13 +295,10 @@ def test_text_around_the_section_may_be_anything_else(around: str, out: Path) ->
     assert verify(out).code == 0
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", None])
-def test_a_card_that_cannot_be_read_does_not_hold(content: bytes | None, out: Path) -> None:
+@pytest.mark.parametrize("instead", [Path.mkdir, os.mkfifo, lambda path: path.write_bytes(b"\xff\xfe"), lambda path: None])
+def test_a_card_that_cannot_be_read_does_not_hold(instead: Any, out: Path) -> None:
     (out / "README.md").unlink()
-    if content is None:
-        (out / "README.md").mkdir()
-    else:
-        (out / "README.md").write_bytes(content)
+    instead(out / "README.md")
     assert verify(out).code == 1
 
 
@@ -409,6 +406,24 @@ def test_paths_of_the_machine_do_not_go_out(local: str, tmp_path: Path) -> None:
         assert json.loads((made.folder / "config.json").read_text()) == {"_name_or_path": None, "hidden": 4}
         assert len([note for note in made.notes if "named a path of your machine" in note]) == 2
         assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
+
+
+def test_a_configuration_cannot_lead_to_other_weights(out: Path, tmp_path: Path) -> None:
+    """Transformers loads the file that `transformers_weights` names, from a sub-folder too."""
+    portfolio = runs(tmp_path)
+    for model in portfolio.models:
+        assert model.folder is not None
+        (model.folder / "config.json").write_text('{"transformers_weights": "sub/model.safetensors", "hidden": 4}')
+    made = release(portfolio, chosen(portfolio, "joint"), tmp_path / "made")
+    assert json.loads((made.folder / "config.json").read_text()) == {"hidden": 4}
+    assert "config.json has no transformers_weights: the tensors have other names here" in made.notes
+    assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
+    config = b'{"transformers_weights": "sub/model.safetensors", "auto_map": {"AutoModel": "x--code.Model"}}'
+    (out / "config.json").write_bytes(config)
+    forge(out, lambda content: content["outputs"].update({"config.json": sha256(config)}))
+    verdict = verify(out)
+    assert verdict.broken == ["config.json makes Transformers load 'sub/model.safetensors', which is not certified"]
+    assert verdict.warnings == ["config.json names code that is not certified (auto_map); it runs if it is trusted"]
 
 
 def test_older_releases_with_such_a_path_hold_against_their_portfolio(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_recorded_step_is_the_step_that_was_made(mode: str, reduction: str, 
     recorder = record(*run.parts, dataset="d")
     for inputs, labels in run.loader:
         before = Private(run.engine, run.module, run.optimizer, run.loader, run.criterion)
-        expected = by_hand(before, inputs, labels, recorder._phase())
+        expected = by_hand(before, inputs, labels, recorder.next_phase())
         run.step(inputs, labels)
         for parameter, value in zip(run.module._module.parameters(), expected, strict=True):
             assert torch.allclose(parameter, value, atol=1e-5)

@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dpmerge.training import opacus_history, record, recorder_randomness  # noqa: E402
-from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, examples, private  # noqa: E402
+from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, examples, network, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 
@@ -61,6 +61,22 @@ def test_a_prepared_training_is_recorded_as_it_is(mode: str, tmp_path: Any) -> N
     assert (held.optimizer, held.sampling.scheme, held.sampling.rate, recorder.steps) == ("sgd", "poisson", 0.1, 30)
     assert opacus_history(recorder.record()) == run.engine.accountant.history
     assert sorted(path.name for path in recorder.save(tmp_path / "a").iterdir()) == ["model.safetensors", "record.json"]
+
+
+def test_what_was_prepared_before_make_private_is_plain_too() -> None:
+    accelerator = Accelerator(cpu=True)
+    run = private(
+        build=lambda: accelerator.prepare(network()),
+        optimizer=lambda parameters: accelerator.prepare(torch.optim.SGD(parameters, lr=0.1)),
+        loader=accelerator.prepare(DataLoader(examples(), batch_size=5)),
+    )
+    recorder = record(*run.parts, dataset="d")
+    train(run, accelerator)
+    held = recorder.record().mechanism
+    assert isinstance(held, DpSgd) and (held.optimizer, held.steps, held.sampling.rate) == ("sgd", 12, 1 / 12)
+    run.optimizer.original_optimizer.scaler = object()
+    with pytest.raises(TrainingError, match="scales the loss"):
+        train(run, accelerator)
 
 
 def test_batches_are_those_of_the_poisson_sampler() -> None:
@@ -135,6 +151,17 @@ def test_bfloat16_in_ghost_mode_and_bfloat16_parameters_are_refused() -> None:
     half = private(build=lambda: nn.Linear(4, 3).to(torch.bfloat16))
     with pytest.raises(TrainingError, match="trained parameters are torch"):
         record(*half.parts, dataset="d")
+
+
+def test_float16_is_refused() -> None:
+    run = private()
+    record(*run.parts, dataset="d")
+    inputs, labels = examples(3).tensors
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = run.criterion(run.module(inputs).float(), labels)
+    loss.backward()
+    with pytest.raises(TrainingError, match="in float16"):
+        run.optimizer.step()
 
 
 def test_what_no_record_can_say_is_refused() -> None:

@@ -200,3 +200,17 @@ def test_bounds_that_mean_nothing_are_refused() -> None:
             record(*made.parts, dataset="d", norm_bound=bound)
     with pytest.raises(TrainingError, match="state smoothness and convex, or norm_bound"):
         record(*made.parts, dataset="d", norm_bound=1.0, smoothness=2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clip": 3.0, "optimizer": lambda params: torch.optim.SGD(params, lr=0.2)}, []),
+        ({"clip": 1.0, "optimizer": lambda params: torch.optim.SGD(params, lr=0.2)}, ["a clip of 2.829 never binds"]),
+        ({"clip": 3.0, "optimizer": lambda params: torch.optim.SGD(params, lr=2.0)}, ["learning rate 2 is above 0."]),
+    ],
+)
+def test_limits_of_a_head_are_said_before_it_is_trained(options: dict[str, Any], words: list[str]) -> None:
+    made = training(nn.CrossEntropyLoss(), **options)
+    points = [point for point in record(*made.parts, dataset="d", norm_bound=R).advice if "seed" not in point]
+    assert len(points) == len(words) and all(word in point for word, point in zip(words, points, strict=True))

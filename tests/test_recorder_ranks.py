@@ -85,6 +85,7 @@ def test_a_fork_is_recorded_in_the_first_process(ranks: tuple[list[dict[str, Any
     [
         ("torch's shell in ghost mode", "both backward passes"),
         ("own data", "the processes have different data"),
+        ("seed of the noise", "the noise generator has the seed of a process' batches"),
         ("sealed", "cannot be read"),
         ("same seed", "generators with the same seed"),
         ("same seed elsewhere", "generators with the same seed"),

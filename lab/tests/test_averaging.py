@@ -161,7 +161,9 @@ def test_opacus_steps_that_only_accumulate_are_no_steps() -> None:
     assert not torch.equal(seen[2], seen[3])
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:Secure RNG turned off")
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing", "ignore:Secure RNG turned off", "ignore:this training can be"
+)
 def test_the_recorder_sees_that_training_on_aggregates_is_no_plain_sgd() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")

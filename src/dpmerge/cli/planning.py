@@ -57,7 +57,7 @@ def plan(
     """The best weights within (ε, δ), under every rule.
 
     Averages with the least noise at release that meets the target; draws; joint release; each model alone. Ranked by utility,
-    or without any by the noise that records predict; options that miss the target show the reason.
+    or without any by the noise that records predict; options that miss the target show the reason. Says what else would pay.
     """
     loaded = Portfolio(portfolio)
     found = dpmerge.plan(
@@ -92,7 +92,8 @@ def _print(found: Plan, portfolio: Path, ledger: str | None, title: str) -> None
     print_lines("advice: ", (one.text + _COMMANDS.get(one.kind, "") for one in found.advice))
     best, closest = found.best, found.closest
     if best is None:
-        typer.echo(f"infeasible; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}")
+        near = f"; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}"
+        typer.echo("infeasible" + (near if closest.epsilon > found.epsilon else f": {closest.why}"))
     else:
         assert best.guarantee is not None
         typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
@@ -76,6 +77,13 @@ def _kept(finished: Finished, keys: Sequence[str] | None, items: Sequence[T]) ->
     return {index: finished.get(key) for index, key in enumerate(keys) if key in finished}
 
 
+class _InWorker(Exception):
+    """The traceback of what caused an error in a worker, as text."""
+
+    def __str__(self) -> str:
+        return f"in a worker:\n{self.args[0]}"
+
+
 class _Lost(Exception):
     """Work lost through a failure of the workers, not of the function."""
 
@@ -101,9 +109,9 @@ def _completed(
                     return
                 future = done.get()
                 packed = future.result()
-            result, error = pickle.loads(packed)
+            result, error, cause = pickle.loads(packed)
             if error is not None:
-                raise error
+                raise error from (_InWorker(cause) if cause else None)
             yield running.pop(future), result
 
 
@@ -124,13 +132,15 @@ def _attempt(packed: bytes) -> bytes:
     """Do one piece in a worker. Its result or error is pickled here, so that pickling errors are reported."""
     function, item = pickle.loads(packed)
     try:
-        return _dumps((function(item), None))
+        return _dumps((function(item), None, ""))
     except Exception as error:
         fault = error
+    # Pickling loses the cause, such as an exception of a user's own code: its traceback travels as text.
+    cause = "" if fault.__cause__ is None else "".join(traceback.format_exception(fault.__cause__))
     try:
-        pickle.loads(attempt := _dumps((None, fault)))
+        pickle.loads(attempt := _dumps((None, fault, cause)))
     except Exception:
-        return _dumps((None, RuntimeError(f"{type(fault).__name__}: {fault}")))
+        return _dumps((None, RuntimeError(f"{type(fault).__name__}: {fault}"), cause))
     return attempt
 
 

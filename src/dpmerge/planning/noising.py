@@ -16,8 +16,17 @@ from dpmerge.errors import AccountingError, TargetError
 from dpmerge.planning.option import Option, Question
 from dpmerge.planning.worth import Worth
 from dpmerge.profiles import grids_of_accuracy
-from dpmerge.records import Model, Portfolio, Weights
-from dpmerge.rules import Accounting, Combination, Guarantee, build, least_noise, not_hidden
+from dpmerge.records import DpSgd, Model, Portfolio, Weights
+from dpmerge.rules import (
+    Accounting,
+    Combination,
+    Guarantee,
+    build,
+    largest_learning_rate,
+    least_noise,
+    not_hidden,
+    round_down,
+)
 
 _MOST = 6  # models that are tried alone, and sizes of averages
 _CLOSE = 1.005  # how much larger than the least the deviation of an average may be
@@ -52,8 +61,31 @@ class Noising:
         """Why noise at release does not pay, in one sentence."""
         reasons = list(dict.fromkeys(self.why_not.values()))
         if not reasons:
-            return f"no noise at release gives ε = {self.epsilon:g} at δ = {self.question.delta:g}"
+            nothing = f"no noise at release gives ε = {self.epsilon:g} at δ = {self.question.delta:g}"
+            return "; ".join([nothing, *self._too_fast()])
         return f"noise at release buys nothing here: {reasons[0]}"
+
+    def _too_fast(self) -> list[str]:
+        """Where steps can drive two models apart, later noise hides nothing of earlier ones."""
+        for model in self._members:
+            mechanism = model.mechanism
+            if not isinstance(mechanism, DpSgd) or mechanism.smoothness is None:
+                continue
+            for phase in mechanism.settings():
+                most = largest_learning_rate(
+                    mechanism.smoothness,
+                    batch=phase.expected_batch,
+                    rate=phase.sampling.rate,
+                    weight_decay=phase.weight_decay,
+                    draws=mechanism.steps,
+                    delta=self.question.delta,
+                )
+                if phase.learning_rate > most:
+                    return [
+                        f"{model.name!r} was trained with learning rate {phase.learning_rate:g}, and above "
+                        f"{round_down(most, 3):g} steps can drive two models apart: train again with at most that"
+                    ]
+        return []
 
     @cached_property
     def _members(self) -> list[Model]:

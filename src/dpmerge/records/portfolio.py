@@ -45,7 +45,7 @@ class Portfolio:
         passed_over: tuple[str, ...] = ()
         if isinstance(models, str | Path):
             folders, passed_over = _model_folders(Path(models))
-            models = (Model(folder.name, Record.load(folder / "record.json"), folder) for folder in folders)
+            models = map(_load, folders)
         object.__setattr__(self, "models", tuple(models))
         object.__setattr__(self, "passed_over", passed_over)
         _check_one_dataset(self.models)
@@ -228,6 +228,16 @@ def _folders(portfolio: Path) -> list[Path]:
     return [path for path in shown if path.is_dir()]
 
 
+def _load(folder: Path) -> Model:
+    model = Model(folder.name, Record.load(folder / "record.json"), folder)
+    if not model.made_of and os.path.lexists(folder / _CERTIFICATE):
+        raise PortfolioError(
+            f"{folder}: is a release ({_CERTIFICATE}), but its record.json is that of a run, of which it is no model. Remove "
+            "the certificate if it belongs to another model, or else the folder"
+        )
+    return model
+
+
 def _may_be_model(folder: Path) -> bool:
     """Whether it has a record, or is unreadable; tensors without a record are refused."""
     if not os.access(folder, os.R_OK | os.X_OK) or os.path.lexists(folder / "record.json"):
@@ -242,8 +252,8 @@ def _may_be_model(folder: Path) -> bool:
     if tensors:
         raise MissingRecord(
             f"{folder}: holds files of a model ({tensors[0]}) but no record.json, so what it guarantees is not known; "
-            "dpmerge.training.record writes one while a model is trained, dpmerge.training.from_opacus one of an Opacus "
-            "checkpoint; or move the folder elsewhere",
+            "dpmerge.training.record writes one while a model is trained, dpmerge.training.new_record one of what you state "
+            "(from_opacus for Opacus' checkpoints); or move the folder elsewhere",
             folder,
         )
     return False

@@ -6,9 +6,12 @@ tokenizers beside the certified ones break the verdict: "it holds" means that wh
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+
+from dpmerge.tensors import CONFIG, WEIGHTS_FIELD
 
 _WEIGHTS = re.compile(
     r".*\.(safetensors|bin|pth?|pt2|ckpt|h5|hdf5|keras|msgpack|gguf|ggml|onnx|ort|ot|np[zy]|pkl|pickle|joblib|dill|tflite|pb"
@@ -54,6 +57,21 @@ def uncovered(folder: Path, covered: set[str]) -> tuple[list[str], list[str], li
         else:
             others.append(name)
     return faults, warnings, others
+
+
+def elsewhere(folder: Path, covered: set[str]) -> tuple[list[str], list[str]]:
+    """Faults and warnings about a configuration that makes Transformers load other weights, or code, than what is certified."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_bytes()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return [], []
+    if not isinstance(config, dict):
+        return [], []
+    weights, code = config.get(WEIGHTS_FIELD), config.get("auto_map")
+    certified = weights is None or (isinstance(weights, str) and weights in covered)
+    faults = [] if certified else [f"{CONFIG} makes Transformers load {weights!r:.80}, which is not certified"]
+    return faults, [f"{CONFIG} names code that is not certified (auto_map); it runs if it is trusted"] if code else []
 
 
 def _shown(name: str) -> str:

@@ -25,7 +25,7 @@ from dpmerge.release.readme import certified_section
 from dpmerge.release.recheck import Recheck, Verdict
 from dpmerge.release.renoise import check_rounding
 from dpmerge.release.signing import signed_by
-from dpmerge.release.uncovered import uncovered
+from dpmerge.release.uncovered import elsewhere, uncovered
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
 
 _SMALL = 64 << 20  # of a text
@@ -120,11 +120,13 @@ def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict
             faults.append(f"{name} is missing")
         elif verdict.digest(path) not in (digest, None):
             faults.append(f"{name} was changed: it does not have the hash certified{_line_ends(path, digest)}")
-    more, warnings, verdict.uncovered = uncovered(folder, {NAME, CARD, *certificate.outputs})
+    covered = {NAME, CARD, *certificate.outputs}
+    more, warnings, verdict.uncovered = uncovered(folder, covered)
+    faults_of_config, warnings_of_config = elsewhere(folder, covered)
     if strict:
         more += [f"{name} is not part of what was certified" for name in verdict.uncovered]
-    verdict.warnings += warnings
-    verdict.note(faults + more, f"all {len(certificate.outputs)} files have the hashes certified")
+    verdict.warnings += warnings + warnings_of_config
+    verdict.note(faults + faults_of_config + more, f"all {len(certificate.outputs)} files have the hashes certified")
 
 
 def _line_ends(path: Path, digest: str) -> str:
@@ -235,6 +237,9 @@ def _check_card(folder: Path, certificate: Certificate, verdict: Verdict) -> Non
         verdict.broken.append(f"{CARD} does not say what is certified")
         return
     section = model_card(certificate)
+    if not (folder / CARD).is_file():
+        verdict.broken.append(f"{CARD}, which shows what is certified, is missing")
+        return
     try:
         text = (folder / CARD).read_bytes()
         if certificate.card is None:

@@ -47,7 +47,7 @@ from dpmerge.rules.plain import (
     meaning as meaning,
     plainly as plainly,
 )
-from dpmerge.rules.release_noise import least_noise as least_noise
+from dpmerge.rules.release_noise import largest_learning_rate as largest_learning_rate, least_noise as least_noise
 from dpmerge.rules.releases import Exposure as Exposure, Releases as Releases, coupled_outcomes as coupled_outcomes
 from dpmerge.rules.renoised import Rounding as Rounding
 from dpmerge.rules.selection import (

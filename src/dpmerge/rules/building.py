@@ -73,7 +73,8 @@ def require_covered(rule: str, provenance: str) -> None:
     """Refuse weights that were chosen by looking, under a rule that does not cover it (docs/theory.md §4)."""
     if provenance != "a-priori" and rule in ("selection", "combination"):
         raise UtilityError(
-            f"weights chosen after looking at the models are not covered by {rule}: use joint release or tempered selection"
+            f"weights chosen after looking at the models are not covered by {rule}: use joint release, "
+            "or tempered selection with a strength `kappa`"
         )
 
 

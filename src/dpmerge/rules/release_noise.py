@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 from dpmerge.errors import TargetError
-from dpmerge.profiles import grids_of_accuracy
+from dpmerge.profiles import binomial_quantile, grids_of_accuracy
 from dpmerge.records import Weights
 from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, build
 from dpmerge.rules.combination import Combination
@@ -52,6 +52,20 @@ def least_noise(
         middle = _between(low, high, at(low) if low else math.inf, at(high), epsilon)
         low, high = (low, middle) if at(middle) <= epsilon else (middle, high)
     return high, whole(high)
+
+
+def largest_learning_rate(
+    smoothness: float, *, batch: float, rate: float | None, weight_decay: float, draws: int, delta: float
+) -> float:
+    """η with ηβM/B ≤ 2 − 2ηω, so that no step drives two models apart (docs/theory.md §9.1).
+
+    M is the size that so many Poisson batches exceed with probability δ/10 in all.
+    """
+    share = 1.0
+    if rate is not None and rate < 1:
+        records = math.ceil((batch + 1) / rate)
+        share = binomial_quantile(records, rate, delta / 10 / draws) / batch
+    return 2 / (smoothness * share + 2 * weight_decay) * (1 - 1e-9)
 
 
 def _first_guess(weights: Weights) -> float:

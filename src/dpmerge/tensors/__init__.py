@@ -1,7 +1,7 @@
 """Tensors in, tensors out: readers, one streaming weighted sum, writers. No torch in the path, no accounting."""
 
 from dpmerge.tensors.checkpoint import Checkpoint as Checkpoint, Header as Header, Tensor as Tensor
-from dpmerge.tensors.companions import is_hub_id as is_hub_id
+from dpmerge.tensors.companions import CONFIG as CONFIG, WEIGHTS_FIELD as WEIGHTS_FIELD, is_hub_id as is_hub_id
 from dpmerge.tensors.digests import folder_digest as folder_digest
 from dpmerge.tensors.dtypes import DTYPES as DTYPES, Scratch as Scratch
 from dpmerge.tensors.folder import (

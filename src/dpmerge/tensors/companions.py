@@ -38,6 +38,9 @@ _ORIGINS = {CONFIG: "_name_or_path", ADAPTER_CONFIG: "base_model_name_or_path"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+WEIGHTS_FIELD = "transformers_weights"  # by which Transformers loads another file than model.safetensors
+
+
 def is_hub_id(name: str) -> bool:
     """Whether this could be the name of something on a hub, NAME or OWNER/NAME: no path from the root or of more parts is."""
     return _HUB_ID.fullmatch(name) is not None
@@ -51,13 +54,23 @@ def without_paths(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[st
             config = json.loads(files.get(name, b""))
         except (ValueError, RecursionError):
             continue  # as it is in every model
-        value = config.get(field) if isinstance(config, dict) else None
+        if not isinstance(config, dict):
+            continue
+        value = config.get(field)
+        if WEIGHTS_FIELD in config:  # the release has names of its own for its files
+            config.pop(WEIGHTS_FIELD)
+            kept[name] = _text(config)
+            notes.append(f"{name} has no {WEIGHTS_FIELD}: the tensors have other names here")
         if isinstance(value, str) and value and not is_hub_id(value):
-            kept[name] = (json.dumps({**config, field: None}, indent=2, ensure_ascii=False) + "\n").encode()
+            kept[name] = _text({**config, field: None})
             notes.append(
                 f"{name} says null for {field}: it named a path of your machine. Say on the model card what it stands for"
             )
     return kept, notes
+
+
+def _text(config: Mapping[str, Any]) -> bytes:
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def companions(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, bytes], list[str]]:
@@ -111,7 +124,7 @@ def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
         silent = sorted({field for one in configs for field in one if field in _HARMLESS} - config.keys())
         notes += [f"{CONFIG} has no {', '.join(silent)}: not the same in every model"] if silent else []
         notes += left_out(configs, models, CONFIG, training)
-        return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+        return _text(config)
     return contents[0]
 
 

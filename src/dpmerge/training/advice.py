@@ -15,9 +15,8 @@ from typing import Any
 from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import AccountingError
 from dpmerge.planning import training_variance
-from dpmerge.profiles import binomial_quantile
 from dpmerge.records import Model, Portfolio
-from dpmerge.rules import DEFAULT_ACCOUNTING, build, round_down, round_up
+from dpmerge.rules import DEFAULT_ACCOUNTING, build, largest_learning_rate, round_down, round_up
 from dpmerge.training.linear import Loss, clipping_of, facts_of_linear
 from dpmerge.training.recipe import Recipe
 
@@ -63,13 +62,15 @@ class LinearSetting:
 
     def largest_learning_rate(self, runs: int, delta: float) -> float:
         """η with ηβM/B ≤ 2 − 2ηω, for the batch size M that these runs exceed with probability δ/10 in all."""
-        recipe, rate = self.recipe, self.recipe.rate
-        share = 1.0
-        if rate is not None and rate < 1:
-            batch = recipe.expected_batch(self.examples)
-            records = math.ceil((batch + 1) / rate)
-            share = binomial_quantile(records, rate, delta / 10 / (runs * recipe.steps)) / batch
-        return 2 / (self.facts[0] * share + 2 * recipe.weight_decay) * (1 - 1e-9)
+        recipe = self.recipe
+        return largest_learning_rate(
+            self.facts[0],
+            batch=recipe.expected_batch(self.examples),
+            rate=recipe.rate,
+            weight_decay=recipe.weight_decay,
+            draws=runs * recipe.steps,
+            delta=delta,
+        )
 
     def epsilon_of_average(self, runs: int, delta: float) -> float:
         """Of equal weights, with as much noise at release as training leaves in the average."""

@@ -18,7 +18,7 @@ from typing import Any
 from dpmerge.errors import TrainingError
 from dpmerge.records import Convex, Shard
 from dpmerge.training.randomness import together
-from dpmerge.training.recorder_advice import advice
+from dpmerge.training.recorder_advice import about_head, advice
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_head import HeadWatch
 from dpmerge.training.recorder_randomness import continued, noise_fingerprint, noise_generator
@@ -83,7 +83,8 @@ def record(
         known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
         said = Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
         recorder = Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch, ranks=ranks)
-        recorder.advise(advice(engine, tensors.module, optimizer, batches, steps.kind, delta))
+        head = [] if norm_bound is None else about_head(norm_bound, recorder.next_phase(), delta)
+        recorder.advise([*advice(engine, tensors.module, optimizer, batches, steps.kind, delta), *head])
         return recorder
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from dpmerge.records import FullPhase
+from dpmerge.rules import largest_learning_rate, round_down
 from dpmerge.training.recorder_batches import Batches
 from dpmerge.training.recorder_randomness import is_secure, seed_of
 
 # Torch seeds its own generators with 53 bits of the system's entropy, so that below 2³² a user's seed is meant, but once in two
 # million times; a new torch.Generator() always has this one.
 _LARGE, _CONSTANT = 2**32, 67280421310721
+_STEPS, _DELTA = 1000, 1e-5  # for the limit on learning rates, which hardly depends on either
 
 
 class RecordingWarning(UserWarning):
@@ -50,6 +54,30 @@ def advice(engine: Any, module: Any, optimizer: Any, batches: Batches, kind: str
         points.append(
             f"δ = {delta:g} is not below 1/n (n = {batches.examples}): publishing one record at random would satisfy it; "
             "account with a smaller δ"
+        )
+    return points
+
+
+def about_head(norm_bound: float, phase: FullPhase, delta: float | None) -> list[str]:
+    """The limits of `docs/theory.md` §9.1 for softmax regression, whose loss is known only when it is seen."""
+    clip, points = math.sqrt(2) * norm_bound, []
+    if phase.clip < clip:
+        points.append(
+            f"clip {phase.clip:g} is below √2 × norm_bound: with cross-entropy, clipping may bind, and neither averages nor "
+            f"noise at release pay; a clip of {math.ceil(1000 * clip) / 1000:g} never binds"
+        )
+    most = largest_learning_rate(
+        norm_bound**2 / 2,
+        batch=phase.expected_batch,
+        rate=phase.sampling.rate,
+        weight_decay=phase.weight_decay,
+        draws=_STEPS,
+        delta=_DELTA if delta is None else delta,
+    )
+    if phase.learning_rate > most:
+        points.append(
+            f"learning rate {phase.learning_rate:g} is above {round_down(most, 3):g}: with cross-entropy, steps can drive two "
+            "models apart, and neither averages nor noise at release pay"
         )
     return points
 

@@ -19,7 +19,7 @@ from torch import distributed
 from dpmerge.errors import TrainingError
 from dpmerge.records import FullPhase
 from dpmerge.training.recorder_batches import Batches
-from dpmerge.training.recorder_randomness import is_secure, noise_state, sampler_fingerprint, seed_of, state_of
+from dpmerge.training.recorder_randomness import is_secure, sampler_fingerprint, seed_of, state_of
 
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 
@@ -55,13 +55,8 @@ class Ranks:
         """Refuse equal coins in two processes: who is drawn in one would then tell who is drawn in the other."""
         if self.size == 1:
             return
-        generator = torch.default_generator if sampler is None else sampler
-        state, seed = state_of(generator), seed_of(generator)
-        if seed is not None and generator.device.type == "cpu":
-            seed &= 0xFFFFFFFF  # torch uses no more of it there
-        mine = None if is_secure(engine, sampler) else (state, seed)
-        noise = noise_state(engine, optimizer) if self.first else None
-        found = self._gather((mine, noise))
+        own = optimizer.generator if self.first else None  # of the noise, which only the first process draws
+        found = self._gather((_known(engine, torch.default_generator if sampler is None else sampler), _known(engine, own)))
         coins = [one for one, _ in found if one is not None]
         if any(None in one for one in coins):
             raise TrainingError("the sampling generator of a process cannot be read, so equal coins would not be noticed")
@@ -72,8 +67,10 @@ class Ranks:
                     "then tells who is drawn in another, and sampling hides nothing. Seed each process differently after the "
                     "module is built (torch.seed()), or not at all; the first process hands its parameters to all"
                 )
-        if found[0][1] is not None and any(one is not None and one[0] == found[0][1] for one, _ in found[1:]):
-            raise TrainingError("the noise of the first process has the seed of another's batches: seed each differently")
+            if found[0][1] is not None and set(values) & set(found[0][1]):
+                raise TrainingError(
+                    "the noise generator has the seed of a process' batches: seed them differently, or not at all"
+                )
 
     def fingerprint(self, engine: Any, generator: Any) -> str | None:
         """Of the sampling generators of all processes."""
@@ -99,3 +96,13 @@ class Ranks:
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, mine)
         return found
+
+
+def _known(engine: Any, generator: Any) -> tuple[bytes | None, int | None] | None:
+    """State and seed of a generator; None if there is none, or it is the system's entropy."""
+    if generator is None or is_secure(engine, generator):
+        return None
+    seed = seed_of(generator)
+    if seed is not None and generator.device.type == "cpu":
+        seed &= 0xFFFFFFFF  # torch uses no more of it there
+    return state_of(generator), seed

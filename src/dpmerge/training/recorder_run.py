@@ -66,7 +66,7 @@ class Recorder:
         self._told: set[str] = set()  # what changes without noise, of which the user was told
         self._saved: set[int] = set()  # the steps after which this recorder wrote a folder
         self.advice: list[str] = []  # what another set-up would make better
-        self._build([self._phase()], [])  # what the record could not hold is refused now, not after the training
+        self._build([self.next_phase()], [])  # what the record could not hold is refused now, not after the training
         self._follow(optimizer)
 
     @property
@@ -140,7 +140,7 @@ class Recorder:
             self._steps.part()
             if self._watch is not None:
                 self._watch.part()
-            phase = self._phase()
+            phase = self.next_phase()
             if optimizer.generator is not generator:
                 raise TrainingError(
                     "the optimizer's noise generator was replaced during the training, so the fingerprint says nothing of its "
@@ -182,7 +182,8 @@ class Recorder:
             self._told.update(names)
             self.advise([changing(names)], stacklevel=4)
 
-    def _phase(self) -> FullPhase:
+    def next_phase(self) -> FullPhase:
+        """The settings of the step that would be made now."""
         now, sampling = self._steps.now(), self._batches.sampling()
         divisor, rate, decay = now.divisor, now.learning_rate, now.weight_decay
         # The theorems about averages take expected_batch for the mean batch size, rounded down unless it is the whole dataset

@@ -35,6 +35,7 @@ from torch.optim import SGD
 from dpmerge.errors import TrainingError
 from dpmerge.records import Clipping
 from dpmerge.training.recorder_checkpointing import Recomputation
+from dpmerge.training.recorder_wrapped import optimizer_of
 from dpmerge.training.stated import noise_with_counts
 
 _PLAIN = {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
@@ -109,6 +110,11 @@ class StepReader:
         return isinstance(self._optimizer, DPOptimizerFastGradientClipping)
 
     @property
+    def _inner(self) -> Any:
+        """The optimizer that takes the noisy gradient."""
+        return optimizer_of(self._optimizer.original_optimizer)
+
+    @property
     def clipping(self) -> Clipping:
         if isinstance(self._optimizer, DPPerLayerOptimizer):
             return "per-layer"
@@ -120,7 +126,7 @@ class StepReader:
     @property
     def kind(self) -> str:
         """The optimizer in the record's words: "sgd" for plain SGD alone."""
-        inner = type(self._optimizer.original_optimizer)
+        inner = type(self._inner)
         known = inner.__module__.startswith("torch.optim.")
         name = inner.__name__.lower() if known else f"{inner.__module__}.{inner.__qualname__}"
         options = [f"{key}={next(iter(seen)) if len(seen) == 1 else 'varying'}" for key, seen in self._options.items()]
@@ -181,7 +187,7 @@ class StepReader:
         values = {float(group.get(_DECAY, 0)) for group in groups}
         if not all(0 <= value < math.inf for value in values):
             raise TrainingError(f"weight decay {min(values):g}: a record holds none that is negative or not finite")
-        plain = type(self._optimizer.original_optimizer) is SGD and len(values) == 1
+        plain = type(self._inner) is SGD and len(values) == 1
         return values.pop() if plain else None
 
     def _with_counts(self, sigma: float, ratio: float) -> float:
@@ -256,7 +262,7 @@ class StepReader:
                     self._options.setdefault(key, set()).add(f"{group.get(key, plain)}")
         if len(rates) > 1:
             self._options["learning_rates"] = {"different"}
-        inner = self._optimizer.original_optimizer
+        inner = self._inner
         if inner._optimizer_step_pre_hooks or inner._optimizer_step_post_hooks:
             self._options["step_hooks"] = {"yes"}
 

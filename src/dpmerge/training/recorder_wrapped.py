@@ -40,7 +40,7 @@ def inner_of(module: Any) -> Any:
 
 
 def optimizer_of(optimizer: Any) -> Any:
-    """The optimizer that make_private returned, if accelerate calls its step for every batch."""
+    """The optimizer within accelerate's, if that calls its step for every batch."""
     if prepared(optimizer) is None:
         return optimizer
     if optimizer.scaler is not None:
