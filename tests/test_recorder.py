@@ -234,11 +234,11 @@ def test_a_batch_whose_parts_were_clipped_differently_is_recorded_at_the_largest
     run = private(batch=30, sigma=1.0, clip=1.0)
     recorder = record(*run.parts, dataset="d")
     with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=4, optimizer=run.optimizer) as split:
-        inputs, labels = next(iter(split))
-        run.step(inputs, labels)
+        parts = iter(split)
+        run.step(*next(parts))
         run.optimizer.max_grad_norm = 0.25
         with pytest.warns(UserWarning, match="clipped to 1, but"):
-            run.train(loader=split)
+            run.train(loader=parts)
     first = settings(recorder)[0]
     assert first.clip == 1.0 and first.noise_multiplier == pytest.approx(0.25, rel=1e-12)
 
@@ -1084,3 +1084,20 @@ def test_the_training_room_loads_no_torch() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dpmerge.training.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("left", ["the walk", "a part"])
+def test_a_batch_that_is_left_amid_its_parts_is_not_added_to_the_next(left: str) -> None:
+    run = private(batch=30)
+    record(*run.parts, dataset="d")
+    with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=2, optimizer=run.optimizer) as split:
+        for place, (inputs, labels) in enumerate(split):
+            if place == 1 and left == "the walk":
+                break
+            if run.optimizer._check_skip_next_step(pop_next=False) or left == "the walk":
+                run.step(inputs, labels)
+            else:
+                run.optimizer._check_skip_next_step()  # the last part: its step is never made
+                break
+        with pytest.raises(TrainingError, match="left amid its parts"):
+            run.train(loader=split)
