@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := build/demo
+# One more than there are cores: tests of servers, browsers and processes wait much.
+WORKERS := $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 
 .PHONY: demo test audit check docs bench clean
 
@@ -32,7 +34,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	@mkdir -p build
-	$(BIN)/python -m pytest -q -n auto --dist loadgroup --cov --cov-report=
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --cov --cov-report=
 	@for room in profiles rules release; do \
 	  $(BIN)/coverage report --include="src/dpmerge/$$room/*" --skip-covered --show-missing --fail-under=95 || exit 1; \
 	done

@@ -73,7 +73,7 @@ def test_the_edge_of_what_is_covered(dtype: str, bits: int, tmp_path: Path) -> N
     assert any("known to fail for parameters near powers of two" in text for text in made.guarantee.assumptions)
     assert made.certificate.rule.arithmetic == "stored"
     assert verify(tmp_path / "fine", portfolio=portfolio).code == 0
-    assert COVER * stored_spacing(choice.form, {n: tmp_path / "runs" / n for n in portfolio.names}) <= LEAST
+    assert COVER * stored_spacing(portfolio, choice.form, {n: tmp_path / "runs" / n for n in portfolio.names}) <= LEAST
 
     scaled(portfolio, edge, dtype)
     coarse = release(portfolio, choice, tmp_path / "coarse")

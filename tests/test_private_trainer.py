@@ -53,7 +53,8 @@ def trainer(parts: Any, folder: Path, name: str = "a", **options: Any) -> Any:
 @pytest.mark.parametrize("build, mode", [(classifier, "hooks"), (language_model, "hooks"), (classifier, "functorch")])
 def test_the_record_says_what_was_configured_and_the_tensors_are_the_models(tmp_path: Path, build: Any, mode: str) -> None:
     parts = private_text(build(), mode=mode)
-    run = trainer(parts, tmp_path, delta=DELTA, args=arguments(tmp_path, save_strategy="epoch", max_grad_norm=1.0))
+    args = arguments(tmp_path, save_strategy="epoch", eval_strategy="epoch", max_grad_norm=1.0)
+    run = trainer(parts, tmp_path, delta=DELTA, args=args, eval_dataset=Texts(6, language=build is language_model))
     run.train()
     found = Record.load(tmp_path / "a" / "record.json").mechanism
     assert isinstance(found, DpSgd)
@@ -71,6 +72,7 @@ def test_the_record_says_what_was_configured_and_the_tensors_are_the_models(tmp_
     assert (tmp_path / "a" / ("adapter_config.json" if adapter else "config.json")).exists()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "a@12", "a@24", "trainer"]
     assert not [line for line in run.state.log_history if {"loss", "grad_norm", "train_loss", "total_flos"} & line.keys()]
+    assert [line["eval_loss"] > 0 for line in run.state.log_history if "eval_loss" in line] == [True, True]
     assert run.state.log_history[0]["epsilon"] < run.state.log_history[-1]["epsilon"]
     state = json.loads((tmp_path / "trainer" / "checkpoint-24" / "trainer_state.json").read_text())
     assert not [line for line in state["log_history"] if "loss" in line or "grad_norm" in line]
@@ -132,6 +134,23 @@ def test_a_batch_without_examples_is_a_step_of_noise_alone() -> None:
         moved.append([one.detach() - old for one, old in zip(training.optimizer.params, before, strict=True)])
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
     assert float(torch.cat([one.flatten() for one in moved[0]]).std()) == pytest.approx(0.1 * 3.0 * 2.0 / 5, rel=0.4)
+
+
+@pytest.mark.filterwarnings("ignore:gradients were clipped to")
+def test_in_bfloat16_a_record_does_not_tell_which_batches_were_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips are recorded as they were rounded: for every step alike."""
+    empty = []
+
+    def counted(*given: Any) -> None:
+        empty.append(given)
+        noise_alone(*given)
+
+    monkeypatch.setattr("dpmerge.training.private_trainer.noise_alone", counted)
+    parts = private_text(classifier(), count=20, batch=1)
+    run = trainer(parts, tmp_path, args=arguments(tmp_path, bf16=True, num_train_epochs=1))
+    run.train()
+    (phase,) = run.recorder.record().mechanism.settings()
+    assert empty and phase.steps == 20 and phase.noise_multiplier < 1.3
 
 
 def test_a_first_batch_without_examples_has_the_form_of_others(tmp_path: Path) -> None:

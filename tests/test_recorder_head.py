@@ -10,13 +10,14 @@ import pytest
 
 pytest.importorskip("opacus")
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpmerge import Portfolio, combination
+from dpmerge import Portfolio, combination, merge, verify
 from dpmerge.errors import TrainingError
 from dpmerge.records import DpSgd, Model
-from dpmerge.training import record, recorder_randomness
+from dpmerge.training import record, recorder_randomness, same_start
 from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, private
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
@@ -214,3 +215,31 @@ def test_limits_of_a_head_are_said_before_it_is_trained(options: dict[str, Any],
     made = training(nn.CrossEntropyLoss(), **options)
     points = [point for point in record(*made.parts, dataset="d", norm_bound=R).advice if "seed" not in point]
     assert len(points) == len(words) and all(word in point for word, point in zip(words, points, strict=True))
+
+
+def test_the_record_names_what_was_trained_where_other_tensors_never_change(tmp_path: Path) -> None:
+    made = training(nn.CrossEntropyLoss(), clip=3.0)
+    recorder = trained(made, R)
+    assert mechanism(recorder).trained == ["2.bias", "2.weight"]
+    recorder.save(tmp_path / "a")
+    later = training(nn.CrossEntropyLoss(), clip=3.0)
+    later.module._module.load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))
+    resumed = record(*later.parts, dataset="d", norm_bound=R, resume=tmp_path / "a")
+    later.train()
+    assert mechanism(resumed).trained == ["2.bias", "2.weight"]
+    whole = private(build=lambda: nn.Sequential(nn.Linear(4, 3)))
+    everything = record(*whole.parts, dataset="d")
+    whole.train()
+    assert mechanism(everything).trained is None
+
+
+def test_noise_at_release_spares_the_frozen_body(tmp_path: Path) -> None:
+    for name in "ab":
+        made = training(nn.CrossEntropyLoss(), clip=3.0, build=lambda: same_start(head, seed=1))
+        trained(made, R).save(tmp_path / "runs" / name)
+    portfolio = Portfolio(tmp_path / "runs")
+    merge(portfolio, {"a": 0.5, "b": 0.5}, rule="combination", delta=1e-3, noise=0.5, out=tmp_path / "out")
+    body, out = (load_file(tmp_path / place / "model.safetensors") for place in ("runs/a", "out"))
+    assert all(torch.equal(body[name], out[name]) for name in ("0.weight", "0.bias"))
+    assert not any(torch.equal(body[name], out[name]) for name in ("2.weight", "2.bias"))
+    assert verify(tmp_path / "out", portfolio=portfolio).code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -64,11 +65,21 @@ def read(run: Any) -> tuple[dict[str, float], dict[str, str], Path]:
 
 
 def written(run: Any) -> list[Any]:
-    """What Weights & Biases has written of a run: records in the log format of LevelDB."""
-    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+    """What Weights & Biases has written of a run. Another process writes it: its end may come a moment after `finish`."""
     run.finish()
     (path,) = Path(run.settings.sync_dir).glob("run-*.wandb")
-    content, at, part, found = path.read_bytes(), _HEAD, b"", []
+    for _ in range(100):
+        found = messages(path.read_bytes())
+        if any(one.HasField("exit") for one in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no end")
+
+
+def messages(content: bytes) -> list[Any]:
+    """Records in the log format of LevelDB."""
+    made: Any = import_module("wandb.proto.wandb_internal_pb2")
+    at, part, found = _HEAD, b"", []
     while at + _HEAD <= len(content):
         if _BLOCK - at % _BLOCK < _HEAD:
             at += _BLOCK - at % _BLOCK
@@ -76,8 +87,10 @@ def written(run: Any) -> list[Any]:
         _, length, kind = struct.unpack("<IHB", content[at : at + _HEAD])
         part += content[at + _HEAD : at + _HEAD + length]
         at += _HEAD + length
+        if at > len(content):  # not yet written to its end
+            break
         if kind in (1, 4):  # whole, or the last piece
-            one = messages.Record()
+            one = made.Record()
             one.ParseFromString(part)
             found.append(one)
             part = b""

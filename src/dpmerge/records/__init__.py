@@ -36,6 +36,7 @@ from dpmerge.records.runs import (
     joined as joined,
     latest_checkpoints as latest_checkpoints,
     require_independent as require_independent,
+    trained_tensors as trained_tensors,
 )
 from dpmerge.records.shards import EVERYWHERE as EVERYWHERE, Place as Place, places as places
 from dpmerge.records.strict import (

@@ -115,11 +115,21 @@ class DpSgd(Extended):
     `others_unchanged` says that all others were trained with noise or never changed: stated by the user; the recorder
     checks it. `checkpoints_kept` is how many earlier checkpoints the training wrote beside this one. `established` says how
     smoothness and convex were found, where the recorder checked them. A fork says what it `starts_from`; its phases are its
-    own steps alone. `shard` is the part of the data that these saw.
+    own steps alone. `shard` is the part of the data that these saw. `trained` names the tensors that steps changed, where
+    others never were: what the run began with.
     """
 
     added: ClassVar[frozenset[str]] = frozenset(
-        {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept", "established", "starts_from", "shard"}
+        {
+            "left_out",
+            "others_unchanged",
+            "noise_generator",
+            "checkpoints_kept",
+            "established",
+            "starts_from",
+            "shard",
+            "trained",
+        }
     )
 
     kind: Literal["dp-sgd"]
@@ -142,6 +152,7 @@ class DpSgd(Extended):
     established: Annotated[str, Field(min_length=1)] | None = None
     starts_from: StartsFrom | None = None
     shard: Shard | None = None
+    trained: Annotated[list[str], Field(min_length=1)] | None = None
 
     def settings(self) -> list[FullPhase]:
         """The phases with nothing left to inherit."""

@@ -49,6 +49,17 @@ class Model:
         return frozenset() if made_of is None else frozenset({self.run, *made_of.runs})
 
     @property
+    def trained(self) -> frozenset[str] | None:
+        """The tensors that training changed, where all others are as they were before it, and public; None if not known.
+
+        What a fork begins with is not public, and neither is it asked here of models of parts.
+        """
+        mechanism = self.mechanism
+        if not isinstance(mechanism, DpSgd) or mechanism.trained is None or mechanism.starts_from or mechanism.shard:
+            return None
+        return frozenset(mechanism.trained)
+
+    @property
     def start(self) -> Model | None:
         """The checkpoint that a fork starts from, whether it is in a portfolio or not. No folder is named so."""
         start = self.mechanism.starts_from if isinstance(self.mechanism, DpSgd) else None
@@ -232,7 +243,7 @@ def _begins(earlier: Mechanism, later: Mechanism) -> bool:
     if isinstance(earlier, DpSgd) and isinstance(later, DpSgd):
         same = {"phases", "noise_multiplier", "clip", "sampling", "expected_batch", "noise_fingerprint", "sampler_fingerprint"}
         # Tensors may first change later in the run, a run may continue on another machine, and checkpoints become more.
-        same |= {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept"}
+        same |= {"left_out", "others_unchanged", "noise_generator", "checkpoints_kept", "trained"}
         if earlier.established is not None:  # what was checked of the loss may end at a later step
             same |= {"smoothness", "convex", "established"}
         for stated in ("noise_fingerprint", "sampler_fingerprint"):
@@ -271,3 +282,9 @@ def _is_prefix(short: list[FullPhase], long: list[FullPhase]) -> bool:
         and last.steps <= last_long.steps
         and last.model_copy(update={"steps": 1}) == last_long.model_copy(update={"steps": 1})
     )
+
+
+def trained_tensors(models: Iterable[Model]) -> frozenset[str] | None:
+    """The tensors that some of these trainings changed; None unless every record says so."""
+    known = [model.trained for model in models]
+    return None if not known or None in known else frozenset().union(*(one for one in known if one is not None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from dpmerge.records import trained_tensors
 from dpmerge.release.certificate import Certificate
 from dpmerge.rules import THEOREMS, round_up, significant
 
@@ -83,7 +84,10 @@ def _noise(certificate: Certificate) -> str:
             f"to an earlier release by someone who held it. That release has the certificate {_code(certificate.parent)}; "
             "whoever has that one too, or another one made of it, has its guarantee, not this one."
         )
-    added = f"Noise of standard deviation {certificate.rule.deviation:.6g} was added to every parameter"
+    which = "every parameter"
+    if trained_tensors(certificate.portfolio().models) is not None:
+        which += " that was trained"
+    added = f"Noise of standard deviation {certificate.rule.deviation:.6g} was added to {which}"
     if certificate.guarantee.theorem != "hidden-run":
         return f"{added}; the guarantee does not rest on it."
     return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,10 +17,10 @@ from pydantic import Field
 
 from dpmerge.errors import CertificateError
 from dpmerge.files import canonical, sha256
-from dpmerge.records import Strict, load_strict
+from dpmerge.records import Model, Strict, load_strict, trained_tensors
 from dpmerge.release.commitment import Digest
 from dpmerge.release.forms import HexFloat, LadderId, PositiveFloat, RuleForm
-from dpmerge.tensors import Noise, NoisePath
+from dpmerge.tensors import Noise, NoisePath, open_model
 
 
 class Step(Strict):
@@ -61,8 +61,21 @@ class Ladder(Strict):
         """The least noise on this ladder that is not below what is asked for."""
         return self.path.rung(noise)
 
-    def noise(self, deviation: float) -> Noise:
-        return Noise(self.path, deviation)
+    def noise(self, deviation: float, without: frozenset[str] = frozenset()) -> Noise:
+        return Noise(self.path, deviation, without)
+
+
+def spared(models: Iterable[Model], folder: Path) -> frozenset[str]:
+    """The tensors in this folder that no training of these models changed: public, so that they need no noise.
+
+    A record that names tensors which are not there is about other names, and spares none.
+    """
+    trained = trained_tensors(models)
+    if trained is None:
+        return frozenset()
+    with open_model(folder) as model:
+        there = frozenset(model.tensors)
+    return there - trained if trained <= there else frozenset()
 
 
 NEW_LADDER = 32 * "0"  # stands for the id of a ladder that a release would make

@@ -18,7 +18,7 @@ from dpmerge.release.commitment import Commitment, Opening, Openings, input_name
 from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.joining import RECORD
 from dpmerge.release.known import contents_of
-from dpmerge.release.ladder import Ladders
+from dpmerge.release.ladder import Ladders, spared
 from dpmerge.rules import Combination, covers, why_joint
 from dpmerge.tensors import (
     ADAPTER_CONFIG,
@@ -233,7 +233,8 @@ class Recheck:
         }
         broken = [fault for fault, there in faults.items() if there]
         holds = self.verdict.note(broken, "the ladder of the noise is that of these models and weights")
-        return ladder.noise(form.deviation) if holds else None
+        models = (self.portfolio[name] for name in form.values)
+        return ladder.noise(form.deviation, spared(models, folders[min(form.values)])) if holds else None
 
     def _arithmetic(self, plan: MergePlan) -> None:
         """Below joint release, the noise covers the stored numbers (docs/theory.md §3.6)."""

@@ -19,7 +19,7 @@ from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.joining import RECORD, can_join
 from dpmerge.release.known import contents_of
-from dpmerge.release.ladder import NEW_LADDER, Ladders
+from dpmerge.release.ladder import NEW_LADDER, Ladders, spared
 from dpmerge.release.ledger import Ledger
 from dpmerge.release.making import Making, Merge, Released, covers_inputs
 from dpmerge.release.readme import CardTemplate
@@ -103,7 +103,7 @@ def release(
         # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
         ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
         choice = choice if ladder is None else choice.on_ladder(ladder.rung, ladder.id)
-        noise = None if ladder is None else ladder.noise(choice.form.deviation)
+        noise = None if ladder is None else ladder.noise(choice.form.deviation, _spared(portfolio, choice.form, folders))
         planned = _planned(portfolio, [choice], choice.form.exposure(portfolio), out, dependent, drawn)
         planned = replace(planned, contents=contents, recipient=recipient)
         with entered(ledger, planned, choice.weights, out) as place:
@@ -258,7 +258,10 @@ def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge, depe
     own = (NAME, CARD, *([RECORD] if has_record else []))
     with ExitStack() as stack:
         if not choice.form.draws:
-            how = {**merge.arguments(), "noise": _any_noise(choice.form)}
+            how = {
+                **merge.arguments(),
+                "noise": _any_noise(choice.form, _spared(choice.weights.portfolio, choice.form, folders)),
+            }
             checkpoints, plan = open_plan(stack, {name: folders[name] for name in used}, used, **how)
             return Files((*plan.names, *own), {}, _has_openings(choice, checkpoints))
         # Any of them may be drawn, and a draw that cannot be released would tell which.
@@ -273,17 +276,19 @@ def settled(choice: Chosen, folders: Mapping[str, Path], surveys: Surveys | None
         return choice
     rule = choice.form.build(choice.weights.portfolio)
     assert isinstance(rule, Combination)
-    if not covers(rule.covering, stored_spacing(choice.form, folders, surveys)):
+    if not covers(rule.covering, stored_spacing(choice.weights.portfolio, choice.form, folders, surveys)):
         return choice.of_stored("joint")
     return choice if choice.form.noise is not None else choice.of_stored("stored")
 
 
-def stored_spacing(form: RuleForm, folders: Mapping[str, Path], surveys: Surveys | None = None) -> float:
+def stored_spacing(portfolio: Portfolio, form: RuleForm, folders: Mapping[str, Path], surveys: Surveys | None = None) -> float:
     """How far the stored numbers of the models averaged lie apart at the largest parameter."""
     with ExitStack() as stack:
-        _, plan = open_plan(stack, {name: folders[name] for name in form.values}, form.values, noise=_any_noise(form))
+        without = _spared(portfolio, form, folders)
+        used = {name: folders[name] for name in form.values}
+        _, plan = open_plan(stack, used, form.values, noise=_any_noise(form, without))
         for output in plan.outputs:
-            if form.noise is not None and not output.dtype.floating:
+            if form.noise is not None and not output.dtype.floating and output.name not in without:
                 raise CertificateError(
                     f"tensor {output.name!r} holds {output.dtype.name}, to which no noise can be added: it would be released "
                     "as it is, and the guarantee rests on the noise. Leave it out of the models, or store it as floating-point "
@@ -296,9 +301,15 @@ def stored_spacing(form: RuleForm, folders: Mapping[str, Path], surveys: Surveys
         return coarsest_spacing(plan.outputs)  # says which number is not finite
 
 
-def _any_noise(form: RuleForm) -> Noise | None:
+def _any_noise(form: RuleForm, without: frozenset[str]) -> Noise | None:
     """Noise as much as that of the release: tensors to which none can be added are refused before a ladder is made."""
-    return None if form.noise is None else Noise(NoisePath(bytes(32), form.deviation), form.deviation)
+    return None if form.noise is None else Noise(NoisePath(bytes(32), form.deviation), form.deviation, without)
+
+
+def _spared(portfolio: Portfolio, form: RuleForm, folders: Mapping[str, Path]) -> frozenset[str]:
+    if form.noise is None:
+        return frozenset()
+    return spared((portfolio[name] for name in form.values), folders[min(form.values)])
 
 
 def _has_openings(choice: Chosen, checkpoints: Sequence[Checkpoint]) -> bool:

@@ -20,6 +20,7 @@ from dpmerge.errors import CertificateError, TargetError
 from dpmerge.files import sha256
 from dpmerge.release.certificate import NAME, Certificate, GuaranteeForm, now, software
 from dpmerge.release.forms import Renoised, RuleForm
+from dpmerge.release.ladder import spared
 from dpmerge.release.making import Released, write_statements
 from dpmerge.release.readme import CardTemplate
 from dpmerge.release.recheck import Verdict
@@ -117,8 +118,9 @@ def renoise(
 
     assert rule.renoised is not None
     added = float.fromhex(rule.renoised.added)
-    fresh = Noise(NoisePath(secrets.token_bytes(32), added), added)  # its key is kept nowhere
-    with _cut(folder, limit) as source:
+    without = spared(parent.portfolio().models, folder)
+    fresh = Noise(NoisePath(secrets.token_bytes(32), added), added, without)  # its key is kept nowhere
+    with _cut(folder, limit, without) as source:
         merge_models({"release": source}, {"release": 1.0}, out, extra_files=certify, noise=fresh)
     return made[0]
 
@@ -175,13 +177,17 @@ def _above(value: float) -> float:
 
 
 @contextmanager
-def _cut(folder: Path, bound: float) -> Iterator[Path]:
+def _cut(folder: Path, bound: float, without: frozenset[str]) -> Iterator[Path]:
     """The release, or a copy for the time being whose numbers were cut at the bound, if any is beyond."""
     with tempfile.TemporaryDirectory() as place:
         copied = False
         for path in sorted(folder.glob("*.safetensors")):
             tensors = load_file(path)
-            beyond = [name for name, value in tensors.items() if value.dtype.kind == "f" and _beyond(value, bound)]
+            beyond = [
+                name
+                for name, value in tensors.items()
+                if name not in without and value.dtype.kind == "f" and _beyond(value, bound)
+            ]
             if beyond and not copied:
                 shutil.copytree(folder, place, dirs_exist_ok=True)
                 copied = True

@@ -41,6 +41,7 @@ from dpmerge.records import (
     Weights,
     distinct_runs,
     require_independent,
+    trained_tensors,
 )
 from dpmerge.rules.arithmetic import Arithmetic, condition, covers, last_noise, of_starts, why_joint
 from dpmerge.rules.gradients import gradient_notes, needs_batch_bound
@@ -51,7 +52,7 @@ from dpmerge.rules.merged_steps import last_step_shift, ranked_candidates, shift
 from dpmerge.rules.renoised import Rounding
 from dpmerge.rules.shards import PartsOfData
 from dpmerge.rules.statements import about_records, kept_checkpoints
-from dpmerge.rules.theorems import COINS, NOISE, RENOISED, THEOREMS, WEIGHTS
+from dpmerge.rules.theorems import COINS, NOISE, RENOISED, SPARED, THEOREMS, WEIGHTS
 from dpmerge.rules.transport import (
     Candidate,
     Trajectories,
@@ -366,7 +367,8 @@ class Combination(Rule):
             )
         if self.noise > 0:
             added = NOISE if self._rounding is None else RENOISED
-            return replace(route, assumptions=(*route.assumptions, added))
+            spared = () if trained_tensors(model for model, _ in self.weights.used) is None else (SPARED,)
+            return replace(route, assumptions=(*route.assumptions, added, *spared))
         if self._single or not covered:  # a single model is stored as it was trained: nothing is averaged
             return route
         return replace(

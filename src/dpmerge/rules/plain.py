@@ -6,7 +6,7 @@ import math
 
 from dpmerge.records import Adjacency
 from dpmerge.rules.statements import round_up
-from dpmerge.rules.theorems import COINS, LAST, NOISE, REAL, RECORD, SECRET_PARTS, SHARDS, WEIGHTS
+from dpmerge.rules.theorems import COINS, LAST, NOISE, REAL, RECORD, SECRET_PARTS, SHARDS, SPARED, WEIGHTS
 
 _UNKNOWN: dict[Adjacency, str] = {
     "add-remove": "whether one person is part of it",
@@ -21,6 +21,7 @@ _PLAIN = {
     REAL: "The rounding of the computer that trained was far below the noise of the training.",
     COINS: "Nobody can find out which records were in which batch of the training.",
     NOISE: "The noise of the release is fresh and cannot be predicted: dpmerge draws it that way.",
+    SPARED: "Parts of the model that were not trained are public already; they carry no noise.",
     SHARDS: "The data were divided into parts by the records' names, whatever the records hold; each training saw one part.",
     SECRET_PARTS: "Nobody could know or choose beforehand which part a record would be in.",
     "training noise of a generator": "The random numbers of the training were good enough to count as true noise.",

@@ -28,6 +28,7 @@ NOISE = (
     "the noise of the release is fresh, of a cryptographic generator, 1024 spacings of the stored numbers or more, and added "
     "to the exact average before any rounding; no parameter is stored under two names"
 )
+SPARED = "tensors that training left as they were before it are public, and carry no noise"
 NOISE_PAYS = (
     "it pays for convex models trained by plain SGD with flat clipping, whose records state a smoothness, if nothing else of "
     "their runs is published"

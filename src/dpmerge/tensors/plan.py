@@ -87,7 +87,7 @@ def plan_merge(
     _check_tensors([*checkpoints, base] if base else checkpoints, same_shapes=not exact)
     if noise is not None:
         for checkpoint in checkpoints:
-            _require_stored_once(checkpoint)
+            _require_stored_once(checkpoint, noise.without)
     make = _whole(load_method(method), list(weights), base) if method else _average(first, tuple(weights), noise)
     config: bytes | None = None
     differing: list[str] = []
@@ -163,11 +163,14 @@ def _average(first: Checkpoint, weights: tuple[float, ...], noise: Noise | None)
     return make
 
 
-def _require_stored_once(model: Checkpoint) -> None:
-    """Refuse numbers that are there twice: their two noises could be averaged (docs/theory.md §9.4).
+def _require_stored_once(model: Checkpoint, without: frozenset[str]) -> None:
+    """Refuse numbers that are there twice: their two noises could be averaged (docs/theory.md §9.4), or one has none.
 
     No two tensors that were trained with noise are equal. Constants, of which nothing was trained, may be.
     """
+    for tied in model.ties:
+        if tied & without and not tied <= without:
+            raise _two_noises(model, min(tied), max(tied))
     for names in model.overlaps:
         raise _two_noises(model, *names)
     copies = {name for tied in model.ties for name in tied - {min(tied)}}  # they have the noise of the first
@@ -180,7 +183,7 @@ def _require_stored_once(model: Checkpoint) -> None:
             continue
         same = alike.setdefault((tensor.dtype.name, tensor.size, head.tobytes()), [])
         for other in same:
-            if _equal(other, tensor):
+            if not {other.name, tensor.name} <= without and _equal(other, tensor):
                 raise _two_noises(model, other.name, tensor.name)
         same.append(tensor)
 

@@ -33,12 +33,17 @@ def save_pretrained(folder: Path, tensors: ModuleTensors, left_out: Collection[s
     if adapter and len(module.peft_config) != 1:
         names = ", ".join(map(repr, module.peft_config))
         raise TrainingError(f"the model holds several adapters ({names}); a folder is of one: delete the others")
+    if adapter:  # all of it is trained, under other names
+        record = record.model_copy(update={"mechanism": record.mechanism.model_copy(update={"trained": None})})
     with recorded_folder(folder, record) as made:
         if adapter:
             _write_adapter(module, made, state)
         else:
             module.save_pretrained(made, state_dict=dict(state))
-        _require_same(folder, digests_of(made), digests(state), tensors.trained, adapter)
+        written, held = digests_of(made), digests(state)
+        _require_same(folder, written, held, tensors.trained, adapter)
+        if not adapter:
+            _require_names(folder, written, held, tensors.trained)
         if tokenizer is not None:
             tokenizer.save_pretrained(made)
 
@@ -74,6 +79,13 @@ def _require_same(
     if missing := sorted(name for name in due & state.keys() if state[name] not in kept):
         why = "trained, but no part of the adapter" if adapter else "left out by the model's save_pretrained"
         raise CheckpointError(f"{folder}: {', '.join(map(repr, missing))}: {why}; use save(folder)")
+
+
+def _require_names(folder: Path, written: Mapping[str, str], state: Mapping[str, str], trained: Collection[str]) -> None:
+    """Refuse a folder in which a trained tensor has a name that the record does not list: it would go out without noise."""
+    constant = {digest for name, digest in state.items() if name not in trained}
+    if other := sorted(name for name, digest in written.items() if name not in trained and digest not in constant):
+        raise CheckpointError(f"{folder}: {', '.join(map(repr, other))}: written under another name; use save(folder)")
 
 
 def _is_a(module: Any, package: str, name: str) -> bool:

@@ -104,7 +104,7 @@ class PrivateTrainer(Trainer):
         private = self._parts[2]
         private.zero_grad()
         if not len(next(value for value in inputs.values() if isinstance(value, torch.Tensor))):
-            noise_alone(private)
+            noise_alone(private, torch.bfloat16 if self.args.bf16 else None)
             return torch.zeros((), device=self.args.device)
         return super().training_step(model, inputs, None)
 

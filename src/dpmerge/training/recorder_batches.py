@@ -73,6 +73,7 @@ class Batches:
         self._dataset, self.examples = loader.dataset, len(loader.dataset)
         self._draws_ahead = ahead or loader.num_workers > 0
         self._pass = _Pass()
+        self._of_parts: tuple[_Pass, int | None] = (self._pass, None)
         if getattr(loader.collate_fn, "rand_on_empty", False):
             raise TrainingError(
                 "the loader puts a made-up example into empty batches (rand_on_empty=True), which no theorem here covers; "
@@ -141,6 +142,21 @@ class Batches:
     def started(self) -> bytes | None:
         """The state of the sampler's generator when the epoch began of which a first step was just made; else nothing."""
         return self._pass.started if self._pass.steps == 1 else None
+
+    def part(self, first: bool) -> None:
+        """A part of a batch is about to be added up: all parts of a step are of one batch.
+
+        Opacus keeps the sum of a batch that was left amid its parts, and adds the next batch to it, in which a record may be
+        again. Loaders that draw ahead tell only when another walk has begun.
+        """
+        now = (self._pass, None if self._draws_ahead else self._pass.drawn)
+        if first:
+            self._of_parts = now
+        elif self._of_parts[0] is not now[0] or self._of_parts[1] != now[1]:
+            raise TrainingError(
+                "a batch was left amid its parts (BatchMemoryManager), and Opacus would add its sum to that of the next one, "
+                "in which a record may be again; go through whole batches, or start the run again"
+            )
 
     def step(self, number: int, rows: int) -> None:
         """A step was made from the gradients of so many examples; it must have had a batch of its own, and of that size.

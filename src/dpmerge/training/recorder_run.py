@@ -137,6 +137,7 @@ class Recorder:
             nonlocal due
             self._tensors.trains(optimizer.params)
             self._note_changes()
+            self._batches.part(first=not self._steps.begun)
             self._steps.part()
             if self._watch is not None:
                 self._watch.part()
@@ -239,8 +240,16 @@ class Recorder:
             **self._facts(phases),
             "left_out": left_out or None,
             "checkpoints_kept": self._kept_before() or None,
+            "trained": self._trained(left_out),
         }
         return dp_sgd_record(mechanism.pop("dataset"), mechanism, phases, "recorded")
+
+    def _trained(self, left_out: list[str]) -> list[str] | None:
+        """The tensors that steps change, where a folder holds others as well."""
+        before, now, there = self._before, self._tensors.trained, self._tensors.names - set(left_out)
+        if before is not None:
+            now |= set(before.trained or there)
+        return sorted(now) or None if there - now else None
 
     def _facts(self, phases: list[FullPhase]) -> dict[str, Any]:
         """What was checked of the loss; nothing that the run's beginning does not share."""

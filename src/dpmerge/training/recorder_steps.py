@@ -133,6 +133,11 @@ class StepReader:
         options = [f"{key}={next(iter(seen)) if len(seen) == 1 else 'varying'}" for key, seen in self._options.items()]
         return f"{name}({', '.join(options)})" if options else name
 
+    @property
+    def begun(self) -> bool:
+        """Whether a part of the next step's batch was added up already."""
+        return bool(self._clips)
+
     def part(self) -> None:
         """A batch, or one part of it, is about to be clipped and added up."""
         if self._is_ghost and not self._norms_read:

@@ -159,6 +159,11 @@ class ModuleTensors:
         """The names of what the private optimizer trains."""
         return {name for name, value in self._state().items() if id(value) in self._trained}
 
+    @property
+    def names(self) -> set[str]:
+        """The names of all that a folder could hold."""
+        return set(self.module.state_dict())
+
     def shown(self, left_out: Collection[str]) -> dict[str, torch.Tensor]:
         """The state without these, under the module's own names, each tensor with memory of its own on the CPU."""
         held = self.held(left_out).items()
