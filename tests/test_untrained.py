@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import dpmerge
+from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import CheckpointError
 from dpmerge.records import Portfolio, trained_tensors
+from dpmerge.release import spared
 from dpmerge.rules.theorems import SPARED
 from tests import builders
 from tests.release_builders import on_disk
@@ -104,3 +107,19 @@ def test_constants_may_be_there_twice_and_may_be_whole_numbers(tmp_path: Path) -
     for name, kept in (("one", twice), ("two", twice), ("positions", np.arange(4))):
         np.testing.assert_array_equal(tensors[name], kept)
     assert dpmerge.verify(tmp_path / "out", portfolio=found).code == 0
+
+
+def test_scores_of_averages_with_noise_spare_the_same(tmp_path: Path) -> None:
+    found = portfolio(tmp_path, trained=["weight"])
+    (tmp_path / "looks.py").write_text(
+        "from safetensors.numpy import load_file\n"
+        "def bias(folder):\n    return float(load_file(folder / 'model.safetensors')['bias'].sum())\n"
+    )
+    folders = {name: tmp_path / "runs" / name for name in "ab"}
+    score = NoisyScore(folders, "looks:bias", "", spared(found.models, folders["a"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        assert score.noised((0.5, 0.5), NOISE) == pytest.approx(mean(found)["bias"].sum(), abs=1e-12)
+        assert replace(score, without=frozenset()).noised((0.5, 0.5), NOISE) != pytest.approx(
+            mean(found)["bias"].sum(), abs=1e-6
+        )

@@ -74,7 +74,7 @@ def print_guarantee(guarantee: Guarantee) -> None:
     typer.echo(f"  {guarantee.standing}: {theorem.title} ({theorem.source}), by {how}")
     typer.echo(f"  weights: {stated(guarantee.weights)}")
     if guarantee.details.get("noise"):
-        typer.echo(f"  noise at release: {guarantee.details['noise']:.6g} (standard deviation, on every parameter)")
+        typer.echo(f"  noise at release: {guarantee.details['noise']:.6g} (standard deviation, on every trained parameter)")
     if guarantee.rule == "joint":
         typer.echo(f"  counts the runs: {', '.join(guarantee.details['runs'])}")
     print_assumptions(guarantee.assumptions)

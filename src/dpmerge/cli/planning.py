@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from dpmerge.figures import draw, require_library
 from dpmerge.files import write_json
 from dpmerge.planning import Frontier, Heatmap, Option, OptionRule, Plan, check_frontier, heatmap, heatmap_grid
 from dpmerge.records import Portfolio, Weights
+from dpmerge.release import spared
 from dpmerge.rules import THEOREMS, round_up
 from dpmerge.tensors import MergedScore
 
@@ -219,7 +221,8 @@ def frontier(
 def _scorer(loaded: Portfolio, portfolio: Path, evaluate: str | None) -> MergedScore | None:
     if evaluate is None:
         return None
-    return NoisyScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+    score = NoisyScore.of({name: portfolio / name for name in loaded.names}, evaluate)
+    return replace(score, without=spared(loaded.models, portfolio / loaded.names[0]))
 
 
 def _drawable(json: bool) -> list[str]:

@@ -75,7 +75,8 @@ def _what(option: Option) -> str:
     if option.rule == "selection" and len(names) > 1:
         return f"One of {listed} is released, drawn at random."
     if option.noise > 0:
-        return f"Noise of standard deviation {significant(option.noise, 3)} is added to every number of {what} at the release."
+        noise = significant(option.noise, 3)
+        return f"Noise of standard deviation {noise} is added to every trained number of {what} at the release."
     return f"{what[:1].upper()}{what[1:]} is released as it is, without more noise."
 
 

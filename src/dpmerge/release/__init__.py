@@ -14,6 +14,7 @@ from dpmerge.release.entries import Entry as Entry, unfinished as unfinished
 from dpmerge.release.floor import Floor as Floor, enter_floor as enter_floor
 from dpmerge.release.forms import RuleForm as RuleForm
 from dpmerge.release.joining import RECORD as RECORD, record_of as record_of
+from dpmerge.release.ladder import spared as spared
 from dpmerge.release.ledger import Ledger as Ledger
 from dpmerge.release.making import Merge as Merge, Released as Released
 from dpmerge.release.processes import under_way as under_way

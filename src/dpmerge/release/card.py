@@ -78,15 +78,15 @@ def _what(certificate: Certificate) -> str:
 
 
 def _noise(certificate: Certificate) -> str:
-    if certificate.parent is not None:
-        return (
-            f"It has noise of standard deviation {certificate.rule.deviation:.6g} on every parameter, part of which was added "
-            f"to an earlier release by someone who held it. That release has the certificate {_code(certificate.parent)}; "
-            "whoever has that one too, or another one made of it, has its guarantee, not this one."
-        )
     which = "every parameter"
     if trained_tensors(certificate.portfolio().models) is not None:
         which += " that was trained"
+    if certificate.parent is not None:
+        return (
+            f"It has noise of standard deviation {certificate.rule.deviation:.6g} on {which}, part of which was added "
+            f"to an earlier release by someone who held it. That release has the certificate {_code(certificate.parent)}; "
+            "whoever has that one too, or another one made of it, has its guarantee, not this one."
+        )
     added = f"Noise of standard deviation {certificate.rule.deviation:.6g} was added to {which}"
     if certificate.guarantee.theorem != "hidden-run":
         return f"{added}; the guarantee does not rest on it."

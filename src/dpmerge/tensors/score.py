@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from dpmerge.errors import EvaluationError
 from dpmerge.tensors.digests import folder_digest
@@ -31,7 +32,7 @@ class MergedScore:
     fingerprint: str
 
     @classmethod
-    def of(cls, folders: Mapping[str, Path], evaluator: str) -> MergedScore:
+    def of(cls, folders: Mapping[str, Path], evaluator: str) -> Self:
         find_evaluator(evaluator)
         digest = hashlib.sha256(evaluator.encode())
         for name, folder in folders.items():

@@ -20,7 +20,7 @@ function worthOf({ expected_utility, utility_kind, predicted_deviation }, plan) 
 }
 
 /** @param {OptionAnswer} option */
-const noiseOf = (option) => (option.noise > 0 ? `Noise of standard deviation ${numberText(option.noise)} is added to every parameter at release` : "");
+const noiseOf = (option) => (option.noise > 0 ? `Noise of standard deviation ${numberText(option.noise)} is added to every trained parameter at release` : "");
 
 /** @param {PlanAnswer} plan */
 export function showVerdict(plan) {

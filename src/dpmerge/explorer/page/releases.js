@@ -196,7 +196,7 @@ export class Releases {
       h("p", {}, badge(guarantee.standing), " ", h("strong", {}, `ε = ${epsilonText(guarantee.epsilon)} at δ = ${deltaText(guarantee.delta)}`)),
       h("p", { class: "sentence" }, guarantee.sentence),
       weightBars(weights),
-      noise > 0 ? h("p", {}, `Noise of standard deviation ${numberText(noise)} is added to every number.`) : null,
+      noise > 0 ? h("p", {}, `Noise of standard deviation ${numberText(noise)} is added to every trained number.`) : null,
       quiet(`Exact weights: ${exactWeights(weights)}; chosen ${provenance === "a-priori" ? "without" : "after"} looking at the models.`),
       h("h3", {}, "What it will write"),
       h("p", {}, "A new folder ", h("code", {}, name), " among the releases, with:"),
