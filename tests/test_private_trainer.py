@@ -109,6 +109,14 @@ def test_an_examples_gradient_does_not_depend_on_the_others(tmp_path: Path) -> N
     assert not torch.allclose(gradient(lambda *given: plain(run, *given), 0, 5), alone, rtol=0.2)
 
 
+def test_a_loss_without_labels_is_refused(tmp_path: Path) -> None:
+    """Question answering takes the mean over the positions within a text: how many there are scales everyone's gradient."""
+    run = trainer(private_text(classifier()), tmp_path)
+    inputs = {name: torch.stack([value]) for name, value in Texts(24, language=False)[0].items() if name != "labels"}
+    with pytest.raises(TrainingError, match="have no labels"):
+        run.compute_loss(run.model, inputs)
+
+
 def test_a_batch_without_examples_is_a_step_of_noise_alone() -> None:
     """The same as what Opacus makes of one, where the model can be called with it."""
     moved = []

@@ -265,6 +265,14 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "closed in an instruction": (lambda real: "<div hidden>\n<? </div>\n\n" + marked(real), "inside <?"),
     "struck out": (lambda real: "<del>\n\n" + marked(real), "inside <del>"),
     "odd attributes": (lambda real: "<div a<b hidden>\n\n" + marked(real), "inside <div>"),
+    "in an attribute": (lambda real: '<p title="\n\n' + marked(real) + '\n<p x=">\n\n(0.1, 1e-9)', "a tag that does not end"),
+    "in an attribute that only Markdown closes": (lambda real: '<p a="\n\n">\n\n' + marked(real), "a tag that does not end"),
+    "in an attribute in a quotation": (lambda real: '> <p a="\n">\n\n' + marked(real), "a tag that does not end"),
+    "in a later attribute": (lambda real: '<p a=x"> <p title=" >\n\n' + marked(real), "a tag that does not end"),
+    "in an attribute of an end": (lambda real: "<p>\n</p title='\n\n" + marked(real), "a tag that does not end"),
+    "from right to left": (lambda real: '<bdo dir="rtl">\n\n' + marked(real), "inside <bdo>"),
+    "in an item from right to left": (lambda real: '<li dir="rtl">\n\n' + marked(real), "inside <li>"),
+    "in a formula": (lambda real: "$$\n\n" + marked(real) + "$$\n", "inside a formula"),
     "in the header": (lambda real: "---\nx: |\n" + marked(real) + "---\n", "inside the header"),
 }
 
@@ -286,6 +294,7 @@ def test_a_section_that_a_reader_could_miss_or_mistake_is_refused(name: str, out
         "---\nlicense: mit\n---\n{}",
         "\ufeff\r\n---\r\nlicense: mit\r\n---\r\n{}",
         "It is (0.0001, 0)-DP, says somebody.\n{}",
+        "[x](<https://x.org/a?b=c>) <https://x.org> <me@x.org>, $$x$$, 1 < 2 <br/> <img src='a>b' width=10\n alt='x'>\n\n{}",
         "<details>\n<summary>x</summary>\n\n| a < b | `List<int>` |\n\n</details>\n\n<p align='center'>\n<br>\n</p>\n{}",
         '<a href="x"><img src="y" alt="1 > 0"></a>\n\nSee <https://example.org>.\n\n{}',
     ],

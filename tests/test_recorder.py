@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,10 @@ def test_the_recorded_step_is_the_step_that_was_made(mode: str, reduction: str, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_recorded_noise_is_the_noise_that_was_added(mode: str) -> None:
-    run = private(mode, sigma=1.5, clip=2.0, build=lambda: nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)))
+    run = private(mode, batch=1, sigma=1.5, clip=2.0, build=lambda: nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)))
     recorder = record(*run.parts, dataset="d")
     before = run.module._module[0].weight.detach().clone()
-    next(iter(run.loader))
-    run.step(torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
+    run.step(*next(batch for batch in run.loader if not len(batch[0])))
     (phase,) = settings(recorder)
     said = phase.learning_rate / phase.expected_batch * phase.noise_multiplier * phase.clip
     moved = float((run.module._module[0].weight.detach() - before).std())
@@ -605,6 +605,30 @@ def test_steps_without_a_batch_of_the_loader_are_refused() -> None:
     twice.step(inputs, labels)
     with pytest.raises(TrainingError, match="step 2 was made without a new batch"):
         twice.step(inputs, labels)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_an_example_that_is_several_rows_or_part_of_one_is_refused(mode: str) -> None:
+    """Five rows of one record are each clipped: it moves the sum by five clips. Of a packed row, all of it may change."""
+    changes: tuple[Callable[[Any], Any], ...] = (lambda one: torch.cat([one] * 5), lambda one: one[:1])
+    for change in changes:
+        run = private(mode, batch=20)
+        record(*run.parts, dataset="d")
+        inputs, labels = next(iter(run.loader))
+        with pytest.raises(TrainingError, match=rf"of {len(change(labels))} examples, and {len(labels)} were drawn"):
+            run.step(change(inputs), change(labels))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_an_example_whose_gradient_is_not_finite_is_refused(mode: str) -> None:
+    run = private(mode, batch=20)
+    recorder = record(*run.parts, dataset="d")
+    inputs, labels = next(iter(run.loader))
+    inputs[0] = math.inf
+    before = [one.detach().clone() for one in run.optimizer.params]
+    with pytest.raises(TrainingError, match="infinite or not a number"):
+        run.step(inputs, labels)
+    assert recorder.steps == 0 and all(map(torch.equal, before, run.optimizer.params))
 
 
 def test_batches_that_were_looked_at_pay_for_no_later_step() -> None:

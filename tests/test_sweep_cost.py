@@ -161,6 +161,45 @@ def test_the_best_alone_needs_a_random_search_of_random_length() -> None:
         fixed.best_alone(study)
 
 
+def test_a_study_that_is_resumed_keeps_its_bound() -> None:
+    """Trials with less noise, or made before a number was drawn again, would pass for those of the new bound."""
+    quiet: dict[str, Any] = {"delta": DELTA, "tell": lambda text: None}
+    first = SweepCost(**{**EVERY, "noise_multiplier": 0.5}, trials=2, **quiet)
+    study = study_of(first, lambda name: trial_record(name, sigma=0.5))
+
+    def go_on(cost: SweepCost, study: Any) -> None:
+        def objective(trial: Any) -> float:
+            cost.add(trial, trial_record(f"later {trial.number}"))
+            return float(trial.suggest_float("learning_rate", 0.0, 1.0))
+
+        study.optimize(objective, n_trials=1, callbacks=[cost])
+
+    for number in (10, 2):
+        with pytest.raises((TrainingError, BudgetExceeded), match=r"another bound|decided before"):
+            go_on(SweepCost(**EVERY, trials=number, **quiet), study)
+    same = optuna.create_study()
+    for _ in range(2):  # another process of the same sweep has the same bound
+        go_on(SweepCost(**EVERY, trials=3, **quiet), same)
+    with pytest.raises(TrainingError, match="another bound"):
+        go_on(SweepCost(**EVERY, trials=4, **quiet), same)
+    drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+    go_on(SweepCost(**EVERY, mean_trials=1.0, **quiet), drawn)
+    with pytest.raises(TrainingError, match="another bound"):
+        SweepCost(**EVERY, mean_trials=1.0, **quiet).best_alone(drawn)
+
+
+def test_the_best_alone_is_of_trials_that_were_all_recorded_and_drawn() -> None:
+    cost = SweepCost(**EVERY, delta=DELTA, mean_trials=1.0, tell=lambda text: None)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+    study.tell(study.ask(), 1.0)
+    with pytest.raises(TrainingError, match="has no record"):
+        cost.best_alone(study)
+    study = study_of(cost)
+    study.sampler = optuna.samplers.RandomSampler()
+    with pytest.raises(TrainingError, match="TPESampler may choose"):
+        cost.best_alone(study)
+
+
 def test_pruning_rules_the_price_of_the_best_out() -> None:
     cost = SweepCost(**EVERY, delta=DELTA, mean_trials=1.0, tell=lambda text: None)
 

@@ -34,8 +34,16 @@ _RAW = re.compile(
 # Elements that change how what they hold is shown, or whether.
 _OPENS = re.compile(
     r"<(details|div|span|section|article|aside|nav|header|footer|figure|video|audio|canvas|dialog|pre|table|center|font|blockquote"
-    r"|ul|ol|dl|form|fieldset|main|a|b|i|u|s|em|strong|strike|del|ins|small|big|sup|sub|mark|code|kbd|tt|button|label)\b",
+    r"|ul|ol|dl|form|fieldset|main|a|b|i|u|s|em|strong|strike|del|ins|small|big|sup|sub|mark|code|kbd|tt|button|label"
+    r"|bdo|bdi|li|dt|dd|h[7-9]|abbr|acronym|address|cite|dfn|q|samp|var|time|ruby|rp|rt|picture|map|menu|dir|search|summary"
+    r"|figcaption|hgroup|legend|nobr|marquee|output|progress|meter|data|slot|listing)\b",
     re.IGNORECASE,
+)
+# Where a tag begins, and a whole one, or an address: quotes are where HTML takes them for such, and closed in their line, since
+# after a blank one or the end of a list Markdown shows a quote as text.
+_BEGINS = re.compile(r"</?[a-z]", re.IGNORECASE)
+_ENDS = re.compile(
+    r"""</?[a-z][a-z0-9-]*(\s+[a-z_:][\w.:-]*(\s*=\s*("[^"\n]*"|'[^'\n]*'|[^\s"'=<>`]+))?)*\s*/?>|<[^\s<>"']+>""", re.IGNORECASE
 )
 _TAG = re.compile(r"""<(?P<closes>/?)(?P<name>[a-z][^\s/>]*)(?:"[^"]*"|'[^']*'|[^>"'])*""", re.IGNORECASE)
 
@@ -142,7 +150,11 @@ def _hides(before: str) -> str | None:
     depth: dict[str, int] = {}
     for _, name, change in sorted(marks):
         depth[name] = max(depth.get(name, 0) + change, 0)
-    return next((f"<{name}>" for name, count in depth.items() if count), None)
+    if still := [f"<{name}>" for name, count in depth.items() if count]:
+        return still[0]
+    if any(_ENDS.match(before, found.start()) is None for found in _BEGINS.finditer(before)):
+        return "a tag that does not end"  # all up to the next quote may belong to it
+    return "a formula" if before.count("$$") % 2 else None
 
 
 def _closed(text: str) -> set[tuple[int, str, int]]:

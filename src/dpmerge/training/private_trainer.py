@@ -115,6 +115,11 @@ class PrivateTrainer(Trainer):
         others have: one record then changes the clipped gradients of all, and no clip bounds what it does (docs/theory.md §0).
         """
         labels = inputs.get("labels")
+        if labels is None and model.training:
+            raise TrainingError(
+                "batches have no labels, and whether the model's own loss is the mean over examples of each one's is not known "
+                "here (that of question answering is not: it leaves out positions beyond a text); override compute_loss"
+            )
         if labels is None or labels.dim() < 2 or labels.is_floating_point():
             if labels is not None and (labels == _IGNORED).any():
                 raise TrainingError(f"a label is {_IGNORED}: the loss would be a mean over a number that depends on the data")

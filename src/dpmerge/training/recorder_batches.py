@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class _Pass:
     lag: int = 0  # batches without a step when the last one was drawn
     skipped_empty: int = 0
     skipped: int = 0
+    sizes: list[int] = field(default_factory=list)  # of batches that were not yet made into steps
 
     def draw(self, size: int) -> None:
         lag = self.drawn - self.steps
@@ -52,6 +53,7 @@ class _Pass:
             self.skipped += 1
         self.lag = lag
         self.drawn += 1
+        self.sizes.append(size)
         self.last_empty = size == 0
         self.empty += self.last_empty
 
@@ -156,14 +158,26 @@ class Batches:
                 "in which a record may be again; go through whole batches, or start the run again"
             )
 
-    def step(self, number: int) -> None:
-        """A step was made; it must have had a batch of its own."""
-        self._pass.steps += 1
-        if self._pass.steps > self._pass.drawn:
+    def step(self, number: int, rows: int) -> None:
+        """A step was made from the gradients of so many examples; it must have had a batch of its own, and of that size.
+
+        If a record makes several rows, each is clipped for itself, and it moves the sum by more than the clip. If several
+        make one row, that changes by up to twice the clip (docs/theory.md §0).
+        """
+        one = self._pass
+        one.steps += 1
+        if one.steps > one.drawn or not one.sizes:
             raise TrainingError(
                 f"step {number} was made without a new batch from the recorded loader: another loader was used, or one batch "
                 "twice; train on the loader that make_private returned"
             )
+        if rows not in one.sizes:  # batches may be drawn ahead, or left out: any of these
+            raise TrainingError(
+                f"step {number} was made from the gradients of {rows} examples, and {one.sizes[-1]} were drawn for it: every "
+                "example must be one row of its batch. Texts that are packed into one row or cut into several, and copies that "
+                "augment a batch, are not clipped as the record says; give an example without a loss the weight 0"
+            )
+        one.sizes.remove(rows)
 
     @property
     def _source(self) -> Any:

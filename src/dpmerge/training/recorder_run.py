@@ -150,6 +150,7 @@ class Recorder:
             state = noise_state(self._engine, optimizer)
             made = original(closure)
             if made:
+                self._steps.require_finite()
                 self._tensors.changed.update(self._ranks.agree(phase, self._tensors.changed))
                 if phase.noise_multiplier and self._ranks.first:  # else nothing is drawn
                     note_use("noise", state)
@@ -206,8 +207,8 @@ class Recorder:
         )
 
     def _made(self, phase: FullPhase) -> None:
-        self._steps.made()
-        self._batches.step(self.steps + 1)
+        rows = self._steps.made()
+        self._batches.step(self.steps + 1, rows)
         if phase.sampling != Sampling(scheme="full-batch") and not is_secure(self._engine, self._batches.generator):
             note_use("sampling", self._batches.started)
         self._taken += 1

@@ -97,6 +97,7 @@ class StepReader:
         self._module, self._optimizer = module, optimizer
         self._options: dict[str, set[str]] = {}
         self._clips: list[float] = []
+        self._rows = 0  # examples whose gradients are in the step that is being made
         self._norms_read = 0
         self._clipped: list[tuple[int, int]] = []  # the gradients when ghost mode had clipped them
         self._warned: set[str] = set()
@@ -151,6 +152,7 @@ class StepReader:
         self._norms_read = 0
         self._recomputation.next_part()
         self._clips.append(self._clip() * self._excess())
+        self._rows += self._examples()
         if self._is_ghost and self.clipping == "adaptive" and len(self._clips) > 1:
             raise TrainingError(
                 "adaptive clipping in ghost mode changes the clip with every part of a batch and pays for the last alone; "
@@ -213,14 +215,24 @@ class StepReader:
         )
         return real
 
-    def made(self) -> None:
-        """The step was made: the next part is of another batch."""
-        self._clips = []
+    def require_finite(self) -> None:
+        """Refuse a sum in which an example's gradient was infinite or not a number: no factor clips that."""
+        if not all(bool(torch.isfinite(p.grad).all()) for p in self._optimizer.params if p.grad is not None):
+            raise TrainingError(
+                "the gradient of an example is infinite or not a number, and after clipping still is: one record then shows in "
+                "every parameter, and no guarantee holds. Bound the inputs and the loss, and start again; that this happened "
+                "tells something of the data, too"
+            )
+
+    def made(self) -> int:
+        """The step was made, from the gradients of so many examples: the next part is of another batch."""
+        rows, self._clips, self._rows = self._rows, [], 0
         if self._optimizer.accumulated_iterations != 1:
             raise TrainingError(
                 f"a step was made from {self._optimizer.accumulated_iterations} batches: a record may be in each of them, "
                 "which no theorem here covers; use Opacus' BatchMemoryManager to split large batches instead"
             )
+        return rows
 
     def _clip(self) -> float:
         if self._is_ghost:
@@ -252,6 +264,11 @@ class StepReader:
                 "examples' gradients are in float16, which overflows: no clip is certain; use bfloat16 or float32"
             )
         return _BFLOAT16 if torch.bfloat16 in kinds else 1.0
+
+    def _examples(self) -> int:
+        """Of how many examples there are gradients, in this part of a batch: with layers clipped apart, the most of any."""
+        each = ([p._norm_sample] if self._is_ghost else _listed(p.grad_sample) for p in self._optimizer.params)
+        return max(sum(map(len, one)) for one in each)
 
     def _gradients(self) -> list[tuple[int, int]]:
         """Which gradients there are, and how often each was written to."""

@@ -8,6 +8,7 @@ at random, is there a better price for the best trial alone (`tuning`).
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dpmerge.training.recorder import Recorder
 
 Drawn = Literal["geometric", "logarithmic", "poisson"]
-_MARK = "dpmerge"  # in a trial's attributes: its record was seen. The record itself stays out of the study's storage
+_MARK = "dpmerge"  # in a trial's attributes: of which sweep it is. Its record stays out of the study's storage
 
 
 class SweepCost:
@@ -59,12 +60,17 @@ class SweepCost:
             law = law_of_trials(distribution, mean_trials)
             self._best = tuning_cost(self.sweep.base, law, delta)
             self.most = _draw(distribution, mean_trials, getattr(law, "log_gamma", 0.0))
+        # A number that is drawn again is no longer of the law whose price is told.
+        draw = "" if mean_trials is None else f", drawn as {secrets.token_hex(8)}"
+        self._mark = f"at most {self.most} trials{draw}; {self.sweep}"
+        self._samplers: set[str] = set()
 
     def add(self, trial: Any, run: Recorder | Record) -> None:
         """Before the objective returns: what this trial was. A trial beyond the number or the bound is refused, unshown."""
         name = f"trial {trial.number}"
         if trial.number >= self.most:
             raise BudgetExceeded(f"{name}: the sweep has {self.most} trials, which was decided before the first")
+        self._require_own(trial.study)
         model = Model(name, run if isinstance(run, Record) else run.record())
         self.sweep.require_within(model)
         others = [one for number, one in self._made.items() if number != trial.number]
@@ -75,7 +81,8 @@ class SweepCost:
                 )
         require_independent((*others, model))
         self._made[trial.number] = model
-        trial.set_user_attr(_MARK, "within the bound of the sweep")
+        self._samplers.add(type(trial.study.sampler).__name__)
+        trial.set_user_attr(_MARK, self._mark)
 
     def __call__(self, study: Any, trial: Any) -> None:
         """After every trial: tell what all of them cost, and stop the study when no further one is allowed."""
@@ -85,6 +92,7 @@ class SweepCost:
                 f"trial {trial.number} has no record, so what it costs is not known: the objective must call "
                 "add(trial, recorder) before it returns or is pruned"
             )
+        self._require_own(study)
         begun = _begun(study)
         self._tell(self._line(study, begun))
         if begun >= self.most:
@@ -102,15 +110,27 @@ class SweepCost:
             raise TrainingError(f"releasing the best trial alone costs no less than all trials: {why}")
         if (begun := _begun(study)) != self.most:
             raise TrainingError(f"{self.most} trials were drawn, and {begun} made: make all of them before one is the best")
+        self._require_own(study)
+        if any(one.state.name == "COMPLETE" and _MARK not in one.user_attrs for one in study.get_trials(deepcopy=False)):
+            raise TrainingError("a trial has no record, so what it costs is not known")
         assert self._best is not None
         return self._best
+
+    def _require_own(self, study: Any) -> None:
+        """Refuse a study with trials of another sweep: what every trial may cost, and how many there are, is said once."""
+        for one in study.get_trials(deepcopy=False):
+            if (found := one.user_attrs.get(_MARK, self._mark)) != self._mark:
+                raise TrainingError(
+                    f"trial {one.number} of this study was made under another bound ({found}) than this one ({self._mark}); "
+                    "both are decided before the first trial: begin a new study, and add what both cost"
+                )
 
     def _why_not_best(self, study: Any) -> str | None:
         """Why the theorem on tuning is not about this study, as far as that can be seen."""
         if self._best is None:
             return "their number was not drawn at random (mean_trials)"
-        if type(study.sampler).__name__ != "RandomSampler":
-            return f"{type(study.sampler).__name__} may choose settings by what earlier trials showed; RandomSampler does not"
+        for name in sorted({*self._samplers, type(study.sampler).__name__} - {"RandomSampler"}):
+            return f"{name} may choose settings by what earlier trials showed; RandomSampler does not"
         trials = study.get_trials(deepcopy=False)
         if any(one.state.name == "PRUNED" for one in trials):
             return "a trial was pruned by comparison with others"
