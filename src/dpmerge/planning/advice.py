@@ -131,11 +131,14 @@ def _meets(question: Question, model: Model, noise: float, epsilon: float) -> bo
 
 
 def _one_noise(model: Model) -> float:
-    """The noise multiplier of all steps; 0 where there are several, none, or steps of another run before."""
+    """The noise multiplier of all steps; 0 where there are several, none, or steps of another run before.
+
+    With adaptive clipping the record's is not the one that Opacus is given.
+    """
     mechanism = model.mechanism
     if isinstance(mechanism, DpFtrl):
         return mechanism.noise_multiplier
-    if not isinstance(mechanism, DpSgd) or model.start is not None:
+    if not isinstance(mechanism, DpSgd) or mechanism.clipping == "adaptive" or model.start is not None:
         return 0.0
     found = {phase.noise_multiplier for phase in mechanism.settings()}
     return found.pop() if len(found) == 1 else 0.0
