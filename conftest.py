@@ -24,7 +24,7 @@ settings.load_profile("suite")
 # Fixtures that take seconds to make: the tests that share one run in one worker, so that it is made once.
 COSTLY = {
     *("papers_result", "full_batch_result", "checkpoints_result", "result", "means", "composed"),
-    *("cluster", "attack", "checkpoint", "job", "three", "client", "folders", "database"),
+    *("cluster", "attack", "checkpoint", "job", "three", "client", "folders", "ranks", "database"),
 }
 
 # How the names of the tests begin whose lines are counted (pyproject.toml: tool.coverage.run): tests of profiles, rules and

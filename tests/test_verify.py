@@ -562,12 +562,17 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "zero-out"])
-@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+# Zero-out differs from add-remove only where there is no theorem for that.
+CASES: list[tuple[tuple[str, str], Adjacency]] = [
+    *((names, "add-remove") for names in PAIRS if not {"tree", "fixed"} & set(names)),
+    *((names, "replace-one") for names in PAIRS),
+    *((names, "zero-out") for names in PAIRS if {"tree", "fixed", "sampled"} & set(names)),
+]
+
+
+@pytest.mark.parametrize(("names", "adjacency"), CASES)
 def test_no_false_alarms(names: tuple[str, str], adjacency: Adjacency, tmp_path: Path) -> None:
     known = mechanisms(adjacency)
-    if not set(names) <= set(known):
-        pytest.skip("no theorem for add-remove neighbours")
     portfolio = on_disk(tmp_path / "runs", *(known[name] for name in names))
     checked = 0
     for rule in RULES:
