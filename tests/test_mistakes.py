@@ -129,9 +129,7 @@ def test_a_misspelt_field_of_a_portfolio_file_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_record_says_how_to_make_one(place: Path) -> None:
     (place / "runs" / "b" / "record.json").unlink()
-    with pytest.raises(
-        MissingRecord, match=r"training\.record .*training\.new_record .*from_opacus"
-    ) as refused:
+    with pytest.raises(MissingRecord, match=r"training\.record .*training\.new_record .*from_opacus") as refused:
         Portfolio(place / "runs")
     assert refused.value.folder == place / "runs" / "b" and isinstance(refused.value, PortfolioError)
     assert "record new" not in str(refused.value)
