@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from dpmerge_lab.training.averaging_torch import flat, load
 from dpmerge_lab.training.recipe import LabRecipe
 
 State = dict[str, Tensor]
+Sums = Callable[[Tensor, Tensor, float], list[Tensor]]  # of examples, labels, clip: see `clipped_sums`
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,18 @@ def train(
     run: str,
     keep: Sequence[int] = (),
     micro_batch: int = 512,
+    sums: Sums | None = None,
 ) -> list[Trained]:
     """Train `network` (where `examples` are) and keep it after the steps in `keep` and after the last one.
 
     Noise and batches come from two generators seeded by the operating system; the records keep a fingerprint of each one's
-    first state.
+    first state. `sums` is another way to the sums of clipped gradients (`NormSums`).
     """
     kept, randomness = recipe.kept(keep), Randomness(examples.device)
     said = {**randomness.said, "dataset": dataset, "run": run}
     return [
         Trained(step, snapshot(network, run), recipe.record(step, len(labels), checkpoints_kept=kept.index(step), **said))
-        for step in steps(network, examples, labels, recipe, randomness, run, micro_batch=micro_batch)
+        for step in steps(network, examples, labels, recipe, randomness, run, micro_batch=micro_batch, sums=sums)
         if step in kept
     ]
 
@@ -98,6 +101,7 @@ def steps(
     micro_batch: int = 512,
     aggregated: AggregatedRun | None = None,
     divided_for: float | None = None,
+    sums: Sums | None = None,
 ) -> Iterator[int]:
     """Take the recipe's steps after the first `done`; each is answered by its number once the next could start.
 
@@ -106,6 +110,7 @@ def steps(
     as many as there are.
     """
     require_no_buffers(network)
+    sums = partial(clipped_sums, network) if sums is None else sums
     parameters: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if recipe.training_on is not None and aggregated is None:
         if done:
@@ -122,7 +127,7 @@ def steps(
             total = [torch.zeros_like(parameter) for parameter in parameters]
             for part in np.array_split(batch, -(-batch.size // micro_batch)) if batch.size else []:
                 chosen = torch.from_numpy(part).to(examples.device)
-                torch._foreach_add_(total, clipped_sums(network, examples[chosen], labels[chosen], recipe.clip))
+                torch._foreach_add_(total, sums(examples[chosen], labels[chosen], recipe.clip))
             if recipe.noise_multiplier > 0:
                 torch._foreach_add_(total, randomness.noise.like(parameters), alpha=recipe.noise_multiplier * recipe.clip)
             with torch.no_grad():
