@@ -31,7 +31,7 @@ COSTLY = {
 # release that together run nearly every line of these rooms. Counting makes a test up to twice as slow; in others it is off.
 MEASURED = (
     *("absorption", "adaptive", "arithmetic", "gaussian", "hidden", "ladder", "ledger", "release", "rules", "shifts"),
-    *("sweep_cost", "tuning_cost", "verify"),
+    *("sweep_cost", "tuning_cost", "verify", "publishing"),
 )
 
 
