@@ -66,9 +66,8 @@ def measure(name: str, network: Any) -> None:
     print(f"{name}, compiled, bfloat16: NormSums {rate(lambda: half(x, y, CLIP))} examples a second", flush=True)
     alone = torch.stack([flat(half(x[i : i + 1], y[i : i + 1], 0.01)) for i in range(CHECKED)])
     apart = (flat(half(x[:CHECKED], y[:CHECKED], 0.01)) - alone.sum(0)).norm() / (0.01 * CHECKED)
-    print(
-        f"  one example moves the sum by at most {float(alone.norm(dim=1).max()) / 0.01:.6f} clips; sums add up to {float(apart):.1e}"
-    )
+    most = float(alone.norm(dim=1).max()) / 0.01
+    print(f"  one example moves the sum by at most {most:.6f} clips; sums add up to {float(apart):.1e}")
     fresh: Any = GradSampleModule(copy.deepcopy(network))
     cross_entropy(fresh(x[:CHECKED]), y[:CHECKED], reduction="sum").backward()
     gradients = [parameter.grad_sample.double() for parameter in fresh.parameters()]
