@@ -729,7 +729,10 @@ def post(port: int, epsilon: float) -> tuple[int, dict[str, Any]]:
 
 
 def test_two_hundred_plans_at_once_on_a_real_server(tmp_path: Path) -> None:
-    """200 clients with a connection each, 200 different targets, sent together after warm-up; wall time of each request."""
+    """200 clients with a connection each, 200 different targets, sent together after warm-up.
+
+    Processor time of all of them, clients included: the wall time of each says how busy the machine is (docs/benchmarks.md).
+    """
     runs(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -747,16 +750,16 @@ def test_two_hundred_plans_at_once_on_a_real_server(tmp_path: Path) -> None:
             time.sleep(0.05)
         together = threading.Barrier(200)
 
-        def ask(index: int) -> tuple[int, float]:
+        def ask(index: int) -> int:
             together.wait()
-            start = time.perf_counter()
-            status, _ = post(port, 0.1 + index / 50)
-            return status, time.perf_counter() - start
+            return post(port, 0.1 + index / 50)[0]
 
+        begun = time.process_time()
         with ThreadPoolExecutor(200) as pool:
             answers = list(pool.map(ask, range(200)))
+        spent = time.process_time() - begun
     finally:
         server.should_exit = True
         thread.join(20)
-    assert {status for status, _ in answers} == {200}
-    assert sorted(seconds for _, seconds in answers)[189] < 2.0  # 0.2 s on an idle machine (docs/benchmarks.md)
+    assert set(answers) == {200}
+    assert spent < 4.0, spent
