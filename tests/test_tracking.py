@@ -121,18 +121,16 @@ def test_a_guarantee_in_mlflow(tmp_path: Path, run: Any) -> None:
     assert found.claim in text and all(one in text for one in found.assumptions)
 
 
+def counted(portfolio: Portfolio, folder: Path, **more: Any) -> dpmerge.Released:
+    """A joint release that the ledger in this folder counts."""
+    how: dict[str, Any] = {"rule": "joint", "delta": DELTA, "provenance": "a-priori", **more}
+    return dpmerge.merge(portfolio, WEIGHTS, out=folder / "out", ledger=folder / "ledger.db", **how)
+
+
 def test_a_release_in_mlflow_is_its_certificate_and_nothing_private(tmp_path: Path, database: Path, run: Any) -> None:
     portfolio = runs(tmp_path)
     Ledger.create(tmp_path / "ledger.db", dataset="test-data", adjacency="add-remove", epsilon=50.0, delta=DELTA)
-    made = dpmerge.merge(
-        portfolio,
-        WEIGHTS,
-        out=tmp_path / "out",
-        rule="joint",
-        delta=DELTA,
-        ledger=tmp_path / "ledger.db",
-        provenance="a-priori",
-    )
+    made = counted(portfolio, tmp_path)
     log_privacy(made, to=run)
     numbers, words, files = read(run)
     entered = made.certificate.ledger
@@ -150,16 +148,7 @@ def test_a_dependent_release_has_no_epsilon_of_its_own(tmp_path: Path, run: Any)
     Ledger.create(
         tmp_path / "ledger.db", dataset="test-data", adjacency="add-remove", epsilon=50.0, delta=DELTA, declared=[portfolio]
     )
-    made = dpmerge.merge(
-        portfolio,
-        WEIGHTS,
-        out=tmp_path / "out",
-        rule="joint",
-        delta=DELTA,
-        ledger=tmp_path / "ledger.db",
-        dependent=True,
-        provenance="a-priori",
-    )
+    made = counted(portfolio, tmp_path, dependent=True)
     log_privacy(made.folder, to=run)
     numbers, words, _ = read(run)
     assert made.certificate.ledger is not None

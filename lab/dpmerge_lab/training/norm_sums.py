@@ -46,13 +46,13 @@ class NormSums:
         count = len(examples)
         if self.compiled and count < self.size:
             examples, labels = _filled(examples, self.size), _filled(labels, self.size)
+        if not self._taps or len(self._taps[0]) != len(examples):
+            self._taps = self._new_taps(examples)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         hooks = [layer.register_forward_hook(self._remember) for layer in self.layers]
         for parameter in trained:  # their gradients are not wanted: only those at the layers' outputs
             parameter.requires_grad_(False)
         try:
-            if not self._taps or len(self._taps[0]) != len(examples):
-                self._taps = self._new_taps(examples)
             with torch.autocast(examples.device.type, torch.bfloat16, enabled=self.half):
                 logits, seen = self._look(examples, self._taps)
             loss = functional.cross_entropy(_wide(logits), labels, reduction="sum")
@@ -68,7 +68,7 @@ class NormSums:
         return [sums[parameter] for parameter in trained]
 
     def _remember(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        tap = self._taps[len(self._seen)] if self._taps else torch.zeros_like(output)
+        tap = self._taps[len(self._seen)]
         self._seen.append(inputs[0].detach())
         return output + tap
 
@@ -85,7 +85,6 @@ class NormSums:
             order.append(layer)
             found.append(torch.zeros_like(output).requires_grad_(True))
 
-        self._seen, self._taps = [], []
         hooks = [layer.register_forward_hook(note) for layer in self.layers]
         with torch.no_grad(), torch.autocast(examples.device.type, torch.bfloat16, enabled=self.half):
             self.network(examples)
