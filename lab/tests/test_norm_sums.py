@@ -9,10 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("opacus")
+import numpy as np  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dpmerge.datasets import NORM_MARGIN  # noqa: E402
 from dpmerge.errors import TrainingError  # noqa: E402
-from dpmerge_lab.training.networks import from_seed, mlp, small_cnn, wide_resnet  # noqa: E402
+from dpmerge_lab.training.augmentation import Augmentation  # noqa: E402
+from dpmerge_lab.training.networks import StandardisedConvolution, from_seed, mlp, small_cnn, wide_resnet  # noqa: E402
 from dpmerge_lab.training.norm_sums import NormSums  # noqa: E402
 from dpmerge_lab.training.private_sgd import clipped_sums  # noqa: E402
 
@@ -30,9 +33,10 @@ def pictures(count: int, dtype: Any = torch.float32) -> tuple[Any, Any]:
 def test_sums_are_those_of_the_examples_gradients(build: Callable[[], Any], dtype: Any, error: float) -> None:
     network = from_seed(build, 1).to(dtype)
     sums = NormSums(network)
-    for count, clip in ((6, 0.1), (4, 5.0), (6, 100.0), (1, 0.5)):
+    for count, clip, copies in ((6, 0.1, 1), (4, 5.0, 2), (6, 100.0, 1), (6, 0.1, 3), (1, 0.5, 1)):
         x, y = pictures(count, dtype)
-        wanted, found = clipped_sums(network, x, y, clip), sums(x, y, clip)
+        y = y[::copies].repeat_interleave(copies)
+        wanted, found = clipped_sums(network, x, y, clip, copies), sums(x, y, clip, copies)
         size = torch.stack([one.norm() for one in wanted]).norm()
         assert torch.stack([(a - b).norm() for a, b in zip(wanted, found, strict=True)]).norm() < error * size
     assert all(parameter.requires_grad and parameter.grad is None for parameter in network.parameters())
@@ -46,6 +50,60 @@ def test_in_bfloat16_no_example_exceeds_the_clip() -> None:
     assert all(0.997 * clip < one.norm() <= clip for one in alone)
     together = torch.cat([one.flatten().double() for one in sums(x, y, clip)])
     assert (together - torch.stack(alone).sum(0)).norm() < 1e-5 * clip
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_filters_that_are_standardised(copies: int) -> None:
+    """Against autograd, example by example: Opacus has no rule for them. One filter is too short to get its length."""
+    network = from_seed(lambda: wide_resnet(10, 1, standardised=True), 1).double()
+    layers = [layer for layer in network.modules() if isinstance(layer, StandardisedConvolution)]
+    assert len(layers) == 9  # every convolution
+    with torch.no_grad():
+        layers[1].weight[0] *= 1e-3
+        layers[2].gain.add_(0.5)
+    x, y = pictures(6, torch.float64)
+    y = y[::copies].repeat_interleave(copies)
+    parameters = list(network.parameters())
+    for clip in (0.1, 1e6):
+        wanted = [torch.zeros_like(parameter) for parameter in parameters]
+        for i in range(0, 6, copies):
+            loss = nn.functional.cross_entropy(network(x[i : i + copies]), y[i : i + copies])
+            gradient = torch.autograd.grad(loss, parameters)
+            factor = min(1.0, clip * NORM_MARGIN / float(torch.stack([one.norm() for one in gradient]).norm()))
+            wanted = [a + factor * b for a, b in zip(wanted, gradient, strict=True)]
+        for a, b in zip(wanted, NormSums(network)(x, y, clip, copies), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_standardised_filters_have_mean_zero_and_the_length_of_their_gain() -> None:
+    layer = StandardisedConvolution(3, 5, 3)
+    with torch.no_grad():
+        layer.gain.copy_(torch.arange(1.0, 6.0))
+    # An image with a single one shows the filter.
+    shown = layer(torch.eye(27).view(27, 3, 3, 3)).flatten(1)
+    torch.testing.assert_close(shown.norm(dim=0), layer.gain.detach())
+    torch.testing.assert_close(shown.mean(0), torch.zeros(5), rtol=0, atol=1e-6)
+
+
+def test_views_are_the_image_moved_and_mirrored_with_its_reflection_at_the_border() -> None:
+    image = torch.arange(25.0).view(1, 1, 5, 5)
+    padded = np.pad(image[0, 0].numpy(), 2, mode="reflect")
+    possible = {
+        part.tobytes()
+        for down in range(5)
+        for right in range(5)
+        for part in (padded[down : down + 5, right : right + 5], padded[down : down + 5, right : right + 5][:, ::-1])
+    }
+    views = Augmentation(copies=2000, border=2)(image, np.random.default_rng(1))
+    assert {np.ascontiguousarray(view[0].numpy()).tobytes() for view in views} == possible
+    together = Augmentation(3, 0)(torch.cat([image, image + 100]), np.random.default_rng(1))
+    assert [bool((view >= 100).all()) for view in together] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("given", [{"copies": 0}, {"copies": 1, "border": -1}])
+def test_no_views_are_refused(given: dict[str, int]) -> None:
+    with pytest.raises(TrainingError, match="at least one copy"):
+        Augmentation(**given)
 
 
 def test_frozen_layers_are_left_out() -> None:

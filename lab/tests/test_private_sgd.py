@@ -69,7 +69,7 @@ def test_noise_has_the_stated_size() -> None:
 def test_batches_are_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def counted(network: Any, examples: Any, labels: Any, clip: float) -> list[Any]:
+    def counted(network: Any, examples: Any, labels: Any, clip: float, copies: int) -> list[Any]:
         sizes.append(len(labels))
         return [torch.zeros_like(parameter) for parameter in network.parameters()]
 

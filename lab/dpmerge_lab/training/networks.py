@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dpmerge.errors import TrainingError
+
+Convolution = Callable[[int, int, int, int, int], nn.Module]  # of inputs, outputs, size, stride and padding
 
 
 class ResidualBlock(nn.Module):
@@ -33,16 +36,39 @@ class ResidualBlock(nn.Module):
         return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
+class StandardisedConvolution(nn.Conv2d):
+    """Weight standardisation (Qiao et al. 2019): every filter has mean 0 and as length its `gain`, which is trained too.
+
+    As in De et al. 2022; filters shorter than 0.01 before are lengthened a hundred times only.
+    """
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, padding: int = 0) -> None:
+        super().__init__(inputs, outputs, size, stride, padding, bias=False)
+        self.gain = nn.Parameter(torch.ones(outputs))
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The filters' directions, their lengths before, and 1 where a direction stays as it is when the filter grows."""
+        centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        square = centred.square().sum((1, 2, 3), keepdim=True)
+        lengths = square.clamp_min(1e-4).sqrt()
+        return centred / lengths, lengths, (square > 1e-4).to(square.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution with the standardised filters."""
+        found: Tensor = self._conv_forward(x, self.parts()[0] * self.gain[:, None, None, None], None)
+        return found
+
+
 class PreactivatedBlock(nn.Module):
     """Normalisation and ReLU before each convolution: the block of wide residual networks (Zagoruyko and Komodakis 2016)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, convolution: Convolution, groups: int) -> None:
         super().__init__()
-        self.norm1 = group_norm(inputs)
-        self.conv1 = _convolution(inputs, outputs, stride)
-        self.norm2 = group_norm(outputs)
-        self.conv2 = _convolution(outputs, outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
+        self.norm1 = group_norm(inputs, groups)
+        self.conv1 = convolution(inputs, outputs, 3, stride, 1)
+        self.norm2 = group_norm(outputs, groups)
+        self.conv2 = convolution(outputs, outputs, 3, 1, 1)
+        self.shortcut = convolution(inputs, outputs, 1, stride, 0) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -61,16 +87,22 @@ def resnet18(classes: int = 10, channels: int = 3) -> nn.Module:
     return _initialised(nn.Sequential(*layers, *_head(512, classes)))
 
 
-def wide_resnet(depth: int = 16, width: int = 4, classes: int = 10, channels: int = 3) -> nn.Module:
-    """WRN-depth-width; WRN-16-4 is the usual network of private training on CIFAR-10."""
-    blocks = (depth - 4) // 6
-    layers = [_convolution(channels, 16)]
+def wide_resnet(
+    depth: int = 16, width: int = 4, classes: int = 10, channels: int = 3, *, standardised: bool = False
+) -> nn.Module:
+    """WRN-depth-width; WRN-16-4 is the usual network of private training on CIFAR-10.
+
+    As De et al. 2022 trained it its convolutions are `standardised`, and normalisation is in 16 groups.
+    """
+    blocks, groups = (depth - 4) // 6, 16 if standardised else 32
+    convolution: Convolution = StandardisedConvolution if standardised else partial(nn.Conv2d, bias=False)
+    layers = [convolution(channels, 16, 3, 1, 1)]
     inputs = 16
     for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
         for index in range(blocks):
-            layers.append(PreactivatedBlock(inputs, outputs, stride if index == 0 else 1))
+            layers.append(PreactivatedBlock(inputs, outputs, stride if index == 0 else 1, convolution, groups))
             inputs = outputs
-    return _initialised(nn.Sequential(*layers, group_norm(inputs), nn.ReLU(), *_head(inputs, classes)))
+    return _initialised(nn.Sequential(*layers, group_norm(inputs, groups), nn.ReLU(), *_head(inputs, classes)))
 
 
 def small_cnn(channels: int = 3, classes: int = 10) -> nn.Module:
@@ -134,9 +166,9 @@ def from_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
-def group_norm(channels: int) -> nn.Module:
-    """Group normalisation with 32 groups, or fewer where 32 does not divide the channels."""
-    return nn.GroupNorm(math.gcd(32, channels), channels)
+def group_norm(channels: int, groups: int = 32) -> nn.Module:
+    """Group normalisation with so many groups, or fewer where they do not divide the channels."""
+    return nn.GroupNorm(math.gcd(groups, channels), channels)
 
 
 def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Module:

@@ -3,9 +3,10 @@
 Per layer an example's gradient is a product of its activations and backpropagated gradients, of which clipping needs only the
 norm: by the product itself, where places are many, or by two Gram matrices where there are few (Li et al. 2022,
 Bu et al. 2023). The sum is then one weighted gradient of the whole batch. In bfloat16 only activations and backpropagated
-gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single precision. Of 256 examples
-none moved a sum by more than 1.00013 times what it was scaled to (ResNet-18, WRN-16-4 on an H200), so they are scaled to 0.999
-of the clip there. Without bfloat16 sums agree with Opacus' gradients to 4e-7.
+gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single precision. Of 64 examples
+none moved a sum by more than 1.0000002 times what it was scaled to (WRN-16-4 with standardised weights on an H200; 1.00013
+before the sums were kept from losing roundings, also for ResNet-18), so they are scaled to 0.999 of the clip there. Without
+bfloat16 sums agree with Opacus' gradients to 4e-7.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch.nn import functional
 
 from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import TrainingError
+from dpmerge_lab.training.networks import StandardisedConvolution
+from dpmerge_lab.training.precision import exact_products
 
 _HALF_MARGIN = 0.999
 
@@ -39,13 +42,15 @@ class NormSums:
         self._seen: list[Tensor] = []
         self._taps: list[Tensor] = []
         self._look = torch.compile(self._forward) if compiled else self._forward
-        self._add = torch.compile(self._summed) if compiled else self._summed
+        # Without the option a fused kernel leaves out roundings to bfloat16 that `_weighted_product` counts on.
+        exact: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
+        self._add = torch.compile(self._summed, options=exact) if compiled else self._summed
 
-    def __call__(self, examples: Tensor, labels: Tensor, clip: float) -> list[Tensor]:
-        """The sums for every trained parameter, in the network's order."""
-        count = len(examples)
+    def __call__(self, examples: Tensor, labels: Tensor, clip: float, copies: int = 1) -> list[Tensor]:
+        """The sums for every trained parameter, in the network's order. An example may come as several copies in a row."""
+        count = len(examples) // copies
         if self.compiled and count < self.size:
-            examples, labels = _filled(examples, self.size), _filled(labels, self.size)
+            examples, labels = _filled(examples, self.size * copies), _filled(labels, self.size * copies)
         if not self._taps or len(self._taps[0]) != len(examples):
             self._taps = self._new_taps(examples)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
@@ -55,15 +60,15 @@ class NormSums:
         try:
             with torch.autocast(examples.device.type, torch.bfloat16, enabled=self.half):
                 logits, seen = self._look(examples, self._taps)
-            loss = functional.cross_entropy(_wide(logits), labels, reduction="sum")
+            loss = functional.cross_entropy(_wide(logits), labels, reduction="sum") / copies
             backprops = torch.autograd.grad(loss, self._taps)
         finally:
             for hook in hooks:
                 hook.remove()
             for parameter in trained:
                 parameter.requires_grad_(True)
-        real = torch.arange(len(examples), device=examples.device) < count
-        with torch.no_grad():
+        real = torch.arange(len(examples) // copies, device=examples.device) < count
+        with torch.no_grad(), exact_products():
             sums = self._add(seen, list(backprops), real, clip)
         return [sums[parameter] for parameter in trained]
 
@@ -97,8 +102,9 @@ class NormSums:
 
     def _summed(self, seen: list[Tensor], backprops: list[Tensor], real: Tensor, clip: float) -> dict[Tensor, Tensor]:
         # An input is what the layer computes with: rounded, where autocast rounds it.
+        count = len(real)
         passes = zip(self.layers, seen, backprops, strict=True)
-        found = [_RULES[type(layer)](layer, a.to(g.dtype), g) for layer, a, g in passes]
+        found = [_RULES[type(one)](one, _together(a.to(g.dtype), count), _together(g, count)) for one, a, g in passes]
         norms = torch.stack([square for square, _ in found]).sum(0).sqrt()
         factors = (clip * (_HALF_MARGIN if self.half else NORM_MARGIN) / norms.clamp_min(1e-30)).clamp_max(1.0) * real
         sums: dict[Tensor, Tensor] = {}
@@ -115,13 +121,27 @@ def _filled(tensor: Tensor, size: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(size - len(tensor), *tensor.shape[1:])])
 
 
+def _together(tensor: Tensor, examples: int) -> Tensor:
+    """With the copies of an example as a second axis."""
+    return tensor.reshape(examples, -1, *tensor.shape[1:])
+
+
 Weighted = Callable[[Tensor], dict[Tensor, Tensor]]
 Found = tuple[Tensor, Weighted]  # each example's squared norm, and the weighted sum of gradients
 
 
 def _convolution(layer: Any, a: Tensor, g: Tensor) -> Found:
+    return _matrix(layer, _columns(layer, a), _places(g))
+
+
+def _linear(layer: Any, a: Tensor, g: Tensor) -> Found:
+    if a.dim() != 3:
+        raise TrainingError("a linear layer over several places has no rule for norms; use the gradients of the examples")
+    return _matrix(layer, _wide(a).mT, _wide(g).mT)
+
+
+def _matrix(layer: Any, columns: Tensor, places: Tensor) -> Found:
     """By the product where places are many, which then also gives the sum; else by Gram matrices."""
-    places, columns = g.flatten(2), _columns(layer, a)
     deep, wide, count = columns.shape[1], places.shape[1], places.shape[2]
     bias = None if layer.bias is None else _wide(places).sum(2)
     if count * (deep + wide) < deep * wide:
@@ -139,11 +159,30 @@ def _convolution(layer: Any, a: Tensor, g: Tensor) -> Found:
     return (square if bias is None else square + bias.square().sum(1)), weighted
 
 
+def _standardised_convolution(layer: StandardisedConvolution, a: Tensor, g: Tensor) -> Found:
+    """The gradient of filters of mean 0 and length `gain`, brought back to the weights they are made of."""
+    filters = _product(_places(g), _columns(layer, a).mT)
+    directions, lengths, free = (one.flatten(1) for one in layer.parts())
+    gain = (filters * directions).sum(2)
+    along = gain[:, :, None] * directions * free
+    gradients = ((filters - filters.mean(2, keepdim=True) - along) * (layer.gain[:, None] / lengths)).flatten(1)
+
+    def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
+        return {layer.weight: (factors @ gradients).view_as(layer.weight), layer.gain: factors @ gain}
+
+    return gradients.square().sum(1) + gain.square().sum(1), weighted
+
+
 def _columns(layer: Any, a: Tensor) -> Tensor:
     """What the convolution sees at each place. (torch's `unfold` starts a kernel for every example.)"""
     (down, across), (high, wide), (step, side) = layer.padding, layer.kernel_size, layer.stride
-    seen = functional.pad(a, (across, across, down, down)).unfold(2, high, step).unfold(3, wide, side)
-    return seen.permute(0, 1, 4, 5, 2, 3).reshape(len(a), a.shape[1] * high * wide, -1)
+    seen = functional.pad(a, (across, across, down, down)).unfold(3, high, step).unfold(4, wide, side)
+    return seen.permute(0, 2, 5, 6, 1, 3, 4).reshape(len(a), a.shape[2] * high * wide, -1)
+
+
+def _places(g: Tensor) -> Tensor:
+    """What came back to each place, of all copies."""
+    return g.flatten(3).transpose(1, 2).flatten(2)
 
 
 def _weighted_product(g: Tensor, a: Tensor, factors: Tensor) -> Tensor:
@@ -165,22 +204,9 @@ def _is_odd(layer: nn.Conv2d) -> bool:
     return layer.groups != 1 or layer.padding_mode != "zeros" or layer.dilation != (1, 1) or isinstance(layer.padding, str)
 
 
-def _linear(layer: Any, a: Tensor, g: Tensor) -> Found:
-    if a.dim() != 2:
-        raise TrainingError("a linear layer over several places has no rule for norms; use the gradients of the examples")
-    a, g = _wide(a), _wide(g)
-    size = a.square().sum(1) + (layer.bias is not None)
-
-    def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
-        scaled = g * factors[:, None]
-        return {layer.weight: scaled.mT @ a} | ({} if layer.bias is None else {layer.bias: scaled.sum(0)})
-
-    return size * g.square().sum(1), weighted
-
-
 def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Found:
-    normal = functional.group_norm(_wide(a), layer.num_groups, eps=layer.eps)
-    weight, bias = (g * normal).flatten(2).sum(2), _wide(g).flatten(2).sum(2)
+    normal = functional.group_norm(_wide(a).flatten(0, 1), layer.num_groups, eps=layer.eps).view_as(a)
+    weight, bias = (x.flatten(3).sum((1, 3)) for x in (g * normal, _wide(g)))
 
     def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
         return {layer.weight: factors @ weight, layer.bias: factors @ bias}
@@ -201,6 +227,7 @@ def _wide(numbers: Tensor) -> Tensor:
 
 _RULES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Found]] = {
     nn.Conv2d: _convolution,
+    StandardisedConvolution: _standardised_convolution,
     nn.Linear: _linear,
     nn.GroupNorm: _group_norm,
 }

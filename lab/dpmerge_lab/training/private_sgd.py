@@ -25,10 +25,11 @@ from dpmerge.records import NoiseGenerator, Record
 from dpmerge.training import GENERATOR, fingerprint, fresh_generator
 from dpmerge_lab.training.averaging import AggregatedRun
 from dpmerge_lab.training.averaging_torch import flat, load
+from dpmerge_lab.training.precision import exact_products
 from dpmerge_lab.training.recipe import LabRecipe
 
 State = dict[str, Tensor]
-Sums = Callable[[Tensor, Tensor, float], list[Tensor]]  # of examples, labels, clip: see `clipped_sums`
+Sums = Callable[[Tensor, Tensor, float, int], list[Tensor]]  # of examples, labels, clip, copies: see `clipped_sums`
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Randomness:
     def __init__(self, where: torch.device) -> None:
         self.noise = GaussianNoise(where)
         self.sampler = fresh_generator()
+        self.views = np.random.default_rng()  # of images: no guarantee rests on it
         # What a record says of them. Of a network's gradients it says nothing: they have no known Lipschitz constant.
         self.said: dict[str, Any] = {
             "noise": self.noise.fingerprint,
@@ -127,7 +129,11 @@ def steps(
             total = [torch.zeros_like(parameter) for parameter in parameters]
             for part in np.array_split(batch, -(-batch.size // micro_batch)) if batch.size else []:
                 chosen = torch.from_numpy(part).to(examples.device)
-                torch._foreach_add_(total, sums(examples[chosen], labels[chosen], recipe.clip))
+                seen, answers, copies = examples[chosen], labels[chosen], 1
+                if recipe.augmentation is not None:
+                    copies = recipe.augmentation.copies
+                    seen, answers = recipe.augmentation(seen, randomness.views), answers.repeat_interleave(copies)
+                torch._foreach_add_(total, sums(seen, answers, recipe.clip, copies))
             if recipe.noise_multiplier > 0:
                 torch._foreach_add_(total, randomness.noise.like(parameters), alpha=recipe.noise_multiplier * recipe.clip)
             with torch.no_grad():
@@ -184,10 +190,14 @@ def _speaks_of_memory(text: str) -> bool:
     return "not enough memory" in text or "can't allocate memory" in text
 
 
-def clipped_sums(network: nn.Module, examples: Tensor, labels: Tensor, clip: float) -> list[Tensor]:
-    """The sum of the examples' gradients, each scaled to norm at most `clip` over all parameters together (flat clipping)."""
+def clipped_sums(network: nn.Module, examples: Tensor, labels: Tensor, clip: float, copies: int = 1) -> list[Tensor]:
+    """The sum of the examples' gradients, each scaled to norm at most `clip` over all parameters together (flat clipping).
+
+    Where an example comes as several `copies` in a row, its gradient is their mean.
+    """
     gradients = example_gradients(network, examples, labels)
-    with torch.no_grad(), _exact_products():
+    with torch.no_grad(), exact_products():
+        gradients = [one.unflatten(0, (-1, copies)).mean(1) for one in gradients] if copies > 1 else gradients
         # In parts: over millions of numbers at once torch's norm on a CPU comes out too small by 4e-5.
         parts = [part.norm(dim=1) for gradient in gradients for part in gradient.flatten(1).split(1 << 16, dim=1)]
         norms = torch.stack(parts).norm(dim=0)
@@ -263,14 +273,3 @@ class GaussianNoise:
     def _next_seed(self) -> int:
         self._drawn += 1
         return int.from_bytes(hashlib.sha256(b"seed %d " % self._drawn + self._key).digest()[:8])
-
-
-@contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
-    """float32 products without TF32's shorter mantissa: rounding must not lift a clipped gradient above its norm."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,19 @@ from dpmerge.training import Recipe
 from dpmerge_lab.training.averaging import TrainingOn
 from dpmerge_lab.training.shift import PeriodicShift
 
+if TYPE_CHECKING:  # which needs torch
+    from dpmerge_lab.training.augmentation import Augmentation
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabRecipe(Recipe):
-    """With a `shift`, batches swing between two parts of the data; with `training_on`, later steps start at aggregates."""
+    """With a `shift`, batches swing between two parts of the data; with `training_on`, later steps start at aggregates; with an
+    `augmentation`, an example's gradient is a mean over several views of its image.
+    """
 
     shift: PeriodicShift | None = None
     training_on: TrainingOn | None = None
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +45,8 @@ class LabRecipe(Recipe):
     @property
     def optimizer(self) -> str:
         moving = "" if self.shift is None else "; batches shift between two parts of the data, rates here dominate either's"
-        return (super().optimizer if self.training_on is None else self.training_on.optimizer) + moving
+        views = "" if self.augmentation is None else f"; {self.augmentation}"
+        return (super().optimizer if self.training_on is None else self.training_on.optimizer) + moving + views
 
     def begin(self, first: Any) -> Callable[[Any], Any]:
         return super().begin(first) if self.training_on is None else self.training_on.begin(first).next_start
