@@ -193,6 +193,19 @@ def named(**more: Any) -> Document:
     return {"kind": "lines", "title": "Gains", **axes, **more}
 
 
+def test_bars_on_one_name_stand_side_by_side() -> None:
+    document = named()
+    measured, paper = document["lines"]
+    document["lines"] = [measured, paper, {**measured, "label": "measured again"}]
+    left, reference, right = web_figure(document)["data"]
+    assert reference["x"] == [0, 1, 2]
+    assert left["x"] == pytest.approx([-0.1, 0.9, 1.9]) and right["x"] == pytest.approx([0.1, 1.1, 2.1])
+    assert left["customdata"][1].startswith("measured<br>aggregation: EMA of the iterates")
+    bars: Any = printed(document).axes[0].collections
+    bars = [bar.get_segments()[0][0][0] for bar in bars]
+    assert bars == pytest.approx([-0.1, 0.1])
+
+
 def test_categories_are_named_and_not_joined() -> None:
     document = named()
     drawn = printed(document)
@@ -215,5 +228,6 @@ def test_categories_are_named_and_not_joined() -> None:
     )
     table = panel_of(document).table()
     assert table.rows[1] == ["EMA of the iterates", "0.2 (0.1 to 0.4)", "0.3"]
+    assert made["data"][0]["x"] == [0, 1, 2]
     with pytest.raises(FigureError, match="an x that is not the position of one of its 2 categories"):
         render(named(categories=["a", "b"]), ".png")

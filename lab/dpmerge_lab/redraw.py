@@ -10,28 +10,47 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import DpmergeError
 from dpmerge.figures import Picture, draw
 from dpmerge_lab.audit import summary
-from dpmerge_lab.experiments import aggregation_mnist_pictures, mean_estimation_pictures
+from dpmerge_lab.experiments import (
+    aggregation_mnist_pictures,
+    knob,
+    last_iterate,
+    mean_estimation_pictures,
+    mnist,
+    uncertainty_mnist,
+)
 from dpmerge_lab.experiments.aggregation_mnist import CASES
+
+Documents = dict[str, Mapping[str, Any]]
+
+
+def _aggregation_mnist(setting: Mapping[str, Any], numbers: Mapping[str, Any]) -> Documents:
+    how = "MNIST", setting["repetitions"], setting["learning_rate"]
+    return aggregation_mnist_pictures.pictures(numbers, list(CASES), *how)
+
+
+# By the folder of the results: from configuration and numbers to documents.
+_PICTURES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Documents]] = {
+    "aggregation-mnist": _aggregation_mnist,
+    "knob": lambda _, numbers: knob.pictures(numbers),
+    "last-iterate": lambda _, numbers: last_iterate.pictures(numbers),
+    "mean-estimation": mean_estimation_pictures.pictures,
+    "uncertainty-mnist": lambda setting, numbers: uncertainty_mnist.pictures(numbers, setting),
+    "mnist-full-batch": lambda _, numbers: mnist.full_batch_pictures(mnist.two_models(), numbers, "MNIST"),
+}
 
 
 def pictures(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Where each picture goes, and its document."""
-    for name in ("aggregation-mnist", "mean-estimation"):
+    for name, made in _PICTURES.items():
         kept = json.loads((folder / name / f"{name}.json").read_text())
-        numbers, setting = kept["numbers"], kept["configuration"]
-        if name == "mean-estimation":
-            found = mean_estimation_pictures.pictures(setting, numbers)
-        else:
-            how = "MNIST", setting["repetitions"], setting["learning_rate"]
-            found = aggregation_mnist_pictures.pictures(numbers, list(CASES), *how)
-        for title, document in found.items():
+        for title, document in made(kept["configuration"], kept["numbers"]).items():
             yield folder / name / f"{name}-{title}.png", document
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import DataError
+from dpmerge.figures import describe
 from dpmerge.records import DpSgd
 from dpmerge_lab.experiments.checkpoints import checkpoints
 from dpmerge_lab.experiments.mnist import full_batch, logistic_twin, mnist, mnist_full_batch, papers, poisson_twin
@@ -77,6 +78,8 @@ def test_frontiers_show_the_spread(papers_result: Result) -> None:
     assert {curve["standing"] for label, curve in curves.items() if "formula" in label} == {"conditional"}
     for curve in curves.values():
         assert all(low <= y <= high for low, y, high in zip(curve["low"], curve["y"], curve["high"], strict=True))
+        assert curve["rule"] in curve["label"] or "formula" in curve["label"]
+        assert curve["label"].endswith(curve["by"].upper())
         assert curve["x"] == sorted(curve["x"])
         assert np.sum(curve["weights"], axis=1) == pytest.approx(1)
     drawn = {line["label"]: line for line in papers_result.pictures["frontier"]["panels"][0]["lines"]}
@@ -88,17 +91,20 @@ def test_frontiers_show_the_spread(papers_result: Result) -> None:
 
 
 def test_heatmaps_are_those_of_the_paper_for_both_accounts(papers_result: Result) -> None:
-    proved, formula = papers_result.pictures["heatmap-proved"], papers_result.pictures["heatmap-formula"]
-    for document in (proved, formula):
-        assert [(panel["rule"], panel["by"]) for panel in document["panels"]] == [
-            ("selection", "rdp"),
-            ("selection", "pld"),
-            ("combination", "rdp"),
-            ("combination", "pld"),
-        ]
-    for index in (2, 3):
-        below, above = formula["panels"][index]["epsilons"], proved["panels"][index]["epsilons"]
-        assert all(low <= high * UP for low, high in zip(below, above, strict=True))
+    panels = papers_result.pictures["heatmap"]["panels"]
+    assert [(panel["rule"], panel["standing"], panel["by"]) for panel in panels] == [
+        ("selection", "proved", "rdp"),
+        ("selection", "proved", "pld"),
+        ("combination", "proved", "rdp"),
+        ("combination", "proved", "pld"),
+        ("combination", "conditional", "rdp"),
+        ("combination", "conditional", "pld"),
+    ]
+    for proved, formula in zip(panels[2:4], panels[4:], strict=True):
+        assert all(low <= high * UP for low, high in zip(formula["epsilons"], proved["epsilons"], strict=True))
+    colours = describe(papers_result.pictures["heatmap"]).colours()
+    values = [value for panel in panels for value in panel["epsilons"]]
+    assert (colours.low, colours.high) == (min(values), max(values)), "one scale for all that is compared"
 
 
 @pytest.mark.parametrize("name", ["warm-up and decay", "constant rate", "Poisson twin", "logistic twin"])

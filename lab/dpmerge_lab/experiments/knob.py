@@ -6,7 +6,7 @@ target needs depends on records alone. Trained anew: by the same recipe, with th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from dpmerge.training import PortfolioFile, Recipe, Tensors, accuracy, fresh_gen
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
 from dpmerge_lab.experiments.heads import mean, noisy
 from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
-from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
+from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.images import digits_as_images
 
 DELTA = 1e-4
@@ -55,7 +55,21 @@ def knob(options: Options) -> Result:
         ["ε", "noise τ", "one portfolio", "trained anew", "its σ"],
         [_row(epsilon, row) for epsilon, row in result.numbers.items()],
     )
+    result.pictures = pictures(result.numbers)
     return result
+
+
+def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The table."""
+    lines = [
+        {"label": label, **error_bars([row[key] for row in numbers.values()])}
+        for label, key in (("one portfolio, noise at release", "noise at release"), ("trained anew", "trained anew"))
+    ]
+    runs = next(iter(numbers.values()))["trained anew"]["runs"]
+    axes = {"x_label": f"ε at δ = {DELTA:g}", "y_label": "test accuracy", "categories": [f"ε = {one}" for one in numbers]}
+    title = "One portfolio for every ε, beside models trained anew"
+    subtitle = f"softmax regression on digits; mean ± standard error, {runs} repetitions"
+    return {"table": {"kind": "lines", "title": title, "subtitle": subtitle, **axes, "lines": lines}}
 
 
 def _row(epsilon: str, row: dict[str, Any]) -> list[str]:

@@ -36,7 +36,30 @@ def last_iterate(options: Options) -> Result:
         for name, (portfolio, _) in _portfolios(options).items():
             account = partial(row, portfolio)
             result.numbers[name] = run_all(account, asked[name], jobs=options.jobs, progress=options.bar(name))
+        result.pictures = pictures(result.numbers)
     return result
+
+
+def pictures(numbers: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
+    """The table, a panel for every portfolio; every ε is computed, so there are no bars. Averages by weights, in order."""
+    labels = {"before": "every iterate may be published", "now": "nothing but the release is published"}
+    panels = []
+    for name, rows in numbers.items():
+        models = [next(iter(row["weights"])) for row in rows if len(row["weights"]) == 1]
+        releases = [_release(row["weights"], models) for row in rows]
+        lines = [
+            {"label": label, "x": list(range(len(rows))), "y": [row[when]["epsilon"] for row in rows], "joined": False}
+            for when, label in labels.items()
+        ]
+        axes = {"x_label": "release", "y_label": f"ε at δ = {DELTA:g}", "y_scale": "log", "categories": releases}
+        panels.append({"title": name, **axes, "lines": lines})
+    title = "What a release costs if nothing else of its runs is ever published"
+    return {"table": {"kind": "lines", "title": title, "subtitle": "the best theorem that applies", "panels": panels}}
+
+
+def _release(weights: Mapping[str, float], models: Sequence[str]) -> str:
+    """A model's name, or the weights of all models in order."""
+    return next(iter(weights)) if len(weights) == 1 else f"({', '.join(f'{weights.get(one, 0):.3g}' for one in models)})"
 
 
 def row(portfolio: Portfolio, weights: Weights) -> dict[str, Any]:

@@ -72,20 +72,18 @@ def _over_weights(rule: str, label: str, axis: str, numbers: Mapping[str, Any]) 
     held = numbers[rule]
     weights, measured = held["weight"], held["measured error"]
     shown = [min(range(len(weights)), key=lambda index: abs(weights[index] - tenth / 10)) for tenth in range(11)]
-    means, deviations = ([measured[key][index] for index in shown] for key in ("mean", "std"))
-    band = {
-        "low": [mean - deviation for mean, deviation in zip(means, deviations, strict=True)],
-        "high": [mean + deviation for mean, deviation in zip(means, deviations, strict=True)],
-    }
-    name = f"error measured, mean ± deviation over {measured['runs']} seeds"
-    errors = [
+    means, errors = [measured["mean"][k] for k in shown], [measured["std"][k] / measured["runs"] ** 0.5 for k in shown]
+    low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+    band = {"low": low, "high": high}
+    name = f"error measured, mean ± standard error over {measured['runs']} seeds"
+    lines = [
         {"label": "error in closed form", "standing": "reference", "x": weights, "y": held["error"]},
         {"label": name, "standing": "measured", "x": [weights[index] for index in shown], "y": means, "markers": True, **band},
     ]
     epsilons = [{"rule": rule, "by": by, "label": text, "x": weights, "y": held[by]} for of, by, text in _LINES if of == rule]
     return [
         {"title": "privacy", "x_label": label, "y_label": axis, "y_scale": "log", "lines": epsilons},
-        {"title": "error", "x_label": label, "y_label": "mean squared error", "lines": errors},
+        {"title": "error", "x_label": label, "y_label": "mean squared error", "lines": lines},
     ]
 
 

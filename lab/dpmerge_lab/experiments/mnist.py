@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dpmerge.jobs import run_all
-from dpmerge.planning import Point, heatmap
+from dpmerge.planning import Point
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge.rules import Accounting, Combination
+from dpmerge.rules import Combination
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.portfolio_pictures import (
     AVERAGE,
@@ -29,6 +29,7 @@ from dpmerge_lab.experiments.portfolio_pictures import (
     frontier_numbers,
     frontier_panel,
     frontier_picture,
+    whole_heatmap,
 )
 from dpmerge_lab.experiments.portfolios import (
     DELTA,
@@ -37,7 +38,6 @@ from dpmerge_lab.experiments.portfolios import (
     alone,
     data_name,
     grid,
-    grid_step,
     guarantees,
     measure,
 )
@@ -78,6 +78,16 @@ def logistic_twin() -> Setting:
     return replace(_with_noise(recipe, 0.5, 2.0), loss="logistic")
 
 
+def two_models() -> dict[str, Setting]:
+    """What `mnist_full_batch` trains."""
+    return {
+        "warm-up and decay": full_batch(1.0, decay=True),
+        "constant rate": full_batch(LONGEST, decay=False),
+        "Poisson twin": poisson_twin(),
+        "logistic twin": logistic_twin(),
+    }
+
+
 def _with_noise(recipe: Recipe, *sigmas: float) -> Setting:
     return Setting({f"σ={sigma:g}": replace(recipe, noise_multiplier=sigma) for sigma in sigmas}, _NORM)
 
@@ -92,12 +102,7 @@ def mnist(options: Options) -> Result:
         result.pictures["frontier"] = frontier_picture(title, [panel], options)
         averages = _averages(measured, grid(options), options)
         result.numbers = {"alone": alone(measured), "averages": averages, "frontier": frontier_numbers(panel)}
-        for label, assumed in (("proved", None), ("formula", 0.0)):
-            step = grid_step(options) / 2
-            run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {label}"))
-            accounting = Accounting(assume_smoothness=assumed)
-            found = heatmap(measured.portfolio, delta=DELTA, step=step, accounting=accounting, run=run)
-            result.pictures[f"heatmap-{label}"] = found.as_dict()
+        result.pictures["heatmap"] = whole_heatmap(measured.portfolio, options).as_dict()
     return result
 
 
@@ -106,26 +111,26 @@ def mnist_full_batch(options: Options) -> Result:
 
     The full-batch setting of Differentially Private Model Merging, version 2.
     """
-    settings = {
-        "warm-up and decay": full_batch(1.0, decay=True),
-        "constant rate": full_batch(LONGEST, decay=False),
-        "Poisson twin": poisson_twin(),
-        "logistic twin": logistic_twin(),
-    }
-    settings = {name: setting.sized(options) for name, setting in settings.items()}
+    settings = {name: setting.sized(options) for name, setting in two_models().items()}
     configuration = {name: setting.configuration(options) for name, setting in settings.items()}
     with timed(Result("mnist-full-batch", configuration)) as result:
         for name, setting in settings.items():
             points = [(share, 1 - share) for share in ((0.02, 0.1, 0.5) if options.quick else _SHARES)]
             measured = measure(setting, points, options, f"{name}: training")
-            rows, models = _averages(measured, points, options), alone(measured)
-            result.numbers[name] = {"alone": models, "averages": rows}
-            title = f"{data_name(options)}, {name}: averages of {' and '.join(setting.names)}"
-            result.pictures[name.lower().replace(" ", "-")] = against_weights(title, setting, models, rows)
+            result.numbers[name] = {"alone": alone(measured), "averages": _averages(measured, points, options)}
         lengths = {"warm-up and decay": _lengths(True, options), "constant rate": _lengths(False, options)}
         result.numbers["length of training"] = lengths
-        result.pictures["length-of-training"] = against_length(f"{data_name(options)}, full batches", lengths)
+        result.pictures = full_batch_pictures(settings, result.numbers, data_name(options))
     return result
+
+
+def full_batch_pictures(settings: Mapping[str, Setting], numbers: Mapping[str, Any], data: str) -> dict[str, Mapping[str, Any]]:
+    """Of each setting, and of longer training."""
+    found = {}
+    for name, setting in settings.items():
+        title = f"{data}, {name}: averages of {' and '.join(setting.names)}"
+        found[name.lower().replace(" ", "-")] = against_weights(title, setting, **numbers[name])
+    return {**found, "length-of-training": against_length(f"{data}, full batches", numbers["length of training"])}
 
 
 def _averages(measured: Measured, points: Iterable[Point], options: Options) -> list[dict[str, Any]]:

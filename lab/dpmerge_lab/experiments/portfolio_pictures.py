@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dpmerge.jobs import run_all
-from dpmerge.planning import frontier
+from dpmerge.planning import Heatmap, Surface, frontier, heatmap
 from dpmerge.records import Portfolio
-from dpmerge.rules import Joint
+from dpmerge.rules import Accounting, Joint
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, Setting, grid_step
 from dpmerge_lab.experiments.results import Options, mean_and_deviation
 
@@ -26,8 +27,22 @@ _CURVES: dict[str, dict[str, Any]] = {
     JOINT: {"rule": "joint", "by": "pld"},
 }
 _SCORES = {PROVED: AVERAGE, SELECTION: DRAW}
+RDP = "the tight conversion"  # of Canonne et al. 2020, which is below the papers'
 _EPSILON = {"y_label": f"ε at δ = {DELTA:g}", "y_scale": "log"}
 Row = Mapping[str, Any]
+
+
+def whole_heatmap(portfolio: Portfolio, options: Options) -> Heatmap:
+    """What is proved and the papers' formula in one picture: what is compared has one scale of colours."""
+    surfaces: list[Surface] = []
+    assumptions: dict[str, list[str]] = {}
+    for label, assumed in (("proved", None), ("formula", 0.0)):
+        run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {label}"))
+        accounting = Accounting(assume_smoothness=assumed)
+        found = heatmap(portfolio, delta=DELTA, step=grid_step(options) / 2, accounting=accounting, run=run)
+        surfaces += [surface for surface in found.panels if surface not in surfaces]  # draws are the same in both
+        assumptions |= found.assumptions
+    return replace(found, panels=tuple(surfaces), assumptions=assumptions)
 
 
 def frontier_panel(measured: Measured, options: Options, title: str = "") -> dict[str, Any]:
@@ -69,7 +84,7 @@ def frontier_picture(title: str, panels: Sequence[Row], options: Options) -> dic
     return {
         "kind": "lines",
         "title": title,
-        "subtitle": f"mean ± deviation over {options.seeds} repetitions with fresh noise and batches",
+        "subtitle": f"mean ± standard error, {options.seeds} repetitions with fresh noise and batches; RDP by {RDP}",
         "warning": CHOSEN_BY_TEST,
         "panels": drawn,
     }
@@ -77,32 +92,35 @@ def frontier_picture(title: str, panels: Sequence[Row], options: Options) -> dic
 
 def frontier_numbers(panel: Row) -> dict[str, Any]:
     """What a panel of frontiers shows, for the results."""
-    fields = ("label", "standing", "x", "y", "low", "high", "weights")
+    fields = ("label", "rule", "by", "standing", "x", "y", "low", "high", "weights")
     return {
         "x": "epsilon",
-        "y": "mean test accuracy, low and high: mean ± deviation; of random selection: expected over the draw",
+        "y": "mean test accuracy, low and high: mean ± standard error; of random selection: expected over the draw",
+        "conversion of RDP": RDP,
         "how the weights were chosen": CHOSEN_BY_TEST,
         "curves": [{key: line[key] for key in fields} for line in panel["lines"]],
     }
 
 
-def against_weights(title: str, setting: Setting, models: Mapping[str, Row], rows: Sequence[Row]) -> dict[str, Any]:
+def against_weights(title: str, setting: Setting, alone: Mapping[str, Row], averages: Sequence[Row]) -> dict[str, Any]:
     """ε and test accuracy against the weight of the first, less private model beside the other, and against each other."""
     first, last = setting.names
-    shares = [row["weights"][first] for row in rows]
-    guaranteed = [{**_through(shares, rows, label), **look} for label, look in _CURVES.items()]
-    scored = [{**_measured(shares, _column(rows, key)), **_CURVES[label], "label": label} for label, key in _SCORES.items()]
+    shares = [row["weights"][first] for row in averages]
+    guaranteed = [{**_through(shares, averages, label), **look} for label, look in _CURVES.items()]
+    scored = [{**_measured(shares, _column(averages, key)), **_CURVES[label], "label": label} for label, key in _SCORES.items()]
     for model in (first, last):
         level = {"label": f"{model} alone", "standing": "reference", "x": shares}
-        guaranteed.append({**level, "y": [models[model]["epsilon by PLD"]] * len(shares)})
-        scored.append({**level, "y": [models[model]["test accuracy"]["mean"]] * len(shares)})
+        guaranteed.append({**level, "y": [alone[model]["epsilon by PLD"]] * len(shares)})
+        scored.append({**level, "y": [alone[model]["test accuracy"]["mean"]] * len(shares)})
     traded = [
-        {**_measured(_column(rows, label), _column(rows, _SCORES.get(label, AVERAGE))), **_CURVES[label], "label": label}
+        {
+            **_measured(_column(averages, label), _column(averages, _SCORES.get(label, AVERAGE))),
+            **_CURVES[label],
+            "label": label,
+        }
         for label in (PROVED, FORMULA, SELECTION)
     ]
-    marks = [
-        {"name": name, "x": known["epsilon by PLD"], "y": known["test accuracy"]["mean"]} for name, known in models.items()
-    ]
+    marks = [{"name": name, "x": known["epsilon by PLD"], "y": known["test accuracy"]["mean"]} for name, known in alone.items()]
     across, up = {"x_label": f"weight of {first}, beside {last}", "x_scale": "log"}, {"y_label": "test accuracy"}
     privacy = {"x_label": _EPSILON["y_label"], "x_scale": "log"}
     return {
@@ -110,7 +128,7 @@ def against_weights(title: str, setting: Setting, models: Mapping[str, Row], row
         "title": title,
         "subtitle": _in_words(setting),
         "caption": "The weights are a grid: none was chosen by looking at the models. Random selection: expected accuracy. "
-        f"Bands: mean ± deviation over {rows[0][AVERAGE]['runs']} repetitions.",
+        f"Bands: mean ± standard error, {averages[0][AVERAGE]['runs']} repetitions.",
         "panels": [
             {"title": "guarantee", **_EPSILON, **across, "lines": guaranteed},
             {"title": "test accuracy", **up, **across, "lines": scored},
@@ -162,8 +180,8 @@ def _measured(x: Sequence[float], scores: Sequence[Row]) -> dict[str, Any]:
 
 
 def _band(x: Sequence[float], scores: Sequence[Row]) -> dict[str, Any]:
-    """A line through means, with the deviations to both sides."""
-    low, high = ([one["mean"] + sign * one["std"] for one in scores] for sign in (-1, 1))
+    """A line through means, with the standard errors to both sides."""
+    low, high = ([one["mean"] + sign * one["std"] / one["runs"] ** 0.5 for one in scores] for sign in (-1, 1))
     return {"x": list(x), "y": _column(scores, "mean"), "low": low, "high": high}
 
 

@@ -86,6 +86,13 @@ def with_error(of: Mapping[str, Any], digits: int = 4) -> str:
     return f"{of['mean']:.{digits}f} ± {of['std'] / of['runs'] ** 0.5:.{digits}f}"
 
 
+def error_bars(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means with their standard errors, of what `mean_and_deviation` gives, on the names of a picture's axis."""
+    means, errors = [one["mean"] for one in found], [one["std"] / one["runs"] ** 0.5 for one in found]
+    low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+    return {"x": list(range(len(means))), "y": means, "low": low, "high": high, "standing": "measured", "joined": False}
+
+
 def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> list[Path]:
     """The numbers as NAME.json, and every picture as NAME-PICTURE in each format.
 

@@ -7,6 +7,7 @@ theorem asks for: N checkpoints as far apart as the second half of the run allow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -88,7 +89,7 @@ def uncertainty_mnist(options: Options) -> Result:
     images = _images(data, options.quick)[0]
     seen = _SETTING.features(images.test)
     repeats = min(options.seeds, design.pool)
-    configuration = {
+    configuration: dict[str, Any] = {
         "data": "digits" if options.quick else "mnist",
         "delta": DELTA,
         "adjacency": "add-remove",
@@ -120,8 +121,11 @@ def uncertainty_mnist(options: Options) -> Result:
             result.numbers[f"ε = {epsilon:g}"][f"accuracy where answered, N = {design.shown}"] = {
                 line.label: _at(line) for line in curves[-1].lines
             }
-        subtitle = f"softmax regression on {'digits' if options.quick else 'MNIST'}, δ = {DELTA:g}"
-        result.pictures = _pictures(result.numbers, curves, subtitle, repeats, design)
+        shown = f"{_subtitle(configuration['data'])}, N = {design.shown}, the first repeat"
+        result.pictures = {
+            **pictures(result.numbers, configuration),
+            "abstention": abstention_picture(curves, shown).as_dict(),
+        }
     return result
 
 
@@ -196,41 +200,33 @@ def _at(line: Line) -> dict[str, float | None]:
     return {f"{share:g}": line.y[int(np.searchsorted(line.x, share - 1e-12))] for share in (0.5, 0.8, 0.9, 1.0)}
 
 
-def _pictures(
-    numbers: Mapping[str, Any], curves: Sequence[Panel], subtitle: str, repeats: int, design: Design
-) -> dict[str, Mapping[str, Any]]:
-    """Widths, ratios and abstention; one panel for each ε, or for each way."""
-    common = {"kind": "lines", "subtitle": f"{subtitle}, mean over {repeats} repeats"}
+def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Widths and ratios with their standard errors; one panel for each ε, or for each way."""
+    what = f"{_subtitle(configuration['data'])}, mean ± standard error over {configuration['repeats']} repeats"
+    common = {"kind": "lines", "subtitle": what}
     x = {"x_label": "N", "x_scale": "log"}
-    counts = list(design.counts)
+    counts = configuration["N"]
 
-    def mean(name: str, way: str) -> list[float]:
-        return [row["mean width"][way]["mean"] for row in numbers[name]["rows"]]
-
-    def ratio(name: str, way: str) -> list[float]:
-        return [row["independent runs' width / checkpoints'"][way] for row in numbers[name]["rows"]]
-
-    def line(label: str, y: list[float]) -> dict[str, Any]:
-        return {"label": label, "x": counts, "y": y, "standing": "measured", "markers": True}
+    def line(label: str, found: Sequence[tuple[float, float]]) -> dict[str, Any]:
+        low, high = ([mean + sign * error for mean, error in found] for sign in (-1, 1))
+        about = {"label": label, "x": counts, "standing": "measured", "markers": True}
+        return {**about, "y": [mean for mean, _ in found], "low": low, "high": high}
 
     def reference(value: float) -> dict[str, Any]:
-        return {**line(f"factor {value:g}", [value] * len(counts)), "standing": "reference"}
+        return {"label": f"factor {value:g}", "x": counts, "y": [value] * len(counts), "standing": "reference"}
 
     widths = [
-        {
-            "title": name,
-            **x,
-            "y_label": "mean width",
-            "y_scale": "log",
-            "lines": [line(w, mean(name, w)) for w in (RUNS, LAST, APART)],
-        }
-        for name in numbers
+        {"title": name, **x, "y_label": "mean width", "y_scale": "log"}
+        | {"lines": [line(way, [_width(row, way) for row in of["rows"]]) for way in (RUNS, LAST, APART)]}
+        for name, of in numbers.items()
     ]
-    ratios = [
+    ratios: list[dict[str, Any]] = [
         {"title": way, **x, "y_label": "independent runs' width / checkpoints'", "y_scale": "log"}
-        | {"lines": [*(line(name, ratio(name, way)) for name in numbers), *map(reference, (1.0, 2.0, 4.0))]}
+        | {"lines": [line(name, [ratio(row, way) for row in of["rows"]]) for name, of in numbers.items()]}
         for way in (LAST, APART)
     ]
+    for panel in ratios:
+        panel["lines"] += [reference(value) for value in (1.0, 2.0, 4.0)]
     caption = (
         f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (Recycling Scraps, "
         "Fig. 6). Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than "
@@ -239,5 +235,20 @@ def _pictures(
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
         "ratios": {**common, "title": "How much too small checkpoints' widths are", "caption": caption, "panels": ratios},
-        "abstention": abstention_picture(curves, f"{subtitle}, N = {design.shown}, the first repeat").as_dict(),
     }
+
+
+def _width(row: Mapping[str, Any], way: str) -> tuple[float, float]:
+    """Mean and standard error."""
+    found = row["mean width"][way]
+    return found["mean"], found["std"] / math.sqrt(found["runs"])
+
+
+def ratio(row: Mapping[str, Any], way: str) -> tuple[float, float]:
+    """Of the width from runs to that from checkpoints; its standard error to first order, as if repeats were independent."""
+    (runs, of_runs), (checkpoints, of_checkpoints) = _width(row, RUNS), _width(row, way)
+    return runs / checkpoints, runs / checkpoints * math.hypot(of_runs / runs, of_checkpoints / checkpoints)
+
+
+def _subtitle(data: str) -> str:
+    return f"softmax regression on {'MNIST' if data == 'mnist' else data}, δ = {DELTA:g}"

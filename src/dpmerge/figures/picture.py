@@ -194,6 +194,14 @@ class Panel(Form):
             )
         return self
 
+    def places(self, index: int) -> list[float]:
+        """Where the points of a line are drawn: on names, lines with bars stand side by side, as bars hide each other."""
+        line, barred = self.lines[index], [k for k, one in enumerate(self.lines) if one.band and not one.joined]
+        if not self.categories or index not in barred:
+            return line.x
+        aside = (barred.index(index) - (len(barred) - 1) / 2) * min(0.2, 0.7 / len(barred))
+        return [x + aside for x in line.x]
+
     def widths(self) -> list[float]:
         """Every x that has a y."""
         drawn = [x for line in self.lines for x, y in zip(line.x, line.y, strict=True) if y is not None]
@@ -297,8 +305,8 @@ class Picture(Form):
     step: Positive = 0.05  # between neighbouring points of a triangle
     how_to_read: str = (
         "Lines with one name belong to one method, in every panel. What is dotted and hollow is conditional: it holds only "
-        "under an assumption that fails in general. Thin grey lines are references to compare with; pale bands are mean ± "
-        "standard deviation."
+        "under an assumption that fails in general. Thin grey lines are references to compare with; pale bands and bars are "
+        "the spread that the heading or the caption names."
     )
     more: dict[str, list[str]] = {}  # headings and paragraphs
     tables: list[Table] = []

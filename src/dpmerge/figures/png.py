@@ -132,7 +132,7 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, style.Look]) -> None:
     if panel.title:
         axes.set_title(style.short(panel.title, 60), loc="left", fontsize=11, fontweight="bold", color=style.INK)
     for index, line in enumerate(panel.lines):
-        _draw_line(axes, line, looks[line.name], index)
+        _draw_line(axes, line, looks[line.name], index, panel.places(index))
     for point in panel.points:
         axes.plot([point.x], [point.y], **_mark_style(style.MARKS[point.mark]), zorder=6)
     for target in panel.targets:
@@ -153,10 +153,10 @@ def _prepare(axes: Axes, name: str, axis: Axis) -> None:
     getattr(axes, f"set_{name}label")(style.short(axis.label, 60))
 
 
-def _draw_line(axes: Axes, line: Line, look: style.Look, index: int) -> None:
+def _draw_line(axes: Axes, line: Line, look: style.Look, index: int, x: list[float]) -> None:
     """The band below, the line above; proved lines are above those that are conditional or references."""
     layer = 2.0 if look.hollow or look.thin else 3.0
-    x, y = line.x, _numbers(line.y)
+    y = _numbers(line.y)
     if line.band:
         low, high = _numbers(line.low or []), _numbers(line.high or [])
         if line.joined:

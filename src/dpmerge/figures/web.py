@@ -72,7 +72,7 @@ def _line_trace(panel: Panel, line: Line, look: style.Look, index: int) -> dict[
     told = [panel.hover(line, k) for k in range(len(line.x))]
     marked, size = line.marked(index), 10 if look.thin else 5 if line.faint else 7 if line.joined else 9
     sizes = [size if k in marked else 0 for k in range(len(line.x))]
-    x, y = line.x, line.y
+    x, y = panel.places(index), line.y
     if line.steps:  # the last step goes on to the edge, without a marker there
         x, y, told, sizes = [*x, panel.across.high], [*y, y[-1]], [*told, told[-1]], [*sizes, 0]
     stroke = {"color": look.colour, "dash": look.dash, "width": 1.2 if look.thin else 2}
