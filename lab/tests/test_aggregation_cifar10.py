@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from dpmerge.profiles import run_profile
 from dpmerge.records import DpSgd, Model, Record
-from dpmerge_lab.experiments.aggregation import Watcher, accuracies, tuned
-from dpmerge_lab.experiments.aggregation_cifar10 import DELTA, METHODS, aggregation_cifar10
+from dpmerge_lab.experiments.aggregation import LAST, METHODS, Watcher, accuracies, tuned
+from dpmerge_lab.experiments.aggregation_cifar10 import DELTA, aggregation_cifar10
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN
 from dpmerge_lab.experiments.aggregation_settings import SETTINGS
 from dpmerge_lab.experiments.results import Options
 
@@ -20,12 +22,17 @@ KEPT = Path(__file__).parent.parent / "results" / "aggregation-cifar10"
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_kept_runs_have_the_least_noise_for_their_epsilon(name: str) -> None:
-    held = json.loads((KEPT / f"{name}.json").read_text())
-    record, setting = Record.parse(json.dumps(held["record"])), SETTINGS[name]
-    assert isinstance(record.mechanism, DpSgd)
-    assert record.mechanism.steps == setting.steps
-    assert record.mechanism.noise_multiplier == setting.noise_multiplier
-    assert (record.mechanism.optimizer == "sgd") is not setting.shifting
+    setting, mechanisms = SETTINGS[name], set()
+    for path in KEPT.glob(f"{name}-*.json"):
+        held = json.loads(path.read_text())
+        record = Record.parse(json.dumps(held["record"]))
+        assert isinstance(record.mechanism, DpSgd)
+        assert held["setting"] == asdict(setting)
+        assert record.mechanism.steps == setting.steps
+        assert record.mechanism.noise_multiplier == setting.noise_multiplier
+        assert (record.mechanism.optimizer == "sgd") is (not setting.shifting and setting.copies == 1)
+        mechanisms.add(record.mechanism.model_dump_json())
+    assert len(mechanisms) == 1  # all runs of a setting have one guarantee
 
     def epsilon(sigma: float) -> float:
         mechanism = record.mechanism.model_copy(update={"noise_multiplier": sigma})
@@ -66,10 +73,41 @@ def test_equal_parameters_are_settled_by_the_first() -> None:
 def test_the_quick_experiment_gives_the_table(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
-    result = aggregation_cifar10(Options(quick=True, folder=tmp_path))
+    result = aggregation_cifar10(Options(quick=True, seeds=1, folder=tmp_path))
     assert set(result.numbers) == set(SETTINGS)
     for found in result.numbers.values():
-        assert set(found["test accuracy"]) == set(METHODS)
+        assert set(found["test accuracy"]) == {*METHODS, "EMA tr + inf", "UTA tr + inf", CHOSEN}
         assert found["epsilon"]["pld"] < found["epsilon"]["rdp"]
-    again = aggregation_cifar10(Options(quick=True, folder=tmp_path))  # nothing left to train
-    assert again.numbers == result.numbers
+    assert "views of an image" in json.loads((tmp_path / "eps1-1.json").read_text())["record"]["mechanism"]["optimizer"]
+    held = json.loads((tmp_path / "eps1-1.json").read_text())
+    held["measured"]["plain"][LAST]["test"] += 0.25
+    (tmp_path / "eps1-2.json").write_text(json.dumps(held))
+    again = aggregation_cifar10(Options(quick=True, seeds=1, folder=tmp_path))  # nothing left to train, one run more
+    assert {**again.numbers, "eps1": None} == {**result.numbers, "eps1": None}
+    before, after = (one.numbers["eps1"]["test accuracy"][LAST] for one in (result, again))
+    assert after["runs"] == 2
+    assert after["mean"] == pytest.approx(before["mean"] + 0.125)
+    assert again.numbers["eps1"]["gain over no aggregation"]["OPA"]["standard error"] == pytest.approx(0.125)
+
+
+def test_what_is_followed_is_what_its_names_say() -> None:
+    """As for the aggregations: iterates are scores themselves."""
+    rng = np.random.default_rng(4)
+    iterates, labels = [rng.normal(size=(40, 3)) for _ in range(25)], rng.integers(0, 3, 40)
+    watcher, asked = Watcher(), []
+    for iterate in iterates:
+        watcher.see(iterate)
+
+    def predict(scores: np.ndarray) -> np.ndarray:
+        asked.append(scores)
+        return np.asarray(np.exp(scores))
+
+    seen = watcher.look(predict, labels)
+    assert seen["last iterate"] == accuracies(iterates[-1], labels)
+    assert seen["UTA, last 20"] == accuracies(np.mean(iterates[-20:], axis=0), labels)
+    assert seen["OPA, last 20"] == accuracies(np.sum(np.exp(iterates[-20:]), axis=0), labels)
+    votes = np.array([np.bincount([scores[i].argmax() for scores in iterates[-20:]], minlength=3) for i in range(40)])
+    assert seen["OMV, last 20"] == accuracies(votes, labels)
+    assert len(asked) == 22
+    watcher.look(predict, labels)
+    assert len(asked) == 24  # no iterate is asked twice, only the averages

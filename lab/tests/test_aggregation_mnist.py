@@ -17,7 +17,8 @@ from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Model
 from dpmerge.training import Recipe, accuracy, train
 from dpmerge_lab.experiments import aggregation_mnist as experiment
-from dpmerge_lab.experiments.aggregation_cifar10 import METHODS, PAPER
+from dpmerge_lab.experiments.aggregation import METHODS
+from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 from dpmerge_lab.experiments.aggregation_mnist import CASES, DELTA, QUICK, Case, Work, aggregation_mnist
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, write

@@ -17,7 +17,7 @@ from dpmerge.profiles import FloatArray, gaussian_epsilon
 from dpmerge_lab import redraw
 from dpmerge_lab.audit import SCENARIOS, __main__ as everything
 from dpmerge_lab.audit.summary import Row, picture, table
-from dpmerge_lab.experiments.aggregation_cifar10 import METHODS
+from dpmerge_lab.experiments.aggregation import METHODS
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "lab" / "results" / "audit"

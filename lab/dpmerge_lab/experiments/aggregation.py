@@ -18,8 +18,12 @@ from dpmerge_lab.training.averaging import MovingAverage
 DECAYS = (0.85, 0.9, 0.95, 0.99, 0.999, 0.9999)
 TAILS = (3, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 BASELINE_DECAY = 0.9999  # what De et al. 2022 took over from training without privacy
+METHODS = ("No Agg", "EMA tr", "UTA tr", "EMA baseline", "EMA inf", "UTA inf", "OPA", "OMV")
+LAST, TRAINED, AFTERWARDS = METHODS[0], METHODS[1:3], METHODS[3:]
 Probabilities = npt.NDArray[np.floating[Any]]
+Predict = Callable[[Any], Probabilities]
 Accuracies = dict[str, float]
+LOOKED_AT_DECAY, LOOKED_AT_LAST = 0.95, 20  # of what is followed as training goes on
 
 
 class Watcher:
@@ -29,20 +33,41 @@ class Watcher:
         self._averages = {decay: MovingAverage(decay=decay, warm_up=True).begin() for decay in DECAYS}
         self._aggregates: dict[float, Any] = {}
         self._last: deque[Any] = deque(maxlen=max(TAILS))
+        self._said: deque[Probabilities | None] = deque(maxlen=max(TAILS))  # by each of them, once it was asked
 
     def see(self, iterate: Any) -> None:
         """The next iterate."""
         self._aggregates = {decay: update(iterate) for decay, update in self._averages.items()}
         self._last.append(iterate)
+        self._said.append(None)
 
-    def measure(self, predict: Callable[[Any], Probabilities], labels: npt.NDArray[np.int64]) -> dict[str, Any]:
+    def look(self, predict: Predict, labels: npt.NDArray[np.int64]) -> dict[str, Accuracies]:
+        """The last iterate and every aggregation as they stand now, with parameters that nobody chose."""
+        count = min(LOOKED_AT_LAST, len(self._last))
+        said = [self._by(index, predict) for index in range(-count, 0)]
+        votes = sum(_votes(one) for one in said)
+        return {
+            "last iterate": accuracies(said[-1], labels),
+            f"EMA, decay {LOOKED_AT_DECAY}": accuracies(predict(self._aggregates[LOOKED_AT_DECAY]), labels),
+            f"UTA, last {LOOKED_AT_LAST}": accuracies(predict(sum(list(self._last)[-count:]) / count), labels),
+            f"OPA, last {LOOKED_AT_LAST}": accuracies(np.sum(said, axis=0), labels),
+            f"OMV, last {LOOKED_AT_LAST}": accuracies(np.asarray(votes), labels),
+        }
+
+    def _by(self, index: int, predict: Predict) -> Probabilities:
+        said = self._said[index]
+        if said is None:
+            said = self._said[index] = predict(self._last[index])
+        return said
+
+    def measure(self, predict: Predict, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Every aggregation with every parameter, and the one that its validation half chooses.
 
         `predict` gives the probabilities of every class for every image, one row each.
         """
         tails = [tail for tail in TAILS if tail <= len(self._last)] or [len(self._last)]
         found = {
-            "last": {"": accuracies(predict(self._last[-1]), labels)},
+            "last": {"": accuracies(self._by(-1, predict), labels)},
             "ema": {f"{decay:g}": accuracies(predict(mean), labels) for decay, mean in self._aggregates.items()},
             "uta": {},
             "opa": {},
@@ -52,8 +77,8 @@ class Watcher:
         summed, votes = np.zeros(0), np.zeros(0)
         for count, iterate in enumerate(reversed(self._last), start=1):
             mean = mean + (iterate - mean) / count
-            said = predict(iterate)
-            chosen = np.eye(said.shape[1])[said.argmax(axis=1)]
+            said = self._by(-count, predict)
+            chosen = _votes(said)
             summed, votes = (said.astype(np.float64), chosen) if count == 1 else (summed + said, votes + chosen)
             if count in tails:
                 found["uta"][str(count)] = accuracies(predict(mean), labels)
@@ -66,6 +91,10 @@ class Watcher:
             **{name: tuned(found[key]) for name, key in (("OPA", "opa"), ("OMV", "omv"))},
             "every parameter": found,
         }
+
+
+def _votes(said: Probabilities) -> npt.NDArray[np.float64]:
+    return np.asarray(np.eye(said.shape[1])[said.argmax(axis=1)])
 
 
 def accuracies(scores: Probabilities, labels: npt.NDArray[np.int64]) -> Accuracies:

@@ -1,23 +1,26 @@
-"""Aggregates of private WRN-16-4s on CIFAR-10 (Recycling Scraps Table 3): seven against none, plain and with periodic shift.
+"""Aggregates of private WRN-16-4s on CIFAR-10 (Recycling Scraps Tables 1, 3, 7, Fig. 5): seven against none, also under shift.
 
-Clip 1, batches of 4096, ε = 1 and 8; as many steps as GPU time allowed, every image used as it is (augmentation multiplicity
-1). What the folder of results holds already is not trained again, so numbers and pictures can be made again without a GPU.
+Clip 1, batches of 4096. At ε = 1 with standardised weights and four views of every image; at ε = 8, where the paper takes
+thousands of steps, fewer steps on images and weights as they are. Every run that the folder of results holds is counted, and
+none is trained again, so numbers and pictures can be made again without a GPU, and another day with one adds runs.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
+from dpmerge_lab.experiments.aggregation import LAST, METHODS, TAILS, TRAINED
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, gain, parameters, scores
 from dpmerge_lab.experiments.aggregation_settings import QUICK, SETTINGS, Size
-from dpmerge_lab.experiments.results import Options, Result, timed
+from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
 
 DELTA = 1e-5
-METHODS = ("No Agg", "EMA tr", "UTA tr", "EMA baseline", "EMA inf", "UTA inf", "OPA", "OMV")
 # Recycling Scraps, Table 3: test accuracy in percent, mean of five runs; WRN-16-4 with augmentation multiplicity 16, tuned.
 PAPER = {
     "eps8": (77.18, 78.98, 79.96, 79.16, 79.41, 79.39, 79.40, 79.34),
@@ -25,85 +28,177 @@ PAPER = {
     "shifting-eps8": (60.74, 78.18, 79.19, 77.99, 78.24, 77.92, 78.27, 77.99),
     "shifting-eps1": (47.13, 54.11, 55.01, 54.04, 54.04, 54.35, 54.58, 54.03),
 }
+# Table 1 for decays 0.9, 0.95, 0.99, 0.999, and Table 7 for the last 3, 5, 10, 20, … 100 checkpoints.
+PAPER_TUNING = {
+    "eps8": {
+        "ema": (79.41, 79.35, 79.41, 79.16),
+        "uta": (78.07, 78.24, 78.37, 78.81, 79.39, 79.16, 79.31, 79.13, 79.01, 78.88, 78.79, 78.71),
+        "opa": (78.05, 78.22, 78.45, 78.89, 79.18, 79.33, 79.40, 79.40, 79.36, 79.37, 79.26, 79.11),
+        "omv": (76.77, 77.2, 77.7, 78.32, 78.65, 78.81, 78.70, 78.92, 79.21, 79.20, 79.34, 79.31),
+    },
+    "eps1": {
+        "ema": (56.59, 56.61, 56.06, 56.05),
+        "uta": (55.29, 55.72, 55.96, 56.12, 56.43, 56.62, 56.59, 56.48, 56.33, 56.38, 56.4, 56.26),
+        "opa": (55.75, 56.11, 56.23, 56.49, 56.68, 56.11, 56.43, 56.11, 55.91, 55.94, 55.80, 55.81),
+        "omv": (53.75, 54.51, 54.90, 55.10, 55.07, 55.78, 56.14, 56.33, 56.40, 56.19, 56.23, 56.00),
+    },
+}
 _TITLES = {
     "eps8": "CIFAR-10, ε = 8",
     "eps1": "CIFAR-10, ε = 1",
     "shifting-eps8": "periodic shift, ε = 8",
     "shifting-eps1": "periodic shift, ε = 1",
 }
+_TUNED = {"ema": "EMA inf", "uta": "UTA inf", "opa": "OPA", "omv": "OMV"}
+_SHOWN = (LAST, *(name for method in TRAINED for name in (method, f"{method} + inf")), *METHODS[3:])
 
 
 def aggregation_cifar10(options: Options) -> Result:
-    """The table, what each run guarantees, and accuracy as training goes on."""
+    """The tables, what each run guarantees, and accuracy as training goes on."""
     size = QUICK if options.quick else Size()
-    with tempfile.TemporaryDirectory() as scratch, timed(Result("aggregation-cifar10", {"delta": DELTA, "seeds": 1})) as result:
+    with tempfile.TemporaryDirectory() as scratch, timed(Result("aggregation-cifar10", {"delta": DELTA})) as result:
         folder = options.folder if options.folder is not None else Path(scratch)
-        if not all((folder / f"{name}.json").exists() for name in SETTINGS):
+        missing = [name for name in SETTINGS if not _kept(folder, name)]
+        if missing:
             from dpmerge_lab.experiments.aggregation_cifar10_training import make
 
-            make(list(SETTINGS), options.data, options.device, size, folder)
-        held = {name: json.loads((folder / f"{name}.json").read_text()) for name in SETTINGS}
+            make(missing, range(1, options.seeds + 1), options.data, options.device, size, folder)
+        held = {name: [json.loads(path.read_text()) for path in _kept(folder, name)] for name in SETTINGS}
     result.configuration["runs"] = {
-        name: {key: content[key] for key in ("setting", "size", "started", "seconds", "software")}
-        for name, content in held.items()
+        name: [{key: run[key] for key in ("number", "setting", "size", "started", "seconds", "software")} for run in runs]
+        for name, runs in held.items()
     }
-    result.numbers = {name: _numbers(name, content) for name, content in held.items()}
-    result.pictures = {"steps": _over_steps(held), "table": _table(result.numbers)}
+    result.numbers = {name: _numbers(name, runs) for name, runs in held.items()}
+    result.pictures = pictures(result.numbers)
     return result
 
 
-def _numbers(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    profile = run_profile(Model(name, Record.parse(json.dumps(content["record"]), source=name))).profile
-    measured = content["measured"]
+def _kept(folder: Path, name: str) -> list[Path]:
+    return sorted(folder.glob(f"{name}-[0-9]*.json"))
+
+
+def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    profile = run_profile(Model(name, Record.parse(json.dumps(runs[0]["record"]), source=name))).profile
+    plain = _those(runs, "plain")
+    found = scores(plain)
+    pairs = {method: (values, found[LAST]) for method, values in found.items()}
+    for method in TRAINED:
+        if branches := _those(runs, method):
+            pairs[method] = [one["measured"][LAST]["test"] for one in branches], [one["last"] for one in branches]
+        if branches := [one for one in branches if len(one["measured"]) > 1]:  # some were scored alone
+            pairs[f"{method} + inf"] = scores(branches)[CHOSEN], [one["last"] for one in branches]
+    every = [run["measured"]["plain"]["every parameter"] for run in runs]
+    tables = {
+        _TUNED[kind]: {
+            parameter: mean_and_deviation([one[kind][parameter]["test"] for one in every]) for parameter in every[0][kind]
+        }
+        for kind in _TUNED
+    }
+    steps = [point["step"] for point in runs[0]["history"]]
+    series = [label for label in runs[0]["history"][0] if label != "step"]
     return {
         "epsilon": {"pld": profile.epsilon(DELTA), "rdp": profile.epsilon_by_renyi(DELTA)},
-        "test accuracy": {method: measured[method]["test"] for method in METHODS},
-        "chosen on the validation half": {
-            method: measured[method]["parameter"] for method in METHODS if "parameter" in measured[method]
+        "test accuracy": {method: mean_and_deviation(values) for method, (values, _) in pairs.items()},
+        "gain over no aggregation": {method: gain(*pair) for method, pair in pairs.items() if method != LAST},
+        "chosen on the validation half": parameters(plain),
+        "test accuracy by parameter": tables,
+        "steps": steps,
+        "test accuracy over the steps": {
+            label: mean_and_deviation([[point[label]["test"] for point in run["history"]] for run in runs]) for label in series
         },
-        "gain over no aggregation": {method: measured[method]["test"] - measured["No Agg"]["test"] for method in METHODS[1:]},
         "the paper's test accuracy, percent": dict(zip(METHODS, PAPER[name], strict=True)),
     }
 
 
-def _over_steps(held: dict[str, Any]) -> dict[str, Any]:
-    panels = []
-    for name, content in held.items():
-        history = content["history"]
-        lines = [
-            {
-                "label": label,
-                "x": [point["step"] for point in history],
-                "y": [point[key]["test"] for point in history],
-                "standing": "measured",
-            }
-            for label, key in (("last iterate", "last"), ("moving average, decay 0.95", "ema 0.95"))
-        ]
-        panels.append({"title": _TITLES[name], "x_label": "steps", "y_label": "test accuracy", "lines": lines})
+def _those(runs: Sequence[Mapping[str, Any]], which: str) -> list[dict[str, Any]]:
+    """What was measured of them, beside the last iterate of the same plain run."""
+    return [
+        {"measured": run["measured"][which], "last": run["measured"]["plain"][LAST]["test"]}
+        for run in runs
+        if which in run["measured"]
+    ]
+
+
+def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """By name."""
+    one = {"kind": "lines", "subtitle": "WRN-16-4, clip 1, batches of 4096, δ = 1e-5"}
     return {
-        "kind": "lines",
-        "title": "Private iterates, and their moving average, as training goes on",
-        "subtitle": "WRN-16-4, clip 1, batches of 4096, one run each",
-        "caption": "An average of iterates costs nothing beyond the run itself.",
+        "steps": {**one, **_over_steps(numbers)},
+        "table": {**one, **_table(numbers)},
+        "tuning": {**one, **_tuning(numbers)},
+    }
+
+
+def _over_steps(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    panels = []
+    for name, found in numbers.items():
+        lines = [
+            {"label": label, "x": found["steps"], "y": series["mean"], "standing": "measured"}
+            for label, series in found["test accuracy over the steps"].items()
+        ]
+        panels.append(
+            {"title": f"{_TITLES[name]} ({_runs(found)})", "x_label": "steps", "y_label": "test accuracy", "lines": lines}
+        )
+    return {
+        "title": "Private iterates, and their aggregates, as training goes on",
+        "caption": "An aggregate of iterates costs nothing beyond the run itself. Parameters are the same everywhere: nobody "
+        "chose them.",
         "panels": panels,
     }
 
 
-def _table(numbers: dict[str, Any]) -> dict[str, Any]:
+def _runs(found: Mapping[str, Any]) -> str:
+    count = found["test accuracy"][LAST]["runs"]
+    return "one run" if count == 1 else f"{count} runs"
+
+
+def _table(numbers: Mapping[str, Any]) -> dict[str, Any]:
     panels = []
     for name, found in numbers.items():
-        places = list(range(len(METHODS)))
-        ours = [found["gain over no aggregation"].get(method, 0.0) * 100 for method in METHODS]
-        paper = [value - PAPER[name][0] for value in PAPER[name]]
+        measured = found["test accuracy"]
+        shown = [measured.get(method) for method in _SHOWN]
+        bars = error_bars([one or measured[LAST] for one in shown])
+        for key in ("y", "low", "high"):
+            bars[key] = [value * 100 if one else None for value, one in zip(bars[key], shown, strict=True)]
+        paper = dict(zip((LAST, *(f"{method} + inf" for method in TRAINED), *METHODS[3:]), PAPER[name], strict=True))
         lines = [
-            {"label": "measured here, one run", "x": places, "y": ours, "standing": "measured", "joined": False},
-            {"label": "the paper, mean of five runs", "x": places, "y": paper, "standing": "reference", "joined": False},
+            {"label": "measured here", **bars},
+            {
+                "label": "the paper, mean of five runs",
+                "x": list(range(len(_SHOWN))),
+                "y": [paper.get(method) for method in _SHOWN],
+                "standing": "reference",
+                "joined": False,
+            },
         ]
-        axes = {"x_label": "aggregation", "y_label": "gain in percent points", "categories": list(METHODS)}
-        panels.append({"title": _TITLES[name], **axes, "lines": lines})
+        axes = {"x_label": "aggregation", "y_label": "test accuracy, %", "categories": list(_SHOWN)}
+        panels.append({"title": f"{_TITLES[name]} ({_runs(found)})", **axes, "lines": lines})
     return {
-        "kind": "lines",
-        "title": "What each aggregation gains over the last iterate",
-        "subtitle": "parameters of inference aggregations chosen on one half of the public test images, scored on the other",
+        "title": "What each aggregation scores",
+        "caption": "Bars are ± one standard error, where there are several runs. Parameters of inference aggregations are "
+        "chosen on one half of the public test images and scored on the other. + inf: an inference aggregation, chosen there "
+        "too, of the checkpoints of training on aggregates.",
+        "panels": panels,
+    }
+
+
+def _tuning(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    panels = []
+    for name, paper in PAPER_TUNING.items():
+        tables = numbers[name]["test accuracy by parameter"]
+        counts = list(tables["UTA inf"])
+        lines = []
+        for kind in ("uta", "opa", "omv"):
+            label, x = _TUNED[kind], [float(count) for count in counts]
+            bars = error_bars([tables[label][count] for count in counts])
+            percent = {key: [value * 100 for value in bars[key]] for key in ("y", "low", "high")}
+            lines.append({"label": f"{label}, here", "x": x, **percent, "standing": "measured"})
+            there = {"x": list(map(float, TAILS)), "y": list(paper[kind])}
+            lines.append({"label": f"{label}, the paper", **there, "standing": "reference"})
+        axes = {"x_label": "checkpoints aggregated", "y_label": "test accuracy, %"}
+        panels.append({"title": f"{_TITLES[name]} ({_runs(numbers[name])})", **axes, "lines": lines})
+    return {
+        "title": "How many checkpoints to aggregate (Table 7)",
+        "caption": "On the half of the public test images that chooses nothing.",
         "panels": panels,
     }

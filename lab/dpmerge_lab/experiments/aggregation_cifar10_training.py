@@ -1,7 +1,8 @@
 """Private WRN-16-4s on CIFAR-10 and aggregates of their iterates, measured as they are made; aggregation_cifar10.py accounts.
 
-Each setting is trained once, and is one JSON file in the output folder. The two runs on aggregates (Alg. 2) go on from the
-plain run at step τ, with noise and coins of their own from there: until then they would be the same.
+Each run of a setting is one JSON file in the output folder, so another day can add runs. The two runs on aggregates (Alg. 2) go
+on from the plain run at step τ, with noise and coins of their own from there: until then they would be the same. Their
+checkpoints, too, are aggregated for inference, as the paper's are.
 
 `python -m dpmerge_lab.experiments.aggregation_cifar10_training --data DIR --device cuda --out DIR` does the training alone.
 """
@@ -10,91 +11,148 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import secrets
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
-from dpmerge_lab.experiments.aggregation import Probabilities, Watcher, accuracies
+from dpmerge_lab.experiments.aggregation import TRAINED, Probabilities, Watcher
 from dpmerge_lab.experiments.aggregation_settings import SETTINGS, Setting, Size
 from dpmerge_lab.experiments.cifar10_training import SEED, as_tensors, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
+from dpmerge_lab.training.augmentation import Augmentation
 from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
 from dpmerge_lab.training.averaging_torch import flat, load
 from dpmerge_lab.training.networks import from_seed, small_cnn, wide_resnet
+from dpmerge_lab.training.norm_sums import NormSums
 from dpmerge_lab.training.private_sgd import Randomness, device, steps
 from dpmerge_lab.training.recipe import LabRecipe
 from dpmerge_lab.training.shift import PeriodicShift
 
-_WATCHED = 0.95  # the decay whose accuracy is followed as training goes on
 
-
-def make(names: Sequence[str], data: Path | None, device_name: str, size: Size, out: Path) -> None:
-    """Train the settings asked for that are not done yet."""
+def make(
+    names: Sequence[str],
+    numbers: Sequence[int],
+    data: Path | None,
+    device_name: str,
+    size: Size,
+    out: Path,
+    aggregates: Sequence[str] = TRAINED,
+) -> None:
+    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet."""
     where = device(device_name)
     images = digits_as_images() if size.data == "digits" else load_images(data, size.data)
-    torch.set_float32_matmul_precision("high")  # TF32 in convolutions and their gradients, not in sums of clipped gradients
-    train, labels, test, answers = as_tensors(images, where)
     out.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        path = out / f"{name}.json"
+    programs: dict[bool, Program] = {}
+    train, labels, test, answers = as_tensors(images, where)
+    for number, name in itertools.product(numbers, names):
+        path = out / f"{name}-{number}.json"
         if path.exists():
             continue
         setting = size.scaled(SETTINGS[name])
-        content = _measure(setting, (train, labels), (test, answers.cpu().numpy()), size)
-        content["software"] = software(where)
-        path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
+        if setting.standardised not in programs:
+            programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
+        program = programs[setting.standardised]
+        for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), size, aggregates):
+            content["software"] = software(where) | {"gradients": program.precision}
+            path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
         path.with_suffix(".part").replace(path)
-        print(f"{name}: done", file=sys.stderr, flush=True)
+        print(f"{name}, run {number}: done", file=sys.stderr, flush=True)
 
 
-def _measure(setting: Setting, train: tuple[Tensor, Tensor], test: tuple[Tensor, np.ndarray], size: Size) -> dict[str, object]:
+@dataclass(frozen=True)
+class Program:
+    """A network, the sums of its clipped gradients and its predictions: compiled once, for runs that begin anywhere."""
+
+    build: Callable[[], nn.Module]
+    network: nn.Module
+    sums: NormSums
+    predict: Callable[[Tensor], Probabilities]
+    precision: str
+
+    @classmethod
+    def of(cls, size: Size, standardised: bool, train: Tensor, test: Tensor) -> Program:
+        """Where the images are. On a GPU in bfloat16, where that decides no norm and no sum; see `NormSums`."""
+        wide = partial(wide_resnet, standardised=standardised)
+        build: Callable[[], nn.Module] = wide if size.network == "wrn-16-4" else partial(small_cnn, train.shape[1])
+        fast = train.device.type == "cuda"
+        network = build().to(train.device)
+        assert isinstance(network, nn.Sequential)
+        body, head = network[:-1], network[-1]
+        seen = torch.compile(body) if fast else body
+
+        def predict(vector: Tensor) -> Probabilities:
+            load(trained(network), vector)
+            with torch.no_grad():
+                with torch.autocast(train.device.type, torch.bfloat16, enabled=fast):
+                    features = [seen(part) for part in test.split(2500)]
+                scores = torch.cat([torch.softmax(head(part.float()).double(), dim=1) for part in features])
+            return scores.cpu().numpy()
+
+        sums = NormSums(network, half=fast, compiled=fast, size=size.micro_batch)
+        precision = "compiled; passes in bfloat16, norms and sums in float32" if fast else "float32"
+        return cls(build, network, sums, predict, precision)
+
+    def begin(self, seed: int) -> Tensor:
+        """The first iterate, from a public seed; the network is there then."""
+        first = flat(trained(from_seed(self.build, seed))).to(next(self.network.parameters()).device)
+        load(trained(self.network), first)
+        return first
+
+
+def trained(network: nn.Module) -> list[Tensor]:
+    """The parameters that are."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
+def _measured(
+    setting: Setting,
+    number: int,
+    program: Program,
+    train: tuple[Tensor, Tensor],
+    answers: np.ndarray,
+    size: Size,
+    aggregates: Sequence[str],
+) -> Iterator[dict[str, Any]]:
+    """What is known after the plain run, and after each of those on aggregates."""
     examples, labels = train
-    answers = test[1]
-    build = wide_resnet if size.network == "wrn-16-4" else partial(small_cnn, examples.shape[1])
-    network = from_seed(build, SEED).to(examples.device)
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    predict = partial(_probabilities, network, parameters, test[0])
+    parameters, predict = trained(program.network), program.predict
     recipe = _recipe(setting, size, labels)
     started, clock = datetime.now(UTC), time.perf_counter()
-    take = partial(steps, network, examples, labels, run="aggregation", micro_batch=size.micro_batch)
-    on = {
-        "EMA tr": TrainingOn(MovingAverage(new_weight=setting.ema), setting.start),
-        "UTA tr": TrainingOn(TailMean(setting.uta), setting.start),
+    take = partial(steps, program.network, examples, labels, run="aggregation", micro_batch=size.micro_batch, sums=program.sums)
+    known_aggregates = {
+        "EMA tr": TrainingOn(MovingAverage(new_weight=setting.ema), setting.ema_start),
+        "UTA tr": TrainingOn(TailMean(setting.uta), setting.uta_start),
     }
-    watcher, randomness, history = Watcher(), Randomness(examples.device), []
-    watched = MovingAverage(decay=_WATCHED, warm_up=True).begin()
-    first = flat(parameters)
-    watcher.see(first)
-    watched(first)
+    on = {name: known_aggregates[name] for name in aggregates}
+    plain, watchers = Watcher(), {name: Watcher() for name in on}
+    randomness, first, history = Randomness(examples.device), program.begin(SEED + number - 1), []
+    for watcher in (plain, *watchers.values()):
+        watcher.see(first)
     runs, starts = {name: training.begin(first) for name, training in on.items()}, {}
     for step in take(recipe=recipe, randomness=randomness):
         iterate = flat(parameters)
-        watcher.see(iterate)
-        average = watched(iterate)
-        if step <= setting.start:
-            starts = {name: run.next_start(iterate) for name, run in runs.items()}
+        plain.see(iterate)
+        for name, run in runs.items():
+            if step <= on[name].start:
+                starts[name] = run.next_start(iterate)
+                watchers[name].see(starts[name])
         if step % size.look_every == 0:
-            seen = {"last": accuracies(predict(iterate), answers), f"ema {_WATCHED}": accuracies(predict(average), answers)}
-            history.append({"step": step, **seen})
+            history.append({"step": step, **plain.look(predict, answers)})
             load(parameters, iterate)
-    found = watcher.measure(predict, answers)
-    for name, run in runs.items():
-        load(parameters, starts[name])
-        branch = replace(recipe, training_on=on[name])
-        for _ in take(recipe=branch, randomness=Randomness(examples.device), done=setting.start, aggregated=run):
-            pass
-        found[name] = accuracies(predict(run.current), answers)
+            print(f"step {step}, {time.perf_counter() - clock:.0f} s", file=sys.stderr, flush=True)
     known = recipe.record(
         setting.steps,
         len(labels),
@@ -102,15 +160,25 @@ def _measure(setting: Setting, train: tuple[Tensor, Tensor], test: tuple[Tensor,
         run=f"aggregation-{secrets.token_hex(4)}",
         **randomness.said,
     )
-    return {
+    content: dict[str, Any] = {
         "setting": dataclasses.asdict(setting),
         "size": dataclasses.asdict(size),
+        "number": number,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - clock, 1),
-        "measured": found,
+        "measured": {"plain": plain.measure(predict, answers)},
         "history": history,
         "record": known.as_dict(),
     }
+    yield content
+    for name, run in runs.items():
+        load(parameters, starts[name])
+        branch = replace(recipe, training_on=on[name])
+        for _ in take(recipe=branch, randomness=Randomness(examples.device), done=on[name].start, aggregated=run):
+            watchers[name].see(flat(parameters))
+        measured = {**content["measured"], name: watchers[name].measure(predict, answers)}
+        content |= {"seconds": round(time.perf_counter() - clock, 1), "measured": measured}
+        yield content
 
 
 def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
@@ -124,14 +192,8 @@ def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
         noise_multiplier=setting.noise_multiplier,
         rate=rate,
         shift=shift,
+        augmentation=Augmentation(setting.copies) if setting.copies > 1 else None,
     )
-
-
-def _probabilities(network: nn.Module, parameters: Sequence[Tensor], images: Tensor, vector: Tensor) -> Probabilities:
-    load(parameters, vector)
-    with torch.no_grad():
-        parts = [torch.softmax(network(part).double(), dim=1) for part in images.split(2500)]
-    return torch.cat(parts).cpu().numpy()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -142,8 +204,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--only", default=",".join(SETTINGS), help="names of settings, with commas between")
+    parser.add_argument("--runs", default="1", help="numbers of runs, with commas between: each begins at a point of its own")
+    parser.add_argument("--on", default=",".join(TRAINED), help="the aggregates to train on, with commas between")
     given = parser.parse_args(arguments)
-    make(given.only.split(","), given.data, given.device, Size(), given.out)
+    numbers = [int(one) for one in given.runs.split(",")]
+    make(given.only.split(","), numbers, given.data, given.device, Size(), given.out, given.on.split(","))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from dpmerge.jobs import run_all
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
 from dpmerge.training import Tensors, train
-from dpmerge_lab.experiments.aggregation import Accuracies, Probabilities, Watcher, accuracies
-from dpmerge_lab.experiments.aggregation_cifar10 import METHODS, PAPER
+from dpmerge_lab.experiments.aggregation import METHODS, Accuracies, Probabilities, Watcher, accuracies
+from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 from dpmerge_lab.experiments.aggregation_mnist_pictures import pictures
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed

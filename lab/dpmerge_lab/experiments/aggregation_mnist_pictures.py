@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpmerge_lab.experiments.aggregation_cifar10 import METHODS, PAPER
+from dpmerge_lab.experiments.aggregation import METHODS
+from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 
 _LABELS = {
     "No Agg": "last iterate",
