@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +18,7 @@ from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
 from dpmerge.errors import RecordError, TargetError, TrainingError
-from dpmerge.records import Adjacency, Clipping, Convex
+from dpmerge.records import Adjacency, Clipping, Convex, DataFingerprint, load_strict
 from dpmerge.training import (
     Pending,
     PortfolioFile,
@@ -43,6 +43,7 @@ def train(
     design: Annotated[bool, option("Do not train: find settings that serve the targets of --epsilon.")] = False,
     epsilon: Annotated[list[float] | None, option("With --design: a target. Repeatable.")] = None,
     examples: Annotated[int | None, option("With --design: the number of examples; without it, the data are read.")] = None,
+    data_key: Annotated[Path | None, option("Put fingerprints of the data under this key into records (record key).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Train several private models on one data set.
@@ -61,9 +62,19 @@ def train(
     if out is None:
         raise TrainingError("--out is needed: the folder for the models")
     file = PortfolioFile.load(portfolio)
+    key = None if data_key is None else training.read_data_key(data_key)
     try:
         done = train_portfolio(
-            file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars, warn=_warn, delta=delta
+            file,
+            out,
+            data=data,
+            device=device,
+            jobs=jobs,
+            cluster=cluster,
+            watch=_bars,
+            warn=_warn,
+            delta=delta,
+            data_key=key,
         )
     except KeyboardInterrupt:
         typer.echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
@@ -165,6 +176,13 @@ class Statement:
         list[str] | None, option("Leave out this tensor: it changed without noise, and no loss used it. Repeatable.")
     ] = None
     others_unchanged: Annotated[bool, option("Tensors that the private optimizer did not train are unchanged.")] = False
+    data_fingerprint: Annotated[Path | None, option("What `dpmerge record fingerprint` wrote of the data.")] = None
+
+    def stated(self) -> dict[str, Any]:
+        """What the library takes."""
+        path = self.data_fingerprint
+        found = None if path is None else load_strict(DataFingerprint, path, RecordError, "write it with record fingerprint")
+        return {**vars(self), "leave_out": tuple(self.leave_out or ()), "data_fingerprint": found}
 
 
 def from_opacus(
@@ -177,8 +195,7 @@ def from_opacus(
 
     State what the file does not contain; the record marks it as stated.
     """
-    stated = vars(statement)
-    written = training.from_opacus(checkpoint, out, Stated(**{**stated, "leave_out": tuple(stated["leave_out"] or ())}))
+    written = training.from_opacus(checkpoint, out, Stated(**statement.stated()))
     if json:
         print_json({"folder": str(out), "record": written.as_dict()})
     else:
@@ -210,7 +227,7 @@ def new(
 
     Written beside its tensors, marked as stated by its user. What the options do not say is asked for, if this is a terminal.
     """
-    stated = StatedModel(**{**vars(training), **vars(statement), "leave_out": tuple(statement.leave_out or ())})
+    stated = StatedModel(**vars(training), **statement.stated())
     require_unrecorded(folder)
     if stated.missing() and not _may_ask():
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in stated.missing())
@@ -254,4 +271,44 @@ def _ask(stated: StatedModel, field: str) -> StatedModel:
     return answer
 
 
-record = group("record", "Records of models that were trained elsewhere.", new, from_opacus)
+def key(path: Annotated[Path, argument("A new file for the key.")], json: JsonOption = False) -> None:
+    """A secret key for fingerprints of data.
+
+    Whoever has it and knows all examples but one can test guesses of that one: it stays with the data's owner. Use one key for
+    all fingerprints that are to be compared.
+    """
+    made = training.new_data_key(path)
+    if json:
+        print_json({"file": str(path), "key": made})
+    else:
+        typer.echo(f"{path}: a key for fingerprints of data, keep it secret; records call it {made}")
+
+
+def fingerprint(
+    data: Annotated[Path, argument("A folder of files, a .csv file, or arrays (.npz, .npy, .safetensors, .parquet).")],
+    key: Annotated[Path, option("File of the secret key (record key).")],
+    out: Annotated[Path | None, option("Write it to this new file, for --data-fingerprint of the other commands.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """The fingerprint of a private dataset.
+
+    By it models are recognised as of the same data, in whatever order these were read: every file of a folder is an example,
+    every row of a .csv file after the first, every row of arrays x and y (or x_train and y_train). Without the key it tells
+    whether two datasets are equal, and nothing else.
+    """
+    found = training.fingerprint_of(data, training.read_data_key(key))
+    if out is not None:
+        try:
+            with out.open("x", encoding="utf-8") as file:
+                file.write(found.model_dump_json(indent=1) + "\n")
+        except OSError as fault:
+            raise RecordError(f"{out}: cannot be written: {fault.strerror}") from None
+    if json:
+        print_json(found.model_dump())
+    else:
+        typer.echo(f"{found.value} under key {found.key}" + ("" if out is None else f", in {out}"))
+
+
+record = group(
+    "record", "Records of models that were trained elsewhere, and fingerprints of data.", new, from_opacus, key, fingerprint
+)
