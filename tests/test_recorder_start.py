@@ -305,7 +305,7 @@ def test_the_fingerprint_of_the_data_stays_with_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="whose data have another fingerprint"):
         record(*forked(state_of(run)).parts, dataset="made-up", data_fingerprint=other)
     for given in (None, other):
-        with pytest.raises(TrainingError, match="give that of the same data under the same key"):
+        with pytest.raises(TrainingError, match="that of the same data under the same key"):
             record(*forked(state_of(run)).parts, dataset="made-up", resume=tmp_path / "body", data_fingerprint=given)
     on = forked(state_of(run))
     resumed = record(*on.parts, dataset="made-up", resume=tmp_path / "body", data_fingerprint=found)

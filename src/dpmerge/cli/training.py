@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
+from dpmerge.cli.fingerprints import fingerprint, key
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
 from dpmerge.errors import RecordError, TargetError, TrainingError
@@ -62,7 +63,7 @@ def train(
     if out is None:
         raise TrainingError("--out is needed: the folder for the models")
     file = PortfolioFile.load(portfolio)
-    key = None if data_key is None else training.read_data_key(data_key)
+    secret = None if data_key is None else training.read_data_key(data_key)
     try:
         done = train_portfolio(
             file,
@@ -74,7 +75,7 @@ def train(
             watch=_bars,
             warn=_warn,
             delta=delta,
-            data_key=key,
+            data_key=secret,
         )
     except KeyboardInterrupt:
         typer.echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
@@ -271,44 +272,4 @@ def _ask(stated: StatedModel, field: str) -> StatedModel:
     return answer
 
 
-def key(path: Annotated[Path, argument("A new file for the key.")], json: JsonOption = False) -> None:
-    """A secret key for fingerprints of data.
-
-    Whoever has it and knows all examples but one can test guesses of that one: it stays with the data's owner. Use one key for
-    all fingerprints that are to be compared.
-    """
-    made = training.new_data_key(path)
-    if json:
-        print_json({"file": str(path), "key": made})
-    else:
-        typer.echo(f"{path}: a key for fingerprints of data, keep it secret; records call it {made}")
-
-
-def fingerprint(
-    data: Annotated[Path, argument("A folder of files, a .csv file, or arrays (.npz, .npy, .safetensors, .parquet).")],
-    key: Annotated[Path, option("File of the secret key (record key).")],
-    out: Annotated[Path | None, option("Write it to this new file, for --data-fingerprint of the other commands.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """The fingerprint of a private dataset.
-
-    By it models are recognised as of the same data, in whatever order these were read: every file of a folder is an example,
-    every row of a .csv file after the first, every row of arrays x and y (or x_train and y_train). Without the key it tells
-    whether two datasets are equal, and nothing else.
-    """
-    found = training.fingerprint_of(data, training.read_data_key(key))
-    if out is not None:
-        try:
-            with out.open("x", encoding="utf-8") as file:
-                file.write(found.model_dump_json(indent=1) + "\n")
-        except OSError as fault:
-            raise RecordError(f"{out}: cannot be written: {fault.strerror}") from None
-    if json:
-        print_json(found.model_dump())
-    else:
-        typer.echo(f"{found.value} under key {found.key}" + ("" if out is None else f", in {out}"))
-
-
-record = group(
-    "record", "Records of models that were trained elsewhere, and fingerprints of data.", new, from_opacus, key, fingerprint
-)
+record = group("record", "Records of models trained elsewhere, fingerprints of data.", new, from_opacus, key, fingerprint)

@@ -131,11 +131,7 @@ def resumable(
             raise TrainingError(f"{folder}: its {name} is {known[name]!r}, not {value!r}; a run has one")
     if held.data_fingerprint != data_fingerprint:
         raise TrainingError(
-            f"{folder}: its record has {_told(held.data_fingerprint)}, and the run goes on with {_told(data_fingerprint)}; "
-            "give that of the same data under the same key, or none where there was none (data_fingerprint)"
+            f"{folder}: the fingerprint of its data is not the one given (data_fingerprint), or one of the two is missing; "
+            "give that of the same data under the same key, or none where there was none"
         )
     return before
-
-
-def _told(found: DataFingerprint | None) -> str:
-    return "no fingerprint of the data" if found is None else f"data with the fingerprint {found.value[:16]}… (key {found.key})"
