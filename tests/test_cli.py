@@ -170,7 +170,7 @@ def test_compare_is_one_table() -> None:
 
 def test_schema_is_json_schema_of_the_record() -> None:
     schema = ok("tools", "schema")
-    assert {"schema", "dataset", "adjacency", "source", "mechanism"} == set(schema["properties"])
+    assert {"schema", "dataset", "data_fingerprint", "adjacency", "source", "mechanism"} == set(schema["properties"])
     assert schema["additionalProperties"] is False
     assert ok("tools", "schema", "--json") == schema
 

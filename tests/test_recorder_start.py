@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dpmerge.tensors import content_digest  # noqa: E402
-from dpmerge.training import record, recorder_randomness, recorder_start  # noqa: E402
+from dpmerge.training import data_fingerprint, record, recorder_randomness, recorder_start  # noqa: E402
 from tests.opacus_builders import OPACUS_WARNINGS, Private, as_a_new_process, examples, network, private  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
@@ -292,3 +292,22 @@ def test_the_steps_of_a_part_do_not_tell_its_size(count: int) -> None:
     recorder = record(*run.parts, dataset="made-up", shard=PART, part_size=60)
     run.train(epochs=2)
     assert recorder.steps == 24
+
+
+def test_the_fingerprint_of_the_data_stays_with_the_run(tmp_path: Path) -> None:
+    """It is in the record, a resumed run repeats it, and a fork on data with another one is refused."""
+    found, other = (data_fingerprint(examples(count), key=bytes(32)) for count in (60, 59))
+    run = private()
+    recorder = record(*run.parts, dataset="made-up", data_fingerprint=found)
+    run.train()
+    recorder.save(tmp_path / "body")
+    assert Record.load(tmp_path / "body" / "record.json").data_fingerprint == found
+    with pytest.raises(TrainingError, match="whose data have another fingerprint"):
+        record(*forked(state_of(run)).parts, dataset="made-up", data_fingerprint=other)
+    for given in (None, other):
+        with pytest.raises(TrainingError, match="that of the same data under the same key"):
+            record(*forked(state_of(run)).parts, dataset="made-up", resume=tmp_path / "body", data_fingerprint=given)
+    on = forked(state_of(run))
+    resumed = record(*on.parts, dataset="made-up", resume=tmp_path / "body", data_fingerprint=found)
+    on.train()
+    assert resumed.record().data_fingerprint == found

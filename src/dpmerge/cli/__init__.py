@@ -31,7 +31,7 @@ Root.table = {
     },
     "Train and record": {
         "train": ("training", "Train several private models on one data set."),
-        "record": ("training", "Records of models that were trained elsewhere."),
+        "record": ("training", "Records of models trained elsewhere, fingerprints of data."),
     },
     "Checkpoints of one run": {"run": ("run", "Average, predict, choose, and estimate uncertainty.")},
     "Page and report": {

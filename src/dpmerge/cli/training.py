@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
 import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
+from dpmerge.cli.fingerprints import fingerprint, key
 from dpmerge.cli.options import ClusterOption
 from dpmerge.cli.output import print_json, table
 from dpmerge.errors import RecordError, TargetError, TrainingError
-from dpmerge.records import Adjacency, Clipping, Convex
+from dpmerge.records import Adjacency, Clipping, Convex, DataFingerprint, load_strict
 from dpmerge.training import (
     Pending,
     PortfolioFile,
@@ -43,6 +44,7 @@ def train(
     design: Annotated[bool, option("Do not train: find settings that serve the targets of --epsilon.")] = False,
     epsilon: Annotated[list[float] | None, option("With --design: a target. Repeatable.")] = None,
     examples: Annotated[int | None, option("With --design: the number of examples; without it, the data are read.")] = None,
+    data_key: Annotated[Path | None, option("Put fingerprints of the data under this key into records (record key).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Train several private models on one data set.
@@ -61,9 +63,19 @@ def train(
     if out is None:
         raise TrainingError("--out is needed: the folder for the models")
     file = PortfolioFile.load(portfolio)
+    secret = None if data_key is None else training.read_data_key(data_key)
     try:
         done = train_portfolio(
-            file, out, data=data, device=device, jobs=jobs, cluster=cluster, watch=_bars, warn=_warn, delta=delta
+            file,
+            out,
+            data=data,
+            device=device,
+            jobs=jobs,
+            cluster=cluster,
+            watch=_bars,
+            warn=_warn,
+            delta=delta,
+            data_key=secret,
         )
     except KeyboardInterrupt:
         typer.echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
@@ -165,6 +177,13 @@ class Statement:
         list[str] | None, option("Leave out this tensor: it changed without noise, and no loss used it. Repeatable.")
     ] = None
     others_unchanged: Annotated[bool, option("Tensors that the private optimizer did not train are unchanged.")] = False
+    data_fingerprint: Annotated[Path | None, option("What `dpmerge record fingerprint` wrote of the data.")] = None
+
+    def stated(self) -> dict[str, Any]:
+        """What the library takes."""
+        path = self.data_fingerprint
+        found = None if path is None else load_strict(DataFingerprint, path, RecordError, "write it with record fingerprint")
+        return {**vars(self), "leave_out": tuple(self.leave_out or ()), "data_fingerprint": found}
 
 
 def from_opacus(
@@ -177,8 +196,7 @@ def from_opacus(
 
     State what the file does not contain; the record marks it as stated.
     """
-    stated = vars(statement)
-    written = training.from_opacus(checkpoint, out, Stated(**{**stated, "leave_out": tuple(stated["leave_out"] or ())}))
+    written = training.from_opacus(checkpoint, out, Stated(**statement.stated()))
     if json:
         print_json({"folder": str(out), "record": written.as_dict()})
     else:
@@ -210,7 +228,7 @@ def new(
 
     Written beside its tensors, marked as stated by its user. What the options do not say is asked for, if this is a terminal.
     """
-    stated = StatedModel(**{**vars(training), **vars(statement), "leave_out": tuple(statement.leave_out or ())})
+    stated = StatedModel(**vars(training), **statement.stated())
     require_unrecorded(folder)
     if stated.missing() and not _may_ask():
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in stated.missing())
@@ -254,4 +272,4 @@ def _ask(stated: StatedModel, field: str) -> StatedModel:
     return answer
 
 
-record = group("record", "Records of models that were trained elsewhere.", new, from_opacus)
+record = group("record", "Records of models trained elsewhere, fingerprints of data.", new, from_opacus, key, fingerprint)

@@ -1,6 +1,7 @@
 """What was run: mechanism records of models and runs, and the portfolio. No numerics."""
 
 from dpmerge.records.looks import looks_like as looks_like
+from dpmerge.records.one_dataset import by_name_only as by_name_only, data_contradiction as data_contradiction
 from dpmerge.records.portfolio import (
     WEIGHT_SUM_TOLERANCE as WEIGHT_SUM_TOLERANCE,
     Portfolio as Portfolio,
@@ -12,6 +13,7 @@ from dpmerge.records.record import (
     ApproxDp as ApproxDp,
     Clipping as Clipping,
     Convex as Convex,
+    DataFingerprint as DataFingerprint,
     DpFtrl as DpFtrl,
     DpSgd as DpSgd,
     FullPhase as FullPhase,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dpmerge.errors import DpmergeError, MissingRecord, PortfolioError, WeightsError
 from dpmerge.notebook import frame, html_table
 from dpmerge.records.looks import looks_like
+from dpmerge.records.one_dataset import check_one_dataset
 from dpmerge.records.record import Adjacency, DpFtrl, DpSgd, Gaussian, Mechanism, Record
 from dpmerge.records.runs import Model, check_checkpoints
 from dpmerge.records.shards import places
@@ -48,7 +49,7 @@ class Portfolio:
             models = map(_load, folders)
         object.__setattr__(self, "models", tuple(models))
         object.__setattr__(self, "passed_over", passed_over)
-        _check_one_dataset(self.models)
+        check_one_dataset(self.models)
         check_checkpoints(self.models)
         places(self.models)  # refuses parts that contradict each other
 
@@ -79,6 +80,7 @@ class Portfolio:
                 "name": model.name,
                 "mechanism": model.mechanism.kind,
                 "dataset": model.record.dataset,
+                "data fingerprint": None if model.record.data_fingerprint is None else "yes",  # tables are shown around
                 "adjacency": model.record.adjacency,
                 "run": model.mechanism.run,
                 "steps": getattr(model.mechanism, "steps", None),
@@ -173,28 +175,6 @@ def _least_noise(mechanism: Mechanism) -> float | None:
     if isinstance(mechanism, Gaussian):
         return mechanism.noise_std / mechanism.sensitivity
     return mechanism.noise_multiplier if isinstance(mechanism, DpFtrl) else None
-
-
-def _check_one_dataset(models: tuple[Model, ...]) -> None:
-    if not models:
-        raise PortfolioError("a portfolio needs at least one model")
-    first, names = models[0], set[str]()
-    for other in models:
-        if other.name in names:
-            raise PortfolioError(f"two models are named {other.name!r}; weights are given by name, so give each its own")
-        names.add(other.name)
-        if other.record.dataset != first.record.dataset:
-            raise PortfolioError(
-                f"models {first.name!r} and {other.name!r} were trained on different datasets "
-                f"({first.record.dataset!r}, {other.record.dataset!r}): a merge accounts for one private dataset; "
-                "put them into separate portfolios"
-            )
-        if other.record.adjacency != first.record.adjacency:
-            raise PortfolioError(
-                f"models {first.name!r} and {other.name!r} are accounted under different adjacencies "
-                f"({first.record.adjacency}, {other.record.adjacency}): guarantees for different neighbours do not "
-                "combine; state both records under one adjacency"
-            )
 
 
 def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:

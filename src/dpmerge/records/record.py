@@ -292,15 +292,26 @@ class NonPrivate(_Run):
 Mechanism = Annotated[DpSgd | Gaussian | DpFtrl | ApproxDp | Rdp | NonPrivate, Field(discriminator="kind")]
 
 
-class Record(Extended):
-    """The whole of one `record.json`. `source` says who wrote it: the training itself, or someone after it."""
+class DataFingerprint(Strict):
+    """HMAC-SHA-256 of the examples, in any order, under a secret key of their owner's; `key` is the key's public id."""
 
-    added: ClassVar[frozenset[str]] = frozenset({"source"})
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Record(Extended):
+    """The whole of one `record.json`. `source` says who wrote it: the training itself, or someone after it.
+
+    `data_fingerprint` is of the data that the run's own steps saw: with a shard, of that part. No certificate has it.
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset({"source", "data_fingerprint"})
 
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     dataset: Annotated[str, Field(min_length=1)]
     adjacency: Adjacency
     source: Source | None = None
+    data_fingerprint: DataFingerprint | None = None
     mechanism: Mechanism
 
     @model_validator(mode="after")

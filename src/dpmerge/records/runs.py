@@ -65,7 +65,8 @@ class Model:
         start = self.mechanism.starts_from if isinstance(self.mechanism, DpSgd) else None
         if start is None:
             return None
-        told = {"mechanism": start.mechanism, "source": start.source or "stated-by-user"}
+        # The fingerprint is of what the fork saw.
+        told = {"mechanism": start.mechanism, "source": start.source or "stated-by-user", "data_fingerprint": None}
         return Model(f"{start.run}/{start.step}", self.record.model_copy(update=told))
 
     @property

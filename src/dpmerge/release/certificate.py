@@ -168,6 +168,7 @@ class Certificate(Extended):
         for contradiction, there in {
             "records of other models than the rule involves": set(records) != rule.involved,
             "another dataset than its records": any(record.dataset != self.dataset for record in records.values()),
+            "a fingerprint of the data, which it does not cover": any(record.data_fingerprint for record in records.values()),
             "other neighbours than its records": any(record.adjacency != self.adjacency for record in records.values()),
             "a rule that draws without a model drawn, or the reverse": rule.draws != (self.drawn is not None),
             "a drawn model that had no chance": self.drawn is not None and self.drawn not in rule.weights,
@@ -253,11 +254,13 @@ def published(models: Iterable[Model]) -> dict[str, Record]:
     Which runs share randomness decides the guarantee and is kept. The fingerprint itself is not published: seeds are often
     short, and whoever finds the one that has this fingerprint takes the noise off the model. A clip that was adapted to the
     data is an output of its run, also of one that stays hidden; no guarantee of such a run depends on it. What a fork starts
-    from is shown in the same way, without the digest of its tensors.
+    from is shown in the same way, without the digest of its tensors. A fingerprint of the data is a function of the data, which
+    no (ε, δ) covers.
     """
     numbers: dict[tuple[str, str], str] = {}
     ordered = sorted(models, key=lambda model: model.name)
-    return {m.name: m.record.model_copy(update={"mechanism": _shown(m.mechanism, numbers)}) for m in ordered}
+    shown = {m.name: {"mechanism": _shown(m.mechanism, numbers), "data_fingerprint": None} for m in ordered}
+    return {m.name: m.record.model_copy(update=shown[m.name]) for m in ordered}
 
 
 def _shown(mechanism: Mechanism, numbers: dict[tuple[str, str], str]) -> Mechanism:
@@ -278,8 +281,11 @@ def _shown(mechanism: Mechanism, numbers: dict[tuple[str, str], str]) -> Mechani
 
 
 def record_digest(record: Record) -> str:
-    """The hash of a record's canonical form: white space and order of fields do not matter."""
-    return sha256(canonical(record.as_dict()))
+    """The hash of a record's canonical form: white space and order of fields do not matter.
+
+    Without the fingerprint of the data: a record is of the same run with it and without, and certificates have none.
+    """
+    return sha256(canonical({name: value for name, value in record.as_dict().items() if name != "data_fingerprint"}))
 
 
 def draft(content: dict[str, Any]) -> Certificate:

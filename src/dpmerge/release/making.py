@@ -10,7 +10,7 @@ from typing import Any
 from dpmerge.files import sha256
 from dpmerge.notebook import html_table
 from dpmerge.planning import Averaging
-from dpmerge.records import Portfolio
+from dpmerge.records import Portfolio, by_name_only
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import (
     CARD,
@@ -116,7 +116,8 @@ class Making:
             inputs, openings = self._inputs(choice, report)
             content = {**self._content(choice, drawn, report), "inputs": inputs, "outputs": dict(report.outputs)}
             certificate = write_statements(folder, content, self.template, self.signer)
-            made.append(Released(out, certificate, choice.guarantee, (*report.notes, *self._keep(openings, certificate))))
+            notes = (*report.notes, *self._keep(openings, certificate), *self._about_data(choice))
+            made.append(Released(out, certificate, choice.guarantee, notes))
 
         if drawn is not None:
             kept = self.merge.keep_metadata
@@ -152,6 +153,12 @@ class Making:
             "recipient": self.recipient,
             "software": software(),
         }
+
+    def _about_data(self, choice: Chosen) -> list[str]:
+        """Who uses fingerprints of the data learns where they show nothing."""
+        involved = [model for model in self.portfolio.models if model.name in choice.form.involved]
+        used = any(model.record.data_fingerprint is not None for model in involved)
+        return [why] if used and (why := by_name_only(involved)) is not None else []
 
     def _merge_form(self, report: MergeReport) -> dict[str, Any]:
         merge = self.merge

@@ -9,6 +9,13 @@ from dpmerge.errors import MissingLibrary
 from dpmerge.training.advice import LinearSetting as LinearSetting, advice as advice, limits as limits
 from dpmerge.training.calibration import Calibrated as Calibrated, calibrated as calibrated
 from dpmerge.training.data import Data as Data
+from dpmerge.training.data_fingerprint import (
+    data_fingerprint as data_fingerprint,
+    data_key_id as data_key_id,
+    fingerprint_of as fingerprint_of,
+    new_data_key as new_data_key,
+    read_data_key as read_data_key,
+)
 from dpmerge.training.design import Design as Design, Served as Served, design as design
 from dpmerge.training.head import HeadConfig as HeadConfig, LinearHead as LinearHead
 from dpmerge.training.linear import (

@@ -102,6 +102,15 @@ def load(source: DataSource) -> Data:
     return _normalised(found, source) if source.mean else found
 
 
+def as_stored(source: DataSource) -> Part:
+    """Inputs and labels of the training part before anything is prepared: those of files as they are in the files."""
+    if source.files is not None:
+        assert source.folder is not None
+        return read_files(source.files, source.folder)[0]
+    found = load(replace(source, positive=None, network=None, mean=(), deviation=()))
+    return found.train, found.train_labels
+
+
 @lru_cache(maxsize=1)
 def features(source: DataSource, norm_bound: float) -> tuple[Floats, Floats]:
     """What linear models see of the training and the test part."""

@@ -45,6 +45,15 @@ def read_files(files: str | DataFiles, folder: Path) -> tuple[Part, Part]:
     return _part(folder, files.train, files.train_labels), _part(folder, files.test, files.test_labels)
 
 
+def read_training(path: Path) -> tuple[Array, ...]:
+    """The arrays of a file's training part as they are stored: x_train and y_train, x and y, or the one of a .npy file."""
+    held = _arrays(path)
+    if set(held) == {_SINGLE}:
+        return (held[_SINGLE],)
+    names = ("x_train", "y_train") if "x_train" in held else ("x", "y")
+    return tuple(_one(held, name, str(path)) for name in names)
+
+
 def read_constants(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The arrays `mean` and `deviation` of a file of public constants."""
     held = _arrays(path)

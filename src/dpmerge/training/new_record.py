@@ -17,7 +17,7 @@ from dpmerge.tensors import open_model
 from dpmerge.training.stated import History, Spans, Stated, spans, stated_record
 
 StatedKind = Literal["dp-sgd", "approx-dp", "non-private"]
-_EVERYWHERE = {"kind", "dataset", "adjacency", "run"}
+_EVERYWHERE = {"kind", "dataset", "adjacency", "run", "data_fingerprint"}
 _IN_SPANS = ("rate", "noise_multiplier", "clip", "learning_rate", "weight_decay")
 
 
@@ -82,7 +82,8 @@ class StatedModel(Stated):
             return self._dp_sgd()
         mechanism: dict[str, Any] = {"kind": self.kind, "run": self.run or f"stated-{secrets.token_hex(8)}"}
         mechanism |= {"epsilon": self.epsilon, "delta": self.delta} if self.kind == "approx-dp" else {}
-        told = {"schema": 1, "dataset": self.dataset, "adjacency": self.adjacency, "source": "stated-by-user"}
+        told: dict[str, Any] = {"schema": 1, "dataset": self.dataset, "adjacency": self.adjacency, "source": "stated-by-user"}
+        told |= {"data_fingerprint": self.fingerprinted}
         return Record.parse(json.dumps({**told, "mechanism": mechanism}), source="what is stated")
 
     def _dp_sgd(self) -> Record:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import CheckpointError, TrainingError
-from dpmerge.records import DpSgd, Record, Shard, StartsFrom
+from dpmerge.records import DataFingerprint, DpSgd, Record, Shard, StartsFrom
 from dpmerge.tensors import content_digest
 from dpmerge.training.saving import Tensors
 
@@ -30,12 +30,14 @@ class Start:
     said: StartsFrom
 
     @classmethod
-    def read(cls, folder: Path, dataset: str) -> Start:
+    def read(
+        cls, folder: Path, dataset: str, data_fingerprint: DataFingerprint | None = None, shard: Shard | None = None
+    ) -> Start:
         """From a model's folder. Its record must be of DP-SGD on the same data."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        said = starts_from(folder, dataset)
+        said = Kept.read(folder).start_on(dataset, data_fingerprint, shard)
         try:
             return cls(load_file(folder / "model.safetensors"), said)
         except (OSError, SafetensorError) as fault:
@@ -67,8 +69,8 @@ class Kept:
         except CheckpointError as fault:
             raise TrainingError(f"{folder}: cannot be started from: {fault}") from None
 
-    def start_on(self, dataset: str) -> StartsFrom:
-        """What the record of a run on these data says that starts from it."""
+    def start_on(self, dataset: str, data_fingerprint: DataFingerprint | None = None, shard: Shard | None = None) -> StartsFrom:
+        """What the record of a run on these data, or this part of them, says that starts from it."""
         held, folder = self.record, self.folder
         if not isinstance(held.mechanism, DpSgd):
             raise TrainingError(f"{folder}: a {held.mechanism.kind} record; runs start from models of dp-sgd")
@@ -76,6 +78,12 @@ class Kept:
             raise TrainingError(
                 f"{folder}: a model of {held.dataset!r} for {held.adjacency} neighbours; a run on {dataset!r} is recorded for "
                 "add-remove ones, and its record can only count a start on the same data for the same neighbours"
+            )
+        known, now = held.data_fingerprint, data_fingerprint
+        if known and now and (known.key, held.mechanism.shard) == (now.key, shard) and known.value != now.value:
+            raise TrainingError(
+                f"{folder}: a model of {dataset!r} whose data have another fingerprint than this run's (key {now.key}): the "
+                "data have changed, and a record can only count a start on the same data"
             )
         run, step = held.mechanism.run, held.mechanism.steps
         return StartsFrom(run=run, step=step, digest=self.digest, mechanism=held.mechanism, source=held.source)

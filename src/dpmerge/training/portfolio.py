@@ -16,7 +16,10 @@ from typing import Any
 from dpmerge.errors import TrainingError
 from dpmerge.files import write_json
 from dpmerge.jobs import run_all
-from dpmerge.training.data import Data, load
+from dpmerge.records import DataFingerprint
+from dpmerge.training.data import Data, as_stored, load
+from dpmerge.training.data_fingerprint import data_fingerprint
+from dpmerge.training.feature_files import Part
 from dpmerge.training.origin import Partition, starts_from
 from dpmerge.training.portfolio_file import PortfolioFile
 from dpmerge.training.run_folder import RunFolder, accuracies
@@ -46,16 +49,18 @@ def train_portfolio(
     watch: Watch | None = None,
     warn: Callable[[str], None] = lambda text: None,
     delta: float = 1e-5,
+    data_key: bytes | None = None,
 ) -> dict[str, Any]:
     """Train every run of the file that is not finished in `out`, and return a summary of what is there.
 
     Runs are made in `jobs` processes (by default one for each core; on a GPU one after the other) or on a Dask cluster,
     whose workers need the same folders. `watch` gets the unfinished runs, and `warn`, before they begin, a sentence for every
-    setting that keeps averages and noise at release from paying, with the ε that it costs at this δ.
+    setting that keeps averages and noise at release from paying, with the ε that it costs at this δ. With a `data_key` the new
+    records have fingerprints of the data, or of their parts, as they were before anything was prepared.
     """
     out = out.resolve()
     _require_device(file, device)
-    loaded, asked = _checked(file, out, data, device)
+    loaded, asked = _checked(file, out, data, device, data_key)
     finished = {job.name: job.folder.finished(job.asked) for job in asked}
     unfinished = [job for job in asked if finished[job.name] is None]
     pending = [Pending(job.name, _begins_or_continues(job, loaded), job.folder) for job in unfinished]
@@ -137,11 +142,14 @@ def _require_device(file: PortfolioFile, device: str) -> None:
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
 
 
-def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -> tuple[Data, list[Job]]:
+def _checked(
+    file: PortfolioFile, out: Path, folder: Path | None, device: str, data_key: bytes | None
+) -> tuple[Data, list[Job]]:
     """The data and every run, after all checks."""
     about = file.about
     try:
         source = replace(file.source(folder), kept=out / ".training")
+        stored = None if data_key is None else as_stored(source)
         data = load(source)
         digest = data.digest()
     except MemoryError:
@@ -161,9 +169,23 @@ def _checked(file: PortfolioFile, out: Path, folder: Path | None, device: str) -
         jobs.append(job)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        return data, [_on_its_part(job, file.parts.get(job.name, 0)) for job in jobs]
+        placed = [_on_its_part(job, file.parts.get(job.name, 0)) for job in jobs]
     except OSError as fault:
         raise TrainingError(f"{out}: cannot be made a folder for models: {fault.strerror}") from None
+    return data, placed if data_key is None or stored is None else _fingerprinted(placed, stored, data_key)
+
+
+def _fingerprinted(jobs: Sequence[Job], stored: Part, key: bytes) -> list[Job]:
+    """Each run with the fingerprint of the data it sees, made here: workers need no key."""
+    made: dict[tuple[str, int], DataFingerprint] = {}
+    done = []
+    for job in jobs:
+        place = ("" if job.partition is None else job.partition.id, job.part)
+        if place not in made:
+            rows = job.rows(len(stored[0]))
+            made[place] = data_fingerprint(*(column[rows] for column in stored), key=key)
+        done.append(replace(job, data_fingerprint=made[place]))
+    return done
 
 
 def _on_its_part(job: Job, part: int) -> Job:
@@ -225,4 +247,5 @@ def _made(jobs: Sequence[Job], names: str) -> dict[str, dict[str, Any]]:
         raise TrainingError(f"{names}: data {first.source.name!r} are not the same in every process")
     made = first.trainer.make_all(jobs, data)
     seconds = time.perf_counter() - start
-    return {job.name: job.folder.finish(job.asked, models, seconds) for job, models in zip(jobs, made, strict=True)}
+    told = [[(job.with_data(one), accuracy) for one, accuracy in models] for job, models in zip(jobs, made, strict=True)]
+    return {job.name: job.folder.finish(job.asked, models, seconds) for job, models in zip(jobs, told, strict=True)}

@@ -142,7 +142,13 @@ class Recipe:
         return dp_sgd_record(dataset, mechanism, phases, "recorded")
 
 
-def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[FullPhase], source: Source) -> Record:
+def dp_sgd_record(
+    dataset: str,
+    mechanism: Mapping[str, Any],
+    phases: Sequence[FullPhase],
+    source: Source,
+    data_fingerprint: Mapping[str, Any] | None = None,
+) -> Record:
     """The record of a run; `phases` state every setting, and the record repeats only those that differ from the first's.
 
     A weight decay of 0 is not written: the record is as it was before there was one.
@@ -156,6 +162,7 @@ def dp_sgd_record(dataset: str, mechanism: Mapping[str, Any], phases: Sequence[F
         "dataset": dataset,
         "adjacency": "add-remove",
         "source": source,
+        "data_fingerprint": data_fingerprint,
         "mechanism": {"kind": "dp-sgd", **mechanism, **common, "phases": different},
     }
     return Record.parse(json.dumps(content), source=f"run {mechanism['run']}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import Convex, Shard
+from dpmerge.records import Convex, DataFingerprint, Shard
 from dpmerge.training.randomness import together
 from dpmerge.training.recorder_advice import about_head, advice
 from dpmerge.training.recorder_batches import Batches
@@ -46,10 +46,12 @@ def record(
     shard: Shard | None = None,
     part_size: float | None = None,
     delta: float | None = None,
+    data_fingerprint: DataFingerprint | None = None,
 ) -> Recorder:
     """Start to record: `engine` is the PrivacyEngine, the others are what its `make_private` returned, before the first step.
 
-    `dataset` identifies the private data. `smoothness` and `convex` are the user's knowledge of the loss (docs/records.md); for
+    `dataset` identifies the private data, and so does `data_fingerprint`, if it is given, in a way that can be checked
+    (`dpmerge.training.data_fingerprint`). `smoothness` and `convex` are the user's knowledge of the loss (docs/records.md); for
     a linear head give `norm_bound` instead, a public bound on the norm of its inputs: both are then checked at every step.
     `resume` names a folder that `Recorder.save` wrote: the run goes on from there, and the module must hold its tensors.
     `starts_from` names the folder of a private model that a new run begins with, if no recorder of this process wrote it.
@@ -78,9 +80,10 @@ def record(
         identity = f"opacus-{secrets.token_hex(8)}" if run is None else run
         tensors = ModuleTensors(module)
         # Of several processes the first writes the record, and knows what it saved.
-        start = start_of(tensors, None if starts_from is None else Path(starts_from), dataset) if ranks.first else None
+        named = None if starts_from is None else Path(starts_from)
+        start = start_of(tensors, named, dataset, data_fingerprint, shard) if ranks.first else None
         follow(tensors)
-        known = (None if one is None else one.model_dump(mode="json") for one in (start, shard))
+        known = (None if one is None else one.model_dump(mode="json") for one in (start, shard, data_fingerprint))
         said = Said(dataset, identity, noise, sampler, generator, smoothness, convex, *known)
         recorder = Recorder(engine, tensors, optimizer, batches, steps, said, part_size=part_size, watch=watch, ranks=ranks)
         head = [] if norm_bound is None else about_head(norm_bound, recorder.next_phase(), delta)
@@ -89,7 +92,7 @@ def record(
     if starts_from is not None or shard is not None:
         raise TrainingError("a run that is resumed starts where it started and sees the part that it saw: leave these out")
     folder = Path(resume)
-    before = resumable(folder, dataset, run, smoothness, convex)
+    before = resumable(folder, dataset, run, smoothness, convex, data_fingerprint)
     if counted not in (0, before.steps):
         raise TrainingError(
             f"the engine's accountant has counted {counted} steps, the record in {folder} {before.steps}; load the checkpoint "
@@ -104,7 +107,9 @@ def record(
     # Facts that were checked hold for the steps that were: they go on only if the rest is checked too.
     stated = before.established is None
     facts = (before.smoothness, before.convex) if stated else (None, None)
-    known = (None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard))
+    known = (
+        None if one is None else one.model_dump(mode="json") for one in (before.starts_from, before.shard, data_fingerprint)
+    )
     said = Said(dataset, before.run, noise, sampler, drawn_by, *facts, *known)
     recorder = Recorder(engine, tensors, optimizer, batches, steps, said, before, part_size, None if stated else watch, ranks)
     recorder.advise(advice(engine, tensors.module, optimizer, batches, steps.kind, delta))

@@ -39,6 +39,7 @@ class Said:
     convex: str | None
     starts_from: dict[str, Any] | None = None
     shard: dict[str, Any] | None = None
+    data_fingerprint: dict[str, Any] | None = None
 
 
 class Recorder:
@@ -242,7 +243,8 @@ class Recorder:
             "checkpoints_kept": self._kept_before() or None,
             "trained": self._trained(left_out),
         }
-        return dp_sgd_record(mechanism.pop("dataset"), mechanism, phases, "recorded")
+        dataset, found = mechanism.pop("dataset"), mechanism.pop("data_fingerprint")
+        return dp_sgd_record(dataset, mechanism, phases, "recorded", found)
 
     def _trained(self, left_out: list[str]) -> list[str] | None:
         """The tensors that steps change, where a folder holds others as well."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import DpSgd, Record, StartsFrom
+from dpmerge.records import DataFingerprint, DpSgd, Record, Shard, StartsFrom
 from dpmerge.training.origin import Kept
 from dpmerge.training.recorder_tensors import Left, ModuleTensors, digests_of
 
@@ -47,7 +47,13 @@ def _note_ended() -> None:
         _BARE.update(left.bare())
 
 
-def start_of(tensors: ModuleTensors, named: Path | None, dataset: str) -> StartsFrom | None:
+def start_of(
+    tensors: ModuleTensors,
+    named: Path | None,
+    dataset: str,
+    data_fingerprint: DataFingerprint | None = None,
+    shard: Shard | None = None,
+) -> StartsFrom | None:
     """What a training that begins now starts from; nothing if that is public as far as this process knows.
 
     What was left out of the start stays out of the training's own checkpoints.
@@ -55,7 +61,7 @@ def start_of(tensors: ModuleTensors, named: Path | None, dataset: str) -> Starts
     _note_ended()
     held = tensors.begun
     found = _named(held, named) if named is not None else _noticed(held)
-    start = None if found is None else found.start_on(dataset)
+    start = None if found is None else found.start_on(dataset, data_fingerprint, shard)
     if start is not None:
         tensors.leave_out(start.mechanism.left_out or ())
     bare = _BARE.union(*(earlier.left.bare() for earlier in _FOLLOWED))
@@ -105,7 +111,14 @@ def _require_one(known: Iterable[Kept]) -> None:
         raise TrainingError(f"the module holds tensors of several private checkpoints ({names}); a run starts from one")
 
 
-def resumable(folder: Path, dataset: str, run: str | None, smoothness: float | None, convex: str | None) -> DpSgd:
+def resumable(
+    folder: Path,
+    dataset: str,
+    run: str | None,
+    smoothness: float | None,
+    convex: str | None,
+    data_fingerprint: DataFingerprint | None,
+) -> DpSgd:
     """The mechanism in a saved folder, if it is the beginning of this run."""
     held = Record.load(folder / "record.json")
     before = held.mechanism
@@ -116,4 +129,9 @@ def resumable(folder: Path, dataset: str, run: str | None, smoothness: float | N
     for name, value in stated.items():
         if value is not None and value != known[name]:
             raise TrainingError(f"{folder}: its {name} is {known[name]!r}, not {value!r}; a run has one")
+    if held.data_fingerprint != data_fingerprint:
+        raise TrainingError(
+            f"{folder}: the fingerprint of its data is not the one given (data_fingerprint), or one of the two is missing; "
+            "give that of the same data under the same key, or none where there was none"
+        )
     return before

@@ -6,10 +6,10 @@ import math
 import secrets
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from dpmerge.errors import RecordError
-from dpmerge.records import Clipping, Convex, FullPhase, Record, Sampling
+from dpmerge.records import Clipping, Convex, DataFingerprint, FullPhase, Record, Sampling
 from dpmerge.training.recipe import dp_sgd_record
 
 History = list[tuple[float, float, int]]
@@ -43,6 +43,12 @@ class Stated:
     unclipped_num_std: float | None = None
     leave_out: tuple[str, ...] = ()
     others_unchanged: bool = False
+    data_fingerprint: DataFingerprint | None = None
+
+    @property
+    def fingerprinted(self) -> dict[str, Any] | None:
+        """The fingerprint of the data as records have it."""
+        return None if self.data_fingerprint is None else self.data_fingerprint.model_dump()
 
     def missing(self) -> list[str]:
         """What is needed and was not given."""
@@ -81,7 +87,8 @@ def stated_record(stated: Stated, history: History, origin: str) -> Record:
         "others_unchanged": True,
     }
     assert stated.dataset is not None
-    return dp_sgd_record(stated.dataset, mechanism, _phases(history, clips, rates, decays, stated), "stated-by-user")
+    phases = _phases(history, clips, rates, decays, stated)
+    return dp_sgd_record(stated.dataset, mechanism, phases, "stated-by-user", stated.fingerprinted)
 
 
 def spans(text: str | None, steps: int, field: str) -> Spans:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from dpmerge.errors import TrainingError
-from dpmerge.records import NonNegative, Positive, Strict
+from dpmerge.records import DataFingerprint, NonNegative, Positive, Strict
 from dpmerge.training import linear
 from dpmerge.training.advice import LinearSetting, advice, limits
 from dpmerge.training.data import Data, DataSource, features
@@ -130,17 +130,21 @@ class Job:
     start: Path | None = None  # the model's folder that the run starts from
     partition: Partition | None = None
     part: int = 0
+    data_fingerprint: DataFingerprint | None = None  # of what the run sees
 
     def origin(self, examples: int) -> Origin:
         """Where the run starts, and which part of so many examples it sees."""
-        start = None if self.start is None else Start.read(self.start, self.dataset)
-        if self.partition is None:
-            return Origin(start)
-        return Origin(start, self.partition.shard(self.part), self.settings.share_of(examples))
+        shard = None if self.partition is None else self.partition.shard(self.part)
+        start = None if self.start is None else Start.read(self.start, self.dataset, self.data_fingerprint, shard)
+        return Origin(start, shard, None if shard is None else self.settings.share_of(examples))
 
     def rows(self, examples: int) -> npt.NDArray[np.int64] | slice:
         """The examples that the run sees."""
         return slice(None) if self.partition is None else self.partition.rows(self.part, examples)
+
+    def with_data(self, made: Checkpoint) -> Checkpoint:
+        """With the fingerprint of what the run saw in its record, if there is one."""
+        return replace(made, record=made.record.model_copy(update={"data_fingerprint": self.data_fingerprint}))
 
     @property
     def folder(self) -> RunFolder:
