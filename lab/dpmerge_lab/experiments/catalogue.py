@@ -35,6 +35,9 @@ EXPERIMENTS = {
     "mean-estimation": Experiment("two private means, drawn and averaged", "mean_estimation:mean_estimation"),
     "mnist": Experiment("three softmax regressions: heatmaps and frontiers", "mnist:mnist", ("mnist",)),
     "mnist-full-batch": Experiment("full batches, and Poisson ones with coupled runs", "mnist:mnist_full_batch", ("mnist",)),
+    "mnist-replace-one": Experiment(
+        "three full-batch models under replace-one: heatmaps and frontiers", "mnist:mnist_replace_one", ("mnist",)
+    ),
     "last-iterate": Experiment("linear portfolios, if nothing but the release is published", "last_iterate:last_iterate"),
     "knob": Experiment("one portfolio with noise at release, and models trained anew for each ε", "knob:knob"),
     "heads": Experiment("linear heads on public features of CIFAR-10", "heads:heads", ("cifar10-efficientnet-lite0",)),
