@@ -57,6 +57,7 @@ EXPERIMENTS = {
         "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
     ),
     "quadratic": Experiment("the variance of a quadratic's last iterate, from checkpoints", "quadratic:quadratic"),
+    "coverage": Experiment("confidence intervals for private linear regression", "coverage:coverage"),
     "tail-averaging": Experiment("last iterates and averages of DP-GD on convex losses", "tail_averaging:tail_averaging"),
     "uncertainty-mnist": Experiment(
         "confidence intervals from checkpoints and from runs", "uncertainty_mnist:uncertainty_mnist", ("mnist",)
