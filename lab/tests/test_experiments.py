@@ -12,9 +12,19 @@ import pytest
 
 from dpmerge.errors import DataError
 from dpmerge.figures import describe
+from dpmerge.profiles import gaussian_epsilon
 from dpmerge.records import DpSgd
 from dpmerge_lab.experiments.checkpoints import checkpoints
-from dpmerge_lab.experiments.mnist import full_batch, logistic_twin, mnist, mnist_full_batch, papers, poisson_twin
+from dpmerge_lab.experiments.mnist import (
+    full_batch,
+    logistic_twin,
+    mnist,
+    mnist_full_batch,
+    mnist_replace_one,
+    papers,
+    poisson_twin,
+)
+from dpmerge_lab.experiments.portfolio_pictures import LAST_ONLY
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, average, guarantees, measure
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, write
 
@@ -31,6 +41,11 @@ def papers_result() -> Result:
 @pytest.fixture(scope="module")
 def full_batch_result() -> Result:
     return mnist_full_batch(QUICK)
+
+
+@pytest.fixture(scope="module")
+def replace_one_result() -> Result:
+    return mnist_replace_one(QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +76,9 @@ def test_the_papers_portfolio(papers_result: Result) -> None:
 
 
 def test_frontiers_say_that_their_weights_were_chosen_by_looking(
-    papers_result: Result, full_batch_result: Result, checkpoints_result: Result
+    papers_result: Result, full_batch_result: Result, replace_one_result: Result, checkpoints_result: Result
 ) -> None:
-    for result in (papers_result, full_batch_result, checkpoints_result):
+    for result in (papers_result, full_batch_result, replace_one_result, checkpoints_result):
         for name, picture in result.pictures.items():
             if "frontier" in name or name == "mnist":
                 assert picture["warning"] == CHOSEN_BY_TEST
@@ -143,6 +158,37 @@ def test_what_the_bound_depends_on_is_stated(full_batch_result: Result) -> None:
     assert stated["Σηβ"]["σ=50"] == pytest.approx(1.0)
     said = full_batch_result.pictures["warm-up-and-decay"]["subtitle"]
     assert all(part in said for part in ("T = 40", "η ≤ 0.009524", "β = 5", "σ = 50, 1000"))
+
+
+def test_three_full_batches_under_replace_one(replace_one_result: Result) -> None:
+    """One step is 2/σ-GDP there; two models share their σ; what is proved pays only where clipping never binds."""
+    for name, numbers in replace_one_result.numbers.items():
+        assert replace_one_result.configuration[name]["adjacency"] == "replace-one"
+        own = [known["epsilon by PLD"] for known in numbers["alone"].values()]
+        assert own[0] == own[1] == pytest.approx(gaussian_epsilon(2 * 40**0.5 / 50, 1e-5), rel=1e-3)
+        assert own[2] == pytest.approx(gaussian_epsilon(2 * 40**0.5 / 1000, 1e-5), rel=1e-3)
+        for row in numbers["averages"]:
+            in_order(row, numbers["alone"])
+            assert row[LAST_ONLY] <= row[PROVED] * UP
+            first, second, third = row["weights"].values()
+            pays = row[PROVED] < 0.9 * row["joint release"]
+            assert pays == (third > 0 and "never" in name)
+            assert first + second + third == pytest.approx(1)
+
+
+def test_one_heatmap_has_every_account(replace_one_result: Result) -> None:
+    document = replace_one_result.pictures["heatmap-never-clipped-constant-rate"]
+    assert document["adjacency"] == "replace-one"
+    drawn = {panel["title"]: panel for panel in document["panels"]}
+    proved, hidden, formula = (
+        drawn[title]["epsilons"] for title in (PROVED, "the same, nothing else published", "papers' formula")
+    )
+    assert drawn["papers' formula"]["standing"] == "conditional"
+    assert {panel["standing"] for title, panel in drawn.items() if "formula" not in title} == {"proved"}
+    for low, middle, high, joint in zip(formula, hidden, proved, drawn["joint release"]["epsilons"], strict=True):
+        assert low <= middle * 1.001 and middle <= high * 1.001 and high <= joint * 1.001
+    last = next(names for text, names in document["assumptions"].items() if text.startswith("nothing of these runs but"))
+    assert last == ["the same, nothing else published"]
 
 
 def test_checkpoints_of_one_run(checkpoints_result: Result) -> None:

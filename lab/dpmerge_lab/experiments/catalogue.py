@@ -35,6 +35,9 @@ EXPERIMENTS = {
     "mean-estimation": Experiment("two private means, drawn and averaged", "mean_estimation:mean_estimation"),
     "mnist": Experiment("three softmax regressions: heatmaps and frontiers", "mnist:mnist", ("mnist",)),
     "mnist-full-batch": Experiment("full batches, and Poisson ones with coupled runs", "mnist:mnist_full_batch", ("mnist",)),
+    "mnist-replace-one": Experiment(
+        "three full-batch models under replace-one: heatmaps and frontiers", "mnist:mnist_replace_one", ("mnist",)
+    ),
     "last-iterate": Experiment("linear portfolios, if nothing but the release is published", "last_iterate:last_iterate"),
     "knob": Experiment("one portfolio with noise at release, and models trained anew for each ε", "knob:knob"),
     "heads": Experiment("linear heads on public features of CIFAR-10", "heads:heads", ("cifar10-efficientnet-lite0",)),
@@ -54,6 +57,8 @@ EXPERIMENTS = {
         "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
     ),
     "quadratic": Experiment("the variance of a quadratic's last iterate, from checkpoints", "quadratic:quadratic"),
+    "coverage": Experiment("confidence intervals for private linear regression", "coverage:coverage"),
+    "tail-averaging": Experiment("last iterates and averages of DP-GD on convex losses", "tail_averaging:tail_averaging"),
     "uncertainty-mnist": Experiment(
         "confidence intervals from checkpoints and from runs", "uncertainty_mnist:uncertainty_mnist", ("mnist",)
     ),

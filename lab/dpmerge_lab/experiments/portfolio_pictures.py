@@ -12,12 +12,13 @@ import numpy as np
 from dpmerge.jobs import run_all
 from dpmerge.planning import Heatmap, Surface, frontier, heatmap
 from dpmerge.records import Portfolio
-from dpmerge.rules import Accounting, Joint
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Joint, assumed_by
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, Setting, grid_step
 from dpmerge_lab.experiments.results import Options, mean_and_deviation
 
 PROVED, FORMULA = "linear combination, proved", "linear combination, papers' formula"
 MERELY_SMOOTH = "linear combination, proved from smoothness alone"
+LAST_ONLY = "linear combination, proved if nothing else is published"
 SELECTION, JOINT = "random selection", "joint release"
 AVERAGE, DRAW = "test accuracy of the average", "expected test accuracy of a draw"
 _CURVES: dict[str, dict[str, Any]] = {
@@ -45,7 +46,9 @@ def whole_heatmap(portfolio: Portfolio, options: Options) -> Heatmap:
     return replace(found, panels=tuple(surfaces), assumptions=assumptions)
 
 
-def frontier_panel(measured: Measured, options: Options, title: str = "") -> dict[str, Any]:
+def frontier_panel(
+    measured: Measured, options: Options, title: str = "", accounting: Accounting = DEFAULT_ACCOUNTING
+) -> dict[str, Any]:
     """Test accuracy against ε, with bands.
 
     Random selection is optimal at every target, and what is drawn is its expected accuracy; combinations are those of a grid
@@ -56,6 +59,7 @@ def frontier_panel(measured: Measured, options: Options, title: str = "") -> dic
         portfolio,
         delta=DELTA,
         epsilons=targets(portfolio, 12 if options.quick else 60),
+        accounting=accounting,
         scorer=measured,
         step=grid_step(options),
         run=partial(run_all, jobs=options.jobs, progress=options.bar("frontier")),
@@ -100,6 +104,35 @@ def frontier_numbers(panel: Row) -> dict[str, Any]:
         "how the weights were chosen": CHOSEN_BY_TEST,
         "curves": [{key: line[key] for key in fields} for line in panel["lines"]],
     }
+
+
+def heatmap_of_accounts(portfolio: Portfolio, options: Options, title: str) -> dict[str, Any]:
+    """ε of every merge of three models by loss distributions, a triangle for each account of it."""
+    accounts = {
+        PROVED: Accounting(only_release=False),
+        "the same, nothing else published": Accounting(),
+        "papers' formula": Accounting(assume_smoothness=0.0),
+    }
+    found = {}
+    for label, accounting in accounts.items():
+        run = partial(run_all, jobs=options.jobs, progress=options.bar(f"heatmap, {title}: {label}"))
+        found[label] = heatmap(portfolio, delta=DELTA, step=grid_step(options) / 2, accounting=accounting, run=run)
+    first = found[PROVED]
+    together = [Joint(portfolio.weights_in_order(point)).guarantee(delta=DELTA) for point in first.points]
+    selected = next(panel for panel in first.panels if (panel.rule, panel.by) == ("selection", "pld"))
+    combined = [
+        replace(panel, title=label)
+        for label, one in found.items()
+        for panel in one.panels
+        if (panel.rule, panel.by) == ("combination", "pld")
+    ]
+    joint = Surface("joint", "pld", "proved", JOINT, [one.epsilon for one in together])
+    assumed = [(JOINT, one.assumptions) for one in together]
+    for label, one in found.items():
+        assumed += [(SELECTION if SELECTION in rules else label, (text,)) for text, rules in one.assumptions.items()]
+        assumed += [(label, (text,)) for text, rules in one.assumptions.items() if set(rules) != {SELECTION}]
+    panels = (replace(selected, title=SELECTION), *combined, joint)
+    return replace(first, panels=panels, assumptions=assumed_by(assumed)).as_dict()
 
 
 def against_weights(title: str, setting: Setting, alone: Mapping[str, Row], averages: Sequence[Row]) -> dict[str, Any]:
