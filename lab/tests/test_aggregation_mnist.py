@@ -17,9 +17,10 @@ from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Model
 from dpmerge.training import Recipe, accuracy, train
 from dpmerge_lab.experiments import aggregation_mnist as experiment
-from dpmerge_lab.experiments.aggregation import METHODS
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, METHODS
 from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 from dpmerge_lab.experiments.aggregation_mnist import CASES, DELTA, QUICK, Case, Work, aggregation_mnist
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen, clear, gain, scores
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, write
 from dpmerge_lab.training.recipe import LabRecipe
@@ -87,26 +88,53 @@ def test_a_run_measures_what_its_own_iterates_say(monkeypatch: pytest.MonkeyPatc
 
 def test_a_run_on_aggregates_returns_the_aggregate() -> None:
     found = experiment._trained(Work(QUICK, None, Case(8, False), 0.7), ("UTA tr", 3, 15))
-    assert len(found["history"]) == len(experiment._looks(QUICK)) and found["measured"]["test"] == found["history"][-1]
+    assert len(found["history"]) == len(experiment._looks(QUICK))
+    assert found["measured"]["No Agg"]["test"] == found["history"][-1]
     assert found["record"]["mechanism"]["optimizer"] == "sgd from the mean of the last 3 iterates after step 15"
     score, record = experiment._validated(Work(QUICK, None, Case(8, False), 0.7), "EMA tr", 0.8, 20)
     assert 0 < score < 1
     assert record.as_dict()["mechanism"]["optimizer"] == "sgd from a moving average with decay 0.8 after step 20"
 
 
+def test_inference_aggregation_is_of_what_the_run_on_aggregates_went_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tail of its checkpoints by hand; after τ these are the aggregates, so the last one is what Alg. 2 returns."""
+    held: list[Any] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        held.append(train(*arguments, **options))
+        return held[-1]
+
+    monkeypatch.setattr(experiment, "train", watched)
+    measured = experiment._trained(Work(QUICK, None, Case(8, True), 0.7), ("UTA tr", 3, 15))["measured"]
+    assert set(measured) == {"No Agg", *AFTERWARDS}
+    images = experiment._loaded("digits", None).images
+    odd, labels = bounded_features(images.test[1::2], experiment.NORM), images.test_labels[1::2]
+    assert measured["No Agg"]["test"] == accuracy(held[0][-1].tensors, odd, labels)
+    used = [model.tensors for model in held[0][-int(measured["UTA inf"]["parameter"]) :]]
+    mean: Any = {name: np.mean([tensors[name] for tensors in used], axis=0) for name in used[0]}
+    assert measured["UTA inf"]["test"] == pytest.approx(accuracy(mean, odd, labels), abs=1 / len(labels))
+
+
 # --- gains --------------------------------------------------------------------------------------------------------------------
 
 
 def test_gains_are_paired() -> None:
-    gain = experiment._gain([0.9, 0.8, 0.95], [0.85, 0.77, 0.89])
+    found = gain([0.9, 0.8, 0.95], [0.85, 0.77, 0.89])
     differences = [0.05, 0.03, 0.06]
     mean = sum(differences) / 3
     error = math.sqrt(sum((one - mean) ** 2 for one in differences) / 2 / 3)
-    assert gain == {"mean": pytest.approx(mean), "standard error": pytest.approx(error), "ratio": pytest.approx(mean / error)}
-    assert experiment._clear(gain)
-    assert not experiment._clear(experiment._gain([0.9, 0.8], [0.8, 0.9]))
-    assert not experiment._clear(experiment._gain([0.9], [0.8])), "one run has no standard error"
-    assert not experiment._clear(experiment._gain([0.5, 0.5], [0.5, 0.5]))
+    assert found == {"mean": pytest.approx(mean), "standard error": pytest.approx(error), "ratio": pytest.approx(mean / error)}
+    assert clear(found)
+    assert not clear(gain([0.9, 0.8], [0.8, 0.9]))
+    assert not clear(gain([0.9], [0.8])), "one run has no standard error"
+    assert not clear(gain([0.5, 0.5], [0.5, 0.5]))
+
+
+def test_one_inference_aggregation_is_chosen_without_a_look_at_the_test_half() -> None:
+    measured = {name: {"validation": 0.5, "test": 0.9} for name in ("No Agg", *AFTERWARDS)}
+    measured["OPA"] = {"validation": 0.6, "test": 0.1}
+    assert chosen(measured) == measured["OPA"]
+    assert scores([{"measured": measured}])[CHOSEN] == [0.1]
 
 
 # --- the experiment -----------------------------------------------------------------------------------------------------------
@@ -119,11 +147,22 @@ def test_the_table_has_every_aggregation_of_every_case(result: Result) -> None:
         assert tuple(numbers["test accuracy"]) == METHODS and tuple(numbers["gain over no aggregation"]) == METHODS[1:]
         assert all(found["runs"] == 3 and 0 < found["mean"] < 1 for found in numbers["test accuracy"].values())
         assert 0.98 * case.epsilon < numbers["epsilon"]["pld"] <= case.epsilon < numbers["epsilon"]["rdp"]
-        for method, gain in numbers["gain over no aggregation"].items():
+        for method, found in numbers["gain over no aggregation"].items():
             difference = numbers["test accuracy"][method]["mean"] - numbers["test accuracy"]["No Agg"]["mean"]
-            assert gain["mean"] == pytest.approx(difference, abs=1e-12)
-            assert experiment._clear(gain) == (method in result.numbers["outside two standard errors"][name])
+            assert found["mean"] == pytest.approx(difference, abs=1e-12)
+            assert clear(found) == (method in result.numbers["outside two standard errors"][name])
         assert all(len(chosen) == 3 for chosen in numbers["chosen on the validation half"].values())
+        on_top = numbers["inference aggregation on top"]
+        assert list(on_top) == ["No Agg", "EMA tr", "UTA tr"]
+        for method, found in on_top.items():
+            assert found["test accuracy"]["No Agg"] == numbers["test accuracy"][method], "its last checkpoint, alone"
+            own = found["gain over its own last checkpoint"]
+            plain = found["gain over the same of plain runs"]
+            for top in (*AFTERWARDS, CHOSEN):
+                reached = found["test accuracy"][top]["mean"]
+                assert own[top]["mean"] == pytest.approx(reached - found["test accuracy"]["No Agg"]["mean"], abs=1e-12)
+                level = on_top["No Agg"]["test accuracy"][top]["mean"]
+                assert plain[top]["mean"] == pytest.approx(reached - level, abs=1e-12)
         rates = numbers["learning rates"]
         assert list(map(float, rates)) == list(QUICK.learning_rates)
         assert numbers["best learning rate for the last iterate"] in rates
@@ -145,10 +184,16 @@ def test_the_price_of_tuning_is_told(result: Result) -> None:
 
 
 def test_pictures_can_be_drawn_and_everything_is_strict_json(result: Result, tmp_path: Path) -> None:
-    assert set(result.pictures) == {"steps", "table", "learning-rates"}
+    assert set(result.pictures) == {"steps", "table", "on-top", "learning-rates"}
     for document in result.pictures.values():
         assert len(document["panels"]) == 4
     assert render(result.pictures["steps"], ".png").startswith(b"\x89PNG")
+    panel = result.pictures["on-top"]["panels"][0]
+    assert panel["categories"] == ["alone", *AFTERWARDS, "best by validation"]
+    assert [line["label"] for line in panel["lines"]] == ["plain training", "training on the EMA", "training on the UTA"]
+    plain = list(result.numbers["eps8"]["inference aggregation on top"]["No Agg"]["test accuracy"].values())
+    assert panel["lines"][0]["y"] == [one["mean"] for one in plain]
+    assert panel["lines"][0]["high"][0] == pytest.approx(plain[0]["mean"] + plain[0]["std"] / math.sqrt(3))
     write(result, tmp_path, suffixes=())
     held = json.loads((tmp_path / "aggregation-mnist.json").read_text())
     assert held["configuration"]["steps"] == QUICK.steps and set(held["numbers"]) == set(result.numbers)
@@ -158,6 +203,6 @@ def test_one_repetition_has_no_standard_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(experiment, "CASES", {"eps1": Case(1, False)})
     monkeypatch.setattr(experiment, "QUICK", replace(QUICK, learning_rates=(16.0,), starts=(15,)))
     found = aggregation_mnist(Options(quick=True, seeds=1, jobs=1))
-    assert all(gain["ratio"] is None for gain in found.numbers["eps1"]["gain over no aggregation"].values())
+    assert all(one["ratio"] is None for one in found.numbers["eps1"]["gain over no aggregation"].values())
     assert found.numbers["outside two standard errors"] == {"eps1": []}
     assert render(found.pictures["table"], ".png").startswith(b"\x89PNG")

@@ -2,14 +2,14 @@
 
 Plain and with batches that swing between even and odd digits, ε = 1 and 8, each repeated. Parameters of inference aggregations
 are chosen by Alg. 4 on one half of the public test images, (p, τ) of training on aggregates by Alg. 3 on the same half with
-runs of their own; the other half is reported. The learning rate is constant, as in the paper. It decides how noisy the last
-iterate is, and so what there is to gain: the table is for a large one, and other rates are shown beside it.
+runs of their own; the other half is reported. Runs on aggregates are measured alone and, as the paper's are, with an inference
+aggregation on top. The learning rate is constant, as in the paper. It decides how noisy the last iterate is, and so what there
+is to gain: the table is for a large one, and other rates are shown beside it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -25,9 +25,19 @@ from dpmerge.jobs import run_all
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
 from dpmerge.training import Tensors, train
-from dpmerge_lab.experiments.aggregation import METHODS, Accuracies, Probabilities, Watcher, accuracies
+from dpmerge_lab.experiments.aggregation import (
+    AFTERWARDS,
+    LAST,
+    METHODS,
+    TRAINED,
+    Accuracies,
+    Probabilities,
+    Watcher,
+    accuracies,
+)
 from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 from dpmerge_lab.experiments.aggregation_mnist_pictures import pictures
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, clear, gain, parameters, scores
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge_lab.tasks.images import digits_as_images, load_images
@@ -38,7 +48,6 @@ from dpmerge_lab.training.tuning import TunedTraining, tune_training
 
 DELTA = 1e-5
 NORM = 10.0  # of the pixels with the bias
-LAST, TRAINED = METHODS[0], METHODS[1:3]
 Vector = npt.NDArray[np.float64]
 
 
@@ -112,6 +121,7 @@ def aggregation_mnist(options: Options) -> Result:
         "features": "pixels from 0 to 1, shortened to the norm bound",
         "examples": len(loaded.images.train),
         "test images": "those with even numbers choose parameters, those with odd numbers are reported",
+        "checkpoints of a run on aggregates": "the iterates up to step τ, then the aggregates that its steps start from",
         "runs to tune training on aggregates": {"EMA tr": trials * len(design.decays), "UTA tr": trials * len(design.tails)},
     }
     with timed(Result("aggregation-mnist", configuration)) as result:
@@ -120,7 +130,7 @@ def aggregation_mnist(options: Options) -> Result:
         for (name, case), sigma in zip(CASES.items(), noise, strict=True):
             result.numbers[name] = _case(name, Work(design, folder, case, sigma), options)
         result.numbers["outside two standard errors"] = {
-            name: [method for method, gain in result.numbers[name]["gain over no aggregation"].items() if _clear(gain)]
+            name: [method for method, found in result.numbers[name]["gain over no aggregation"].items() if clear(found)]
             for name in CASES
         }
         shown = "digits" if options.quick else "MNIST"
@@ -141,20 +151,28 @@ def _case(name: str, work: Work, options: Options) -> dict[str, Any]:
     plain = run_all(partial(_plain, work, design.learning_rate, True), repeated, jobs=options.jobs, progress=bar("runs"))
     again = [(method, tuned[method].best.parameter, tuned[method].best.start) for method in TRAINED for _ in repeated]
     on_aggregates = run_all(partial(_trained, work), again, jobs=options.jobs, progress=bar("runs on aggregates"))
-    scores, history = _scores(plain), {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
-    for index, method in enumerate(TRAINED):
-        runs = on_aggregates[index * options.seeds :][: options.seeds]
-        scores[method] = [run["measured"]["test"] for run in runs]
-        history[method] = [run["history"] for run in runs]
+    trained = {method: on_aggregates[k * options.seeds :][: options.seeds] for k, method in enumerate(TRAINED)}
+    on_top = {method: scores(runs) for method, runs in {LAST: plain, **trained}.items()}
+    last = on_top[LAST][LAST]
+    alone = {**on_top[LAST], **{method: on_top[method][LAST] for method in TRAINED}}
+    history = {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
+    history |= {method: [run["history"] for run in runs] for method, runs in trained.items()}
     profile = run_profile(Model(name, Record.parse(json.dumps(plain[0]["record"]), source=name))).profile
     return {
         "epsilon": {"pld": profile.epsilon(DELTA), "rdp": profile.epsilon_by_renyi(DELTA)},
         "noise multiplier": work.noise,
-        "test accuracy": {method: mean_and_deviation(scores[method]) for method in METHODS},
-        "gain over no aggregation": {method: _gain(scores[method], scores[LAST]) for method in METHODS[1:]},
-        "chosen on the validation half": {
-            method: [run["measured"][method]["parameter"] for run in plain] for method in ("EMA inf", "UTA inf", "OPA", "OMV")
+        "test accuracy": {method: mean_and_deviation(alone[method]) for method in METHODS},
+        "gain over no aggregation": {method: gain(alone[method], last) for method in METHODS[1:]},
+        "inference aggregation on top": {
+            method: {
+                "test accuracy": {name: mean_and_deviation(values) for name, values in found.items()},
+                "gain over its own last checkpoint": {name: gain(found[name], found[LAST]) for name in (*AFTERWARDS, CHOSEN)},
+                "gain over the same of plain runs": {name: gain(values, on_top[LAST][name]) for name, values in found.items()},
+                "chosen on the validation half": parameters(plain if method == LAST else trained[method]),
+            }
+            for method, found in on_top.items()
         },
+        "chosen on the validation half": parameters(plain),
         "tuning of training on aggregates": {method: _tuning(found) for method, found in tuned.items()},
         **_sweep(work, plain, options, bar),
         "steps": list(_looks(design)),
@@ -171,31 +189,14 @@ def _sweep(work: Work, plain: Sequence[Any], options: Options, bar: Any) -> dict
         if rate != work.design.learning_rate:
             alone = partial(_plain, work, rate, False)
             runs = run_all(alone, range(options.seeds), jobs=options.jobs, progress=bar(f"learning rate {rate:g}"))
-        measured = _scores(runs)
+        measured = scores(runs)
         validation[f"{rate:g}"] = float(np.mean([run["measured"][LAST]["validation"] for run in runs]))
         found[f"{rate:g}"] = {
             "test accuracy": {method: mean_and_deviation(values) for method, values in measured.items()},
-            "gain over no aggregation": {m: _gain(values, measured[LAST]) for m, values in measured.items() if m != LAST},
+            "gain over no aggregation": {m: gain(values, measured[LAST]) for m, values in measured.items() if m != LAST},
         }
     best = max(validation, key=validation.__getitem__)
     return {"learning rates": found, "best learning rate for the last iterate": best}
-
-
-def _scores(plain: Sequence[Any]) -> dict[str, list[float]]:
-    """Test accuracies of the last iterate and its aggregates, run by run."""
-    return {method: [run["measured"][method]["test"] for run in plain] for method in METHODS if method not in TRAINED}
-
-
-def _gain(values: Sequence[float], last: Sequence[float]) -> dict[str, float | None]:
-    """Mean of the differences run by run, its standard error, and their ratio; runs on aggregates are paired by number only."""
-    differences = np.subtract(values, last)
-    error = float(differences.std(ddof=1) / math.sqrt(len(differences))) if len(differences) > 1 else None
-    mean = float(differences.mean())
-    return {"mean": mean, "standard error": error, "ratio": mean / error if error else None}
-
-
-def _clear(gain: dict[str, Any]) -> bool:
-    return gain["ratio"] is not None and gain["ratio"] > 2
 
 
 def _tuning(found: TunedTraining) -> dict[str, Any]:
@@ -254,16 +255,24 @@ def _looks(design: Design) -> range:
     return range(design.steps, design.steps // 4 - 1, -design.look_every)[::-1]
 
 
+def _measured(work: Work, learning_rate: float, training_on: TrainingOn | None) -> tuple[list[Vector], dict[str, Any]]:
+    """The checkpoints of a run from the first on, and the last of them beside every inference aggregation."""
+    loaded = _loaded(work.design.data, work.folder)
+    made, record = _run(work, learning_rate, training_on, range(1, work.design.steps + 1))
+    checkpoints = [np.zeros_like(made[0]), *made]
+    watcher = Watcher()
+    for checkpoint in checkpoints:
+        watcher.see(checkpoint)
+    measured = watcher.measure(loaded.predict, loaded.answers)
+    found = {"measured": {method: measured[method] for method in (LAST, *AFTERWARDS)}, "record": record.as_dict()}
+    return checkpoints, found
+
+
 def _plain(work: Work, learning_rate: float, followed: bool, _: int) -> dict[str, Any]:
     """A run without aggregates, and all of them at its end; if it is followed, also the two averages on the way there."""
     loaded = _loaded(work.design.data, work.folder)
-    made, record = _run(work, learning_rate, None, range(1, work.design.steps + 1))
-    iterates = [np.zeros_like(made[0]), *made]
-    watcher = Watcher()
-    for iterate in iterates:
-        watcher.see(iterate)
-    measured = watcher.measure(loaded.predict, loaded.answers)
-    found = {"measured": {method: measured[method] for method in METHODS if method not in TRAINED}, "record": record.as_dict()}
+    iterates, found = _measured(work, learning_rate, None)
+    measured = found["measured"]
     if followed:
         update = MovingAverage(decay=measured["EMA inf"]["parameter"], warm_up=True).begin()
         averages = [update(iterate) for iterate in iterates]
@@ -279,11 +288,10 @@ def _plain(work: Work, learning_rate: float, followed: bool, _: int) -> dict[str
 
 
 def _trained(work: Work, choice: tuple[str, float, int]) -> dict[str, Any]:
-    """A run on aggregates: Alg. 2 returns the last aggregate."""
+    """A run on aggregates: Alg. 2 returns the last aggregate; and inference aggregations of its checkpoints."""
     loaded = _loaded(work.design.data, work.folder)
-    vectors, record = _run(work, work.design.learning_rate, _training_on(*choice), _looks(work.design))
-    seen = [loaded.accuracies(vector) for vector in vectors]
-    return {"measured": seen[-1], "history": [one["test"] for one in seen], "record": record.as_dict()}
+    checkpoints, found = _measured(work, work.design.learning_rate, _training_on(*choice))
+    return {**found, "history": [loaded.accuracies(checkpoints[step])["test"] for step in _looks(work.design)]}
 
 
 def _validated(work: Work, method: str, parameter: float, start: int) -> tuple[float, Record]:

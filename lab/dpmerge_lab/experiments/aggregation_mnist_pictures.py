@@ -7,6 +7,7 @@ from typing import Any
 
 from dpmerge_lab.experiments.aggregation import METHODS
 from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
+from dpmerge_lab.experiments.results import error_bars
 
 _LABELS = {
     "No Agg": "last iterate",
@@ -15,6 +16,7 @@ _LABELS = {
     "EMA tr": "training on the EMA",
     "UTA tr": "training on the UTA",
 }
+_TRAINED = {"No Agg": "plain training", "EMA tr": "training on the EMA", "UTA tr": "training on the UTA"}
 _FREE = "An aggregate of iterates costs nothing beyond the run itself."
 
 
@@ -29,6 +31,7 @@ def pictures(
     return {
         "steps": {**one, **_over_steps(found, titles)},
         "table": {**one, **_table(found, titles)},
+        "on-top": {**one, **_on_top(found, titles)},
         "learning-rates": {**one, **_learning_rates(found, titles), "subtitle": f"{what}, {how}"},
     }
 
@@ -89,6 +92,23 @@ def _table(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any
     }
 
 
+def _on_top(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+    """As the paper combines them: training on aggregates, and an inference aggregation of its checkpoints."""
+    panels = []
+    for name, numbers in found.items():
+        measured = {method: of["test accuracy"] for method, of in numbers["inference aggregation on top"].items()}
+        lines = [{"label": _TRAINED[method], **error_bars(list(of.values()))} for method, of in measured.items()]
+        shown = ["alone", *list(measured["No Agg"])[1:-1], "best by validation"]
+        axes = {"x_label": "inference aggregation on top", "y_label": "test accuracy", "categories": shown}
+        panels.append({"title": titles[name], **axes, "lines": lines})
+    return {
+        "title": "Training on aggregates, alone and with an inference aggregation on top",
+        "caption": f"{_FREE} Bars are ± one standard error. The last name takes, run by run, the inference aggregation that "
+        "is best on the validation half.",
+        "panels": panels,
+    }
+
+
 def _learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
     panels = []
     for name, numbers in found.items():
@@ -96,12 +116,12 @@ def _learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict
         lines = []
         for method in ("No Agg", "EMA inf", "UTA inf"):
             measured = [rate["test accuracy"][method] for rate in rates.values()]
-            mean, spread = ([one[key] for one in measured] for key in ("mean", "std"))
-            lines.append(_line(_LABELS[method], list(map(float, rates)), mean, spread))
+            mean, error = [one["mean"] for one in measured], [one["std"] / one["runs"] ** 0.5 for one in measured]
+            lines.append(_line(_LABELS[method], list(map(float, rates)), mean, error))
         axes = {"x_label": "learning rate", "x_scale": "log", "y_label": "test accuracy"}
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {
         "title": "What there is to gain depends on the learning rate",
-        "caption": f"{_FREE} Bands are ± one standard deviation of a single run. Smaller steps average noise as well.",
+        "caption": f"{_FREE} Bands are ± one standard error. Smaller steps average noise as well.",
         "panels": panels,
     }

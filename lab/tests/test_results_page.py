@@ -1,0 +1,314 @@
+"""docs/results.md: every section names the files its numbers are from, and the numbers are those of the files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dpmerge_lab.experiments.aggregation import METHODS
+from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.catalogue import EXPERIMENTS
+from dpmerge_lab.experiments.results import with_error
+from dpmerge_lab.experiments.uncertainty_mnist import APART, LAST, ratio
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "lab" / "results"
+TEXT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+SECTIONS = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]}
+OVERVIEW = "The papers, figure by figure"
+CASES = {"ε = 8": "eps8", "ε = 1": "eps1", "PDS, ε = 8": "shifting-eps8", "PDS, ε = 1": "shifting-eps1"}
+PROVED, FORMULA = "linear combination, proved", "linear combination, papers' formula"
+AVERAGE, DRAW = "test accuracy of the average", "expected test accuracy of a draw"
+
+
+def kept(name: str, folder: str = "") -> Any:
+    return json.loads((RESULTS / (folder or name) / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def numbers(name: str, folder: str = "") -> Any:
+    return kept(name, folder)["numbers"]
+
+
+def said(section: str, *texts: str) -> None:
+    """As in the text, wherever its lines are broken."""
+    whole = " ".join(SECTIONS[section].split())
+    for text in texts:
+        assert text in whole, f"{section}: {text}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def in_percent(of: Any) -> str:
+    return with_error({**of, "mean": 100 * of["mean"], "std": 100 * of["std"]}, 2)
+
+
+def span(values: Any, digits: int) -> str:
+    """From the smallest to the largest."""
+    low, high = min(values), max(values)
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------------
+
+
+def counts(value: Any) -> Iterator[int]:
+    """Every number of runs that is told."""
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if key == "runs" and isinstance(one, int):
+            yield one
+        yield from counts(one)
+
+
+def test_every_experiment_has_a_section_and_every_section_names_its_files_and_seeds() -> None:
+    named = [name for heading in SECTIONS for name in re.findall(r"`([\w-]+)`", heading)]
+    assert sorted(named) == sorted(EXPERIMENTS)
+    for heading, text in SECTIONS.items():
+        if heading == OVERVIEW:
+            continue
+        (about,) = (" ".join(part.split()) for part in text.split("\n\n") if "Kept: " in part)
+        files = re.findall(r"\]\(\.\./(lab/results/[\w/.-]+\.json)\)", about)
+        assert files and all((ROOT / file).is_file() for file in files), heading
+        told = {int(one) for one in re.findall(r"\b(\d+) (?:seeds|repetitions|repeats|runs|with)\b", about)}
+        told |= {1} if re.search(r"\bone (?:run|fit|body)\b", about) else set()
+        assert told or "no seeds" in about, heading
+        contents = [json.loads((ROOT / file).read_text(encoding="utf-8")) for file in files]
+        found = {count for content in contents for count in counts(content.get("numbers", {}))}
+        groups = {runs // size for runs in told for size in (5, 10, 20, 50)} if "coverage" in heading else set()
+        assert found <= told | groups, (heading, found)  # intervals from runs need several of them each
+
+
+def test_the_overview_has_every_figure_and_table_and_links_every_section_on_a_paper() -> None:
+    lines = [line for line in SECTIONS[OVERVIEW].splitlines() if line.startswith("| ")][1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert all(len(row) == 4 for row in rows)
+    for paper, figures, tables in (("Merging v1", 8, 0), ("Merging v2", 4, 0), ("Scraps", 7, 11)):
+        shown = " ".join(row[0].replace("Tables", "Table") for row in rows if row[0].startswith(paper))
+        for kind, most in (("Fig.", figures), ("Table", tables)):
+            groups = re.findall(rf"{re.escape(kind)} ([\d, ]+)", shown)
+            listed = {int(one) for group in groups for one in re.findall(r"\d+", group)}
+            assert listed == {*range(1, most + 1)}, (paper, kind)
+    for row in rows:
+        assert re.search(r"\*\*(yes|no|partly)\*\*|^—$|^as v1|^see Table 3$|^nothing is concluded$", row[3]), row
+        assert "not reproduced" not in row[2] or "[" in row[2] or row[3] == "—", row
+    linked = {target for row in rows for target in re.findall(r"\(#([\w-]+)\)", row[2])}
+    about = {heading: text.split("\n", 3)[2] for heading, text in SECTIONS.items() if heading != OVERVIEW}
+    anchors = {heading.replace("`", "").replace(" ", "-"): text for heading, text in about.items()}
+    assert linked == {anchor for anchor, text in anchors.items() if not text.startswith("Not in the papers.")}
+
+
+def test_pictures_exist_and_none_is_left_over() -> None:
+    shown = {ROOT / "docs" / place for place in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", TEXT)}
+    assert {path.resolve() for path in shown} == {path.resolve() for path in RESULTS.rglob("*.png")}
+
+
+# --- what each section says ---------------------------------------------------------------------------------------------------
+
+
+def test_mean_estimation() -> None:
+    found = numbers("mean-estimation")
+    alone = list(found["alone"].values())
+    below = max(found["comparisons"][f"largest PLD ε / RDP ε of {rule}"] for rule in ("selection", "combination"))
+    order = found["comparisons"]["first order at which exact selection has the smaller Rényi divergence"]
+    said("`mean-estimation`", f"PLD's ε is at most {below:.2f} of RDP's", f"ε = {found['joint release']['pld']:.2f}")
+    said("`mean-estimation`", *(f"{one['pld']:.3g} against {one['rdp']:.3g}" for one in alone), f"about order {order:.0f}")
+    said(OVERVIEW, f"PLD at most {below:.2f} of RDP", f"up to order {order:.1f}")
+    pairs = zip(found["selection"]["weight"], found["selection"]["exact"], of_equal_error(found), strict=True)
+    wins = [drawn < averaged for weight, drawn, averaged in pairs if 0 < weight < 1]
+    said("`mean-estimation`", f"RS beats LC of equal error at {sum(wins)} of {len(wins)} inner weights")
+    said(OVERVIEW, f"RS wins at {sum(wins)} of {len(wins)} weights")
+    errors = {
+        rule: min(error for error, epsilon in zip(found[rule]["error"], found[rule]["pld"], strict=True) if epsilon <= 2)
+        for rule in ("selection", "combination")
+    }
+    said("`mean-estimation`", f"at ε ≤ 2 RS has error {errors['selection']:.4f}, LC {errors['combination']:.4f}")
+
+
+def of_equal_error(found: Any) -> list[float]:
+    epsilons: list[float] = found["combination of the same error as selection"]["pld"]
+    return epsilons
+
+
+def test_mnist() -> None:
+    found = numbers("mnist")
+    models = list(found["alone"].values())
+    scores = ", ".join(with_error(one["test accuracy"]) for one in models)
+    epsilons = ", ".join(f"{one['epsilon by PLD']:.3f}" for one in models)
+    converted = "epsilon by RDP, papers' conversion"
+    papers = ", ".join(f"{one[converted]:.2f}" for one in models)
+    said("`mnist`", scores, f"ε = {epsilons}; RDP with the papers' conversion {papers}")
+    (row,) = (row for row in found["averages"] if list(row["weights"].values()) == [0.1, 0.1, 0.8])
+    joint, drawn = row["joint release"], row["random selection"]
+    said("`mnist`", f"gives {row[PROVED]:.3f}, joint release {joint:.3f}, RS {drawn:.3f}, the formula {row[FORMULA]:.3f}")
+    (row,) = (row for row in found["averages"] if list(row["weights"].values()) == [0.0, 0.6, 0.4])
+    score = with_error(row[AVERAGE])
+    said("`mnist`", f"(0, 0.6, 0.4) scores {score} at a claimed {row[FORMULA]:.2f}, proved {row[PROVED]:.2f}")
+    best = max(row[AVERAGE]["mean"] for row in found["averages"])
+    said("`mnist`", f"the best average has {best:.4f}")
+    assert best < max(one["test accuracy"]["mean"] for one in models)
+
+
+def test_full_batches() -> None:
+    found = numbers("mnist-full-batch")
+    for name in ("warm-up and decay", "constant rate"):
+        for row in found[name]["averages"]:
+            share, of = next(iter(row["weights"].values())), row[AVERAGE]
+            cells = [f"{row[key]:#.3g}" for key in (PROVED, FORMULA, "random selection", "joint release")]
+            line = f"| {share:g} | {' | '.join(cells)} | {with_error(of, 3)} |"
+            assert (line in TEXT) == (share in (0.1, 0.5)), line
+    twin = found["Poisson twin"]
+    (row,) = (row for row in twin["averages"] if next(iter(row["weights"].values())) == 0.13)
+    inputs = [f"{one['epsilon by PLD']:.3f} ({with_error(one['test accuracy'])})" for one in twin["alone"].values()]
+    said("`mnist-full-batch`", f"inputs at ε = {' and '.join(inputs)}", f"**proved ε = {row[PROVED]:.3f}**")
+    said("`mnist-full-batch`", f"accuracy {with_error(row[AVERAGE])} (a draw: {with_error(row[DRAW])})")
+    drawn, joint = row["random selection"], row["joint release"]
+    said("`mnist-full-batch`", f"RS with these weights has {drawn:.3f} and joint release {joint:.3f}")
+    least = min(twin["alone"].values(), key=lambda one: one["epsilon by PLD"])
+    gained = 100 * (row[AVERAGE]["mean"] - least["test accuracy"]["mean"])
+    said("`mnist-full-batch`", f"{gained:.1f} points for an ε five times as large")
+    assert 4.5 < row[PROVED] / least["epsilon by PLD"] < 5.5
+
+
+def test_checkpoints() -> None:
+    models = numbers("checkpoints")["mnist"]["C=1 σ=0.5"]
+    scores = ", ".join(with_error(one["test accuracy"]) for one in models["alone"].values())
+    epsilons = ", ".join(f"{one['epsilon by PLD']:.3f}" for one in models["alone"].values())
+    even = models["random selection"][1]
+    section = "`checkpoints` and `cifar10-checkpoints`"
+    said(section, f"ε = {epsilons}, accuracy {scores}")
+    said(section, f"the even draw has ε = {even['epsilon by PLD']:.3f} and {with_error(even['expected test accuracy'])}")
+
+
+def test_cifar10_says_whether_merges_are_of_use() -> None:
+    """Not where the most private model is also the best."""
+    useless = []
+    for of in numbers("cifar10").values():
+        models = of["alone"].values()
+        best = max(models, key=lambda one: one["test accuracy"]["mean"])
+        useless.append(best["epsilon by PLD"] == min(one["epsilon by PLD"] for one in models))
+    assert ("the most private model is also the best" in " ".join(SECTIONS["`cifar10`"].split())) == all(useless)
+
+
+def test_aggregation_on_cifar10() -> None:
+    found = numbers("aggregation-cifar10")
+    columns = [METHODS[0], *(name for method in METHODS[1:3] for name in (method, f"{method} + inf")), *METHODS[3:]]
+
+    def shown(of: Any) -> str:
+        return "–" if of is None else percent(of["mean"]) if of["runs"] == 1 else in_percent(of)
+
+    for label, case in CASES.items():
+        none, ema, uta, *others = (f"{value:.2f}" for value in PAPER[case])
+        assert f"| {label}, paper | {' | '.join([none, '', ema, '', uta, *others])} |".replace("|  |", "| |") in TEXT
+        assert f"| {label}, here | {' | '.join(shown(found[case]['test accuracy'].get(one)) for one in columns)} |" in TEXT
+        tried = found[case]["test accuracy by parameter"]["EMA inf"]
+        assert tried["0.99"] == tried["0.999"] == tried["0.9999"] != tried["0.95"], "the warm-up"
+
+
+def test_aggregation_on_mnist() -> None:
+    found = numbers("aggregation-mnist")
+    for label, case in CASES.items():
+        assert f"| {label} | {' | '.join(in_percent(found[case]['test accuracy'][one]) for one in METHODS)} |" in TEXT
+        for name, method in (("plain", "No Agg"), ("EMA_tr", "EMA tr"), ("UTA_tr", "UTA tr")):
+            scores = found[case]["inference aggregation on top"][method]["test accuracy"]
+            assert list(scores)[-1] == CHOSEN
+            assert f"| {label}, {name} | {' | '.join(map(in_percent, scores.values()))} |" in TEXT
+    section = "`aggregation-mnist`"
+    for case, text in (
+        ("eps1", "At ε = 1 all seven do, by {} points, {} standard errors"),
+        ("shifting-eps8", "{} points at ε = 8 ({})"),
+        ("shifting-eps1", "{} at ε = 1 ({})"),
+    ):
+        gains = found[case]["gain over no aggregation"].values()
+        points, ratios = [100 * one["mean"] for one in gains], [one["ratio"] for one in gains]
+        said(section, text.format(span(points, 1), span(ratios, 1)))
+    points = [100 * one["mean"] for one in found["eps8"]["gain over no aggregation"].values()]
+    said(section, f"At ε = 8 without shift {span(points, 1)} points, none of them outside two")
+    assert found["outside two standard errors"]["eps8"] == []
+    spread = found["eps8"]["test accuracy"]["No Agg"]["std"]
+    said(section, f"plain runs spread by {100 * spread:.1f} points (standard deviation)")
+    on_top = {case: found[case]["inference aggregation on top"] for case in CASES.values()}
+    for method in ("UTA tr", "EMA tr"):
+        gains = [of[method]["gain over the same of plain runs"][CHOSEN] for of in on_top.values()]
+        cells = [f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−") for one in gains]
+        said(section, f"{', '.join(cells[:3])} and {cells[3]}")
+    best = [max(of, key=lambda method: of[method]["test accuracy"][CHOSEN]["mean"]) for of in on_top.values()]
+    assert best.count("UTA tr") == 1 and best[0] == "UTA tr", "best in one case of four (ε = 8)"
+    trained = [of[method]["gain over its own last checkpoint"] for of in on_top.values() for method in ("EMA tr", "UTA tr")]
+    changed = max(abs(one["mean"]) for gains in trained for one in gains.values())
+    said(section, f"changes at most {100 * changed:.2f} points")
+    rates = {rate: of["test accuracy"] for rate, of in found["eps1"]["learning rates"].items()}
+    last = rates["8"]["No Agg"]["mean"]
+    apart = max(abs(rates["8"][method]["mean"] - last) for method in METHODS[3:])
+    assert last > max(one["mean"] for one in found["eps1"]["test accuracy"].values())
+    said(section, f"scores {percent(last)} at rate 8", f"within {100 * apart:.2f} points of it")
+    rates = {rate: of["test accuracy"] for rate, of in found["shifting-eps1"]["learning rates"].items()}
+    last = max(of["No Agg"]["mean"] for of in rates.values())
+    reached = max(of[method]["mean"] for of in rates.values() for method in METHODS[3:])
+    said(section, f"reaches {percent(last)} at most at ε = 1, aggregates {percent(reached)}")
+    prices = [found[case]["tuning of training on aggregates"]["EMA tr"]["price"] for case in ("eps1", "eps8")]
+    together = [one["epsilon of all trials together"] for one in prices]
+    said(section, f"cost ε = {together[0]:.2f} together instead of 1, and {together[1]:.1f} instead of 8")
+
+
+def test_composition_and_tuning() -> None:
+    found = numbers("composition")["comparisons"]
+    least = found["smallest advanced ε / joint ε, both by RDP (M1 Prop. 7.1)"]
+    fails = found["cases of several models where optimal composition of PLD's pairs is below joint RDP"]
+    cases = found["cases of several models"]
+    said("`composition`", f"a factor of at least {least:.1f}", f"fails in {fails} case of {cases}")
+    said(OVERVIEW, f"a factor of at least {least:.1f}", f"all but {fails} case of {cases}")
+    rows = numbers("tuning-cost")["the paper's numbers"]
+    low = [math.floor(row["Poisson, at least"]["rdp"] * 100) / 100 for row in rows[:2]]
+    high = [math.ceil(row["Poisson, at most"]["rdp"] * 100) / 100 for row in rows[:2]]
+    drawn = [row["geometric, at most"]["rdp"] for row in rows[:2]]
+    said("`tuning-cost`", f"at least {low[0]} and {low[1]}", f"(at most {high[0]}, {high[1]}, ")
+    said(OVERVIEW, f"at least {low[0]} and {low[1]}", f"{drawn[0]:.2f} and {drawn[1]:.2f}")
+
+
+def test_quadratic() -> None:
+    found = numbers("quadratic")
+    best, second = found["best, exact"], found["best, exact"]["separation 2"]
+    said("`quadratic`", f"burn-in {best['burn-in']}, separation {best['separation']}, RMSE {best['rmse']:.4f}")
+    said("`quadratic`", f"separation 2 has {second['rmse']:.4f} at {second['burn-in']}")
+    compared = ("separation 1 at burn-in 64, exact", "the paper's best (burn-in 64, separation 2), exact")
+    here = [found[name]["rmse"] for name in compared]
+    share = found["share of comparisons in which separation 2 beats 1 at burn-in 64"]
+    trials = kept("quadratic")["configuration"]["comparisons of separations"]
+    error = (share * (1 - share) / trials) ** 0.5
+    said("`quadratic`", f"{here[0]:.4f} against {here[1]:.4f}", f"in {trials} simulated comparisons")
+    said("`quadratic`", f"separation 2 won only {100 * share:.1f} % ± {100 * error:.1f} %")
+    bias = {row["separation"]: row["exact"]["bias"] for row in found["rows"] if row["burn-in"] == 64}
+    said(OVERVIEW, f"from −{-bias[1]:.3f} at separation 1 to −{-bias[16]:.3f} at 16")
+
+
+def test_uncertainty() -> None:
+    found, section = numbers("uncertainty-mnist"), "`uncertainty-mnist`"
+    errors: dict[str, list[float]] = {LAST: [], APART: []}
+    for name, of in found.items():
+        cells = []
+        for way in (LAST, APART):
+            ratios = [ratio(row, way) for row in of["rows"]]
+            cells.append(", ".join(f"{one:.2f}" for one, _ in ratios))
+            errors[way] += [error for _, error in ratios]
+        assert f"| {name.removeprefix('ε = ')} | {' | '.join(cells)} |" in TEXT
+    said(section, f"at most {max(errors[LAST]):.2f} (last N) and {max(errors[APART]):.2f} (second half)")
+    largest = [ratio(row, LAST)[0] for of in found.values() for row in of["rows"]]
+    said(OVERVIEW, f"the factor is {span(largest, 1)}")
+    answered = [of["accuracy where answered, N = 20"] for of in found.values()]
+    better = [100 * (one["independent runs"]["0.9"] - one["top score"]["0.9"]) for one in answered]
+    at = {way: span([one[way]["0.9"] for one in answered], 3) for way in answered[0]}
+    said(section, f"by {span(better, 1)} points", f"{at['independent runs']} (20 runs) against {at['top score']}")
+    said(section, f"{at[LAST]} (last 20) and {at[APART]} (second half)")
+
+
+def test_audits() -> None:
+    rows = {row["scenario"]: row for row in kept("summary", "audit")["rows"]}
+    drawn, averaged = rows["selection"], rows["formula-convex"]
+    said(OVERVIEW, f"reaches ε = {drawn['measured']:.2f} of {drawn['proved']:.2f}")
+    said(OVERVIEW, f"claimed ε = {averaged['claimed']:.3f}, measured at least {averaged['measured']:.3f}")
