@@ -38,11 +38,14 @@ def test_grids_hold_the_models_alone() -> None:
 
 
 def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
-    for name, setting in cifar10_settings.RUNS.items():
-        path = KEPT / f"{name}.json"
-        if not path.exists():
-            assert not any(name == model.partition("@")[0] for group in cifar10_settings.MERGES.values() for model in group)
+    kept = {path.stem for path in (KEPT / "1").glob("*.json")}
+    for group in ("scratch-a", "scratch-b", "checkpoints", "pretrained"):
+        assert kept.issuperset(cifar10_settings.wanted(group))
+    for path in KEPT.glob("*/*.json"):
+        name = path.stem
+        if name not in cifar10_settings.RUNS:
             continue
+        setting = cifar10_settings.RUNS[name]
         held = json.loads(path.read_text())
         record = Record.parse(json.dumps(held["checkpoints"][-1]["record"]))
         assert record.mechanism.kind == "dp-sgd"
@@ -57,9 +60,9 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeyp
     pytest.importorskip("opacus", reason="Opacus is not installed")
     from dpmerge_lab.experiments import cifar10_training
 
-    options = Options(quick=True, jobs=1, folder=tmp_path)
+    options = Options(quick=True, jobs=1, seeds=1, folder=tmp_path)
     result = cifar10.cifar10_checkpoints(options)
-    run = json.loads((tmp_path / "eps10-lr0.04-c1.json").read_text())
+    run = json.loads((tmp_path / "1" / "eps10-lr0.04-c1.json").read_text())
     records = [Record.parse(json.dumps(point["record"])) for point in run["checkpoints"]]
     assert [record.mechanism.steps for record in records] == [20, 30, 40]  # type: ignore[union-attr]
     found = result.numbers["checkpoints"]
@@ -80,9 +83,10 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeyp
 def test_refusals_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no run or merge is called"):
         cifar10_settings.wanted("everything")
-    (tmp_path / "pretraining.json").write_text("{")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "pretraining.json").write_text("{")
     for name in cifar10_settings.wanted("pretrained")[1:]:
-        (tmp_path / f"{name}.json").write_text("{}")
+        (tmp_path / "1" / f"{name}.json").write_text("{}")
     with pytest.raises(TrainingError, match="remove it to make it again"):
         cifar10.cifar10_pretrained(Options(folder=tmp_path))
     pytest.importorskip("torch", reason="torch is not installed")

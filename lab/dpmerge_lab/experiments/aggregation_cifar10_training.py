@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.aggregation import TRAINED, Probabilities, Watcher
 from dpmerge_lab.experiments.aggregation_settings import SETTINGS, Setting, Size
-from dpmerge_lab.experiments.cifar10_training import SEED, as_tensors, software
+from dpmerge_lab.experiments.cifar10_settings import SEED
+from dpmerge_lab.experiments.cifar10_training import as_tensors, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
 from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
@@ -66,7 +67,7 @@ def make(
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
         for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), size, aggregates):
-            content["software"] = software(where) | {"gradients": program.precision}
+            content["software"] = software(where) | {"gradients": program.sums.precision}
             path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
         path.with_suffix(".part").replace(path)
         print(f"{name}, run {number}: done", file=sys.stderr, flush=True)
@@ -80,7 +81,6 @@ class Program:
     network: nn.Module
     sums: NormSums
     predict: Callable[[Tensor], Probabilities]
-    precision: str
 
     @classmethod
     def of(cls, size: Size, standardised: bool, train: Tensor, test: Tensor) -> Program:
@@ -101,9 +101,7 @@ class Program:
                 scores = torch.cat([torch.softmax(head(part.float()).double(), dim=1) for part in features])
             return scores.cpu().numpy()
 
-        sums = NormSums(network, half=fast, compiled=fast, size=size.micro_batch)
-        precision = "compiled; passes in bfloat16, norms and sums in float32" if fast else "float32"
-        return cls(build, network, sums, predict, precision)
+        return cls(build, network, NormSums(network, half=fast, compiled=fast, size=size.micro_batch), predict)
 
     def begin(self, seed: int) -> Tensor:
         """The first iterate, from a public seed; the network is there then."""

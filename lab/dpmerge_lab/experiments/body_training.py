@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
-from dpmerge_lab.experiments.cifar10_training import SEED, as_tensors, software
+from dpmerge_lab.experiments.cifar10_settings import SEED
+from dpmerge_lab.experiments.cifar10_training import as_tensors, software
 from dpmerge_lab.tasks.images import load_images
 from dpmerge_lab.training.networks import from_seed, wide_resnet
 from dpmerge_lab.training.private_sgd import accuracy, device, train

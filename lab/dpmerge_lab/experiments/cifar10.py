@@ -1,13 +1,14 @@
 """Private ResNet-18s on CIFAR-10: from scratch, fine-tuned, and checkpoints of one (Differentially Private Model Merging).
 
 From scratch: 20 epochs in batches of 256, learning rates and clips swept, σ for Rényi ε below 10 or 9. Fine-tuned: 100 epochs
-of plain SGD on one half of the data, then 3 private epochs on the other. Every setting is trained once. What the folder of
-results holds already is not trained again, so numbers and pictures can be made again without a GPU.
+of plain SGD on one half of the data, then 3 private epochs on the other. Each repetition is a folder of results. What it holds
+already is not trained again, so numbers and pictures can be made again without a GPU, and other repetitions be added.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,21 +21,26 @@ import numpy as np
 from dpmerge.errors import TrainingError
 from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
+from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAINING, QUICK, RUNS, Size, wanted
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, Size, wanted
 from dpmerge_lab.experiments.portfolio_pictures import targets
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees
-from dpmerge_lab.experiments.results import Options, Result, timed
+from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
 
 
 def cifar10(options: Options) -> Result:
-    """Three models from scratch, twice."""
-    return _experiment("cifar10", ("scratch-a", "scratch-b"), options)
+    """Three models from scratch, twice, and where they are kept, from different starts; every setting that is kept, alone."""
+    result = _experiment("cifar10", ("scratch-a", "scratch-b"), options, ("apart",))
+    if options.folder is not None:
+        result.numbers["settings"] = _settings(options.folder)
+        result.pictures["settings"] = _picture_of_settings(result.numbers["settings"])
+    return result
 
 
 def cifar10_pretrained(options: Options) -> Result:
-    """Four models fine-tuned from one public network."""
-    return _experiment("cifar10-pretrained", ("pretrained",), options)
+    """Four models fine-tuned from one public network; and where they are kept, from others."""
+    return _experiment("cifar10-pretrained", ("pretrained",), options, ("pretrained-views", "pretrained-views-ema"))
 
 
 def cifar10_checkpoints(options: Options) -> Result:
@@ -42,27 +48,69 @@ def cifar10_checkpoints(options: Options) -> Result:
     return _experiment("cifar10-checkpoints", ("checkpoints",), options)
 
 
-def _experiment(name: str, groups: tuple[str, ...], options: Options) -> Result:
+def _experiment(name: str, groups: tuple[str, ...], options: Options, others: tuple[str, ...] = ()) -> Result:
+    """Of these groups, trained if they are not kept, and of others that are."""
     size = QUICK if options.quick else Size()
-    with tempfile.TemporaryDirectory() as scratch, timed(Result(name, {"delta": DELTA, "seeds": 1})) as result:
+    with tempfile.TemporaryDirectory() as scratch, timed(Result(name, {"delta": DELTA})) as result:
         folder = options.folder if options.folder is not None else Path(scratch)
-        needed = wanted(",".join(groups))
-        missing = [piece for piece in needed if not (folder / f"{piece}.json").exists()]
-        if missing:
+        if not _whole(folder, groups):
             from dpmerge_lab.experiments.cifar10_training import make
 
-            make(needed, options.data, options.device, size, folder)
-        runs = {piece: _read(folder / f"{piece}.json") for piece in needed}
-        result.configuration |= {
-            "runs": {piece: _configuration(content) for piece, content in runs.items() if piece in RUNS or piece == PRETRAINING}
-        }
-        for group in groups:
+            for number in range(1, options.seeds + 1):
+                make(wanted(",".join(groups)), options.data, options.device, size, folder / str(number))
+        kept = (*groups, *(group for group in others if _whole(folder, (group,))))
+        result.configuration["repetitions"] = {}
+        for group in kept:
+            repetitions = _whole(folder, (group,))
+            runs = [{piece: _read(one / f"{piece}.json") for piece in wanted(group)} for one in repetitions]
+            result.configuration["repetitions"][group] = {
+                one.name: {
+                    piece: _configuration(content) for piece, content in held.items() if piece in RUNS or piece in PRETRAININGS
+                }
+                for one, held in zip(repetitions, runs, strict=True)
+            }
             _account(group, runs, options, result)
     return result
 
 
-def _account(group: str, runs: dict[str, Any], options: Options, result: Result) -> None:
+def _whole(folder: Path, groups: tuple[str, ...]) -> list[Path]:
+    """The repetitions that have all of these groups' runs and merges."""
+    needed = wanted(",".join(groups))
+    return [one for one in _repetitions(folder) if all((one / f"{piece}.json").exists() for piece in needed)]
+
+
+def _repetitions(folder: Path) -> list[Path]:
+    return sorted((one for one in folder.glob("*") if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Every model from scratch that is kept: what it guarantees, and its test accuracy."""
+    found: dict[str, Any] = {}
+    for name, setting in RUNS.items():
+        held = [_read(path)["checkpoints"][-1] for one in _repetitions(folder) if (path := one / f"{name}.json").exists()]
+        if held and setting.pretrained is None:
+            profile = run_profile(Model(name, Record.parse(json.dumps(held[0]["record"]), source=name))).profile
+            scores = mean_and_deviation([point["accuracy"] for point in held])
+            found[name] = {"epsilon": profile.epsilon(DELTA), "test accuracy": scores}
+    return found
+
+
+def _picture_of_settings(found: dict[str, Any]) -> dict[str, Any]:
+    bars = error_bars([one["test accuracy"] for one in found.values()])
+    runs = sorted({one["test accuracy"]["runs"] for one in found.values()})
+    axes = {"x_label": "setting", "y_label": "test accuracy", "categories": list(found)}
+    return {
+        "kind": "lines",
+        "title": "Private ResNet-18s from scratch, one by one",
+        "subtitle": "one run each" if runs == [1] else f"{' or '.join(map(str, runs))} runs each",
+        "caption": "Bars are ± one standard error, where there are several runs.",
+        "panels": [{**axes, "lines": [{"label": "measured", **bars}]}],
+    }
+
+
+def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options, result: Result) -> None:
     """The models of one group as a portfolio, with every average that was measured."""
+    runs = repetitions[0]  # records are alike but for their randomness
     models = []
     for model in MERGES[group]:
         run, _, epoch = model.partition("@")
@@ -71,7 +119,7 @@ def _account(group: str, runs: dict[str, Any], options: Options, result: Result)
         point = points[Size().keep.index(int(epoch)) if epoch else -1]
         models.append(Model(model.replace("@", " after "), Record.parse(json.dumps(point["record"]), source=model)))
     points = tuple(tuple(point["weights"]) for point in runs[group]["points"])
-    scores = np.array([[point["accuracy"] for point in runs[group]["points"]]])
+    scores = np.array([[point["accuracy"] for point in one[group]["points"]] for one in repetitions])
     measured = Measured(Portfolio(tuple(models)), points, scores)
     inside = [point for point in points if max(point) < 1]
     result.numbers[group] = {
@@ -84,6 +132,8 @@ def _account(group: str, runs: dict[str, Any], options: Options, result: Result)
 
 def _average(measured: Measured, point: Point) -> dict[str, Any]:
     accuracies = {"test accuracy": measured(point), "expected test accuracy of a draw": float(measured.drawn(point).mean())}
+    if len(measured.scores) > 1:
+        accuracies["standard error"] = float(measured.of(point).std(ddof=1) / math.sqrt(len(measured.scores)))
     return {"weights": list(point), **accuracies, **guarantees(measured.portfolio, point)}
 
 
@@ -101,7 +151,8 @@ def _frontier(measured: Measured, options: Options, group: str) -> dict[str, Any
         points=measured.points,
         run=run,
     )
-    source = "test accuracy, each model trained once"
+    count = len(measured.scores)
+    source = f"test accuracy, {'each model trained once' if count == 1 else f'mean of {count} repetitions'}"
     return replace(drawn, utility_label="test accuracy", utilities_source=source, warning=CHOSEN_BY_TEST).as_dict()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpmerge.errors import TrainingError
 from dpmerge.planning import simplex_grid
 
+SEED = 42  # the papers'
 # The least σ in thousandths whose Rényi ε at δ = 1e-5, by the papers' conversion, is below the bound: 3920 steps at 256/50000.
 NOISE_FOR_EPSILON = {10: 0.584, 9: 0.604}
 
@@ -23,13 +24,14 @@ class Size:
     batch: int = 256
     epochs: int = 20
     keep: tuple[int, ...] = (12, 16, 20)
+    micro_batch: int = 304  # three standard deviations above a batch: nearly every batch is one part
     pretraining_epochs: int = 100
     pretraining_batch: int = 128
     fine_tuning_epochs: int = 3
     grid: float = 0.1
 
 
-QUICK = Size("digits", "small-cnn", 400, 100, 40, 4, (2, 3, 4), 2, 20, 1, 0.5)
+QUICK = Size("digits", "small-cnn", 400, 100, 40, 4, (2, 3, 4), 64, 2, 20, 1, 0.5)
 
 
 @dataclass(frozen=True)
@@ -39,39 +41,54 @@ class Setting:
     learning_rate: float
     clip: float
     noise_multiplier: float
-    pretrained: bool = False
+    pretrained: str | None = None  # by which pretraining; from scratch the first parameters come from the seed
+    seed: int = SEED
 
 
-RUNS = {
+# Public networks by name: whether images are moved and mirrored, and whether it is the moving average of the iterates.
+PRETRAININGS = {"pretraining": (False, False), "pretraining-views": (True, False), "pretraining-views-ema": (True, True)}
+_SCRATCH = {
     f"eps{bound}-lr{rate}-c{clip}": Setting(rate, float(clip), sigma)
     for bound, sigma in NOISE_FOR_EPSILON.items()
     for rate in (0.01, 0.02, 0.04)
     for clip in (1, 2, 4)
-} | {
-    f"pretrained-lr{rate}-s{sigma}": Setting(rate, 1.0, sigma, pretrained=True)
+}
+_FINE_TUNED = {
+    public.replace("pretraining", "pretrained") + f"-lr{rate}-s{sigma}": Setting(rate, 1.0, sigma, pretrained=public)
+    for public in PRETRAININGS
     for rate in (0.005, 0.01)
     for sigma in (0.4, 0.5)
 }
+# The second and the third model of scratch-b, from other first parameters than the first.
+_APART = {
+    f"{name}-seed{SEED + k}": replace(_SCRATCH[name], seed=SEED + k)
+    for k, name in ((1, "eps10-lr0.01-c4"), (2, "eps9-lr0.02-c2"))
+}
+RUNS = _SCRATCH | _APART | _FINE_TUNED
 # One model, one with another learning rate or clip (equally private), one with more noise: as the papers choose their three.
 MERGES = {
     "scratch-a": ("eps10-lr0.04-c1", "eps10-lr0.02-c1", "eps9-lr0.04-c1"),
     "scratch-b": ("eps10-lr0.02-c2", "eps10-lr0.01-c4", "eps9-lr0.02-c2"),
     "checkpoints": ("eps10-lr0.04-c1@12", "eps10-lr0.04-c1@16", "eps10-lr0.04-c1@20"),
-    "pretrained": tuple(name for name, setting in RUNS.items() if setting.pretrained),
+    "apart": ("eps10-lr0.02-c2", *_APART),
+    **{
+        public.replace("pretraining", "pretrained"): tuple(
+            name for name, setting in RUNS.items() if setting.pretrained == public
+        )
+        for public in PRETRAININGS
+    },
 }
-PRETRAINING = "pretraining"
 
 
 def wanted(only: str | None) -> list[str]:
     """Names in the order in which they can be made: pretraining, runs, merges. A merge brings its runs along."""
-    known = [PRETRAINING, *RUNS, *MERGES]
+    known = [*PRETRAININGS, *RUNS, *MERGES]
     asked = list(MERGES) if only is None else only.split(",")
     unknown = sorted(set(asked) - set(known))
     if unknown:
         raise TrainingError(f"--only: no run or merge is called {unknown[0]!r}; there are {', '.join(known)}")
     every = set(asked) | {model.partition("@")[0] for name in asked for model in MERGES.get(name, ())}
-    if any(name in RUNS and RUNS[name].pretrained for name in every):
-        every.add(PRETRAINING)
+    every |= {RUNS[name].pretrained or name for name in every if name in RUNS}
     return [name for name in known if name in every]
 
 

@@ -1,6 +1,6 @@
 """Private ResNet-18s on CIFAR-10, and their merges, measured where they were trained; cifar10.py accounts for them.
 
-Every finished run and merge is one JSON file in the output folder, and is not done again; tensors stay beside them in
+Every finished run and merge is one JSON file in its repetition's folder, and is not done again; tensors stay beside them in
 `states/`. Noise and batches are fresh for every run; only the first parameters and the split into halves come from a seed (the
 papers' 42), which is public.
 
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,15 @@ from torch import Tensor, nn
 
 from dpmerge.datasets import Images
 from dpmerge.errors import DpmergeError, TrainingError
-from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAINING, RUNS, Size, grid, wanted
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS, SEED, Size, grid, wanted
 from dpmerge_lab.tasks.images import digits_as_images, load_images
+from dpmerge_lab.training.augmentation import Augmentation
+from dpmerge_lab.training.averaging_torch import average_beside
 from dpmerge_lab.training.networks import from_seed, resnet18, small_cnn
+from dpmerge_lab.training.norm_sums import NormSums
 from dpmerge_lab.training.private_sgd import State, device, train
 from dpmerge_lab.training.recipe import LabRecipe
 
-SEED = 42
 CHANNEL_MEANS, CHANNEL_DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -68,11 +70,23 @@ class Task:
         """Where tensors are kept."""
         return self.out / "states"
 
-    def network(self) -> nn.Module:
-        """The network at the point from which every run from scratch starts."""
+    @cached_property
+    def sums(self) -> NormSums:
+        """Of clipped gradients, with the network that all runs use in turn: on a GPU it is compiled once."""
+        fast = self.where.type == "cuda"
+        return NormSums(self.built(SEED), half=fast, compiled=fast, size=self.size.micro_batch)
+
+    def network(self, seed: int = SEED) -> nn.Module:
+        """The network at the point that a seed gives."""
+        network = self.sums.network
+        network.load_state_dict(self.built(seed).state_dict())
+        return network
+
+    def built(self, seed: int) -> nn.Module:
+        """One of its own."""
         channels = self.train[0].shape[1]
         build = resnet18 if self.size.network == "resnet18" else partial(small_cnn, channels)
-        return from_seed(build, SEED).to(self.where)
+        return from_seed(build, seed).to(self.where)
 
     def score(self, network: nn.Module) -> dict[str, float]:
         """Accuracy and mean loss on the test images."""
@@ -134,11 +148,11 @@ def private_run(task: Task, name: str) -> None:
         noise_multiplier=setting.noise_multiplier,
         rate=size.batch / len(labels),
     )
-    network = task.network()
+    network = task.network(setting.seed)
     if setting.pretrained:
-        network.load_state_dict(task.state(PRETRAINING))
-    started, clock = datetime.now(UTC), time.perf_counter()
-    trained = train(network, examples, labels, recipe, dataset, f"{name}-{secrets.token_hex(4)}", keep)
+        network.load_state_dict(task.state(setting.pretrained))
+    started, clock, run = datetime.now(UTC), time.perf_counter(), f"{name}-{secrets.token_hex(4)}"
+    trained = train(network, examples, labels, recipe, dataset, run, keep, micro_batch=size.micro_batch, sums=task.sums)
     seconds = time.perf_counter() - clock
     checkpoints = []
     for point in trained:
@@ -152,7 +166,8 @@ def private_run(task: Task, name: str) -> None:
         {
             "setting": dataclasses.asdict(setting),
             "recipe": dataclasses.asdict(recipe),
-            "starts_from": PRETRAINING if setting.pretrained else f"seed {SEED}",
+            "starts_from": setting.pretrained or f"seed {setting.seed}",
+            "gradients": task.sums.precision,
             "started": started.isoformat(timespec="seconds"),
             "training_seconds": round(seconds, 1),
             "examples_per_second": round(recipe.steps * size.batch / seconds),
@@ -161,12 +176,17 @@ def private_run(task: Task, name: str) -> None:
     )
 
 
-def pretrain(task: Task, learning_rate: float = 0.1) -> None:
-    """Plain SGD without privacy on the public half; the last, incomplete batch of an epoch is left out."""
+def pretrain(task: Task, name: str, learning_rate: float = 0.1, decay: float = 0.999) -> None:
+    """Plain SGD without privacy on the public half; the last, incomplete batch of an epoch is left out.
+
+    The moving average of the iterates is kept under a name of its own: Recycling Scraps §4.4.1 tunes on from there.
+    """
+    views, _ = PRETRAININGS[name]
     images, labels = task.halves[0]
-    network = task.network()
+    network = task.built(SEED)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batch_size = task.size.pretraining_batch
+    average = average_beside(network, decay)
+    batch_size, moved, rng = task.size.pretraining_batch, Augmentation(copies=1), np.random.default_rng()
     step: Callable[..., Any] = network
     if task.where.type == "cuda":
         # Hundreds of small kernels a step: replayed as two graphs, they need not be launched one by one.
@@ -178,25 +198,32 @@ def pretrain(task: Task, learning_rate: float = 0.1) -> None:
         order = torch.randperm(len(labels), device=task.where)
         for batch in order[: len(order) // batch_size * batch_size].split(batch_size):
             optimizer.zero_grad(set_to_none=True)
-            x = images[batch].contiguous(memory_format=torch.channels_last)
+            x = moved(images[batch], rng) if views else images[batch]
+            x = x.contiguous(memory_format=torch.channels_last)
             torch.nn.functional.cross_entropy(step(x), labels[batch]).backward()
             optimizer.step()
+            average.update_parameters(network)
         if epoch % 10 == 0 or epoch == task.size.pretraining_epochs:
-            history.append({"epoch": epoch, **task.score(network)})
-            print(f"{PRETRAINING}: epoch {epoch}, accuracy {history[-1]['accuracy']:.4f}", file=sys.stderr, flush=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    torch.save({task.size.pretraining_epochs: state}, task.states / f"{PRETRAINING}.pt")
+            history.append({"epoch": epoch, **task.score(network), "moving average": task.score(average.module)})
+            print(f"{name}: epoch {epoch}, accuracy {history[-1]['accuracy']:.4f}", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - clock
-    task.write(
-        PRETRAINING,
-        {
-            "optimizer": {"kind": "sgd", "learning_rate": learning_rate, "momentum": 0, "weight_decay": 0},
-            "dataset": f"{task.size.data}-train-{task.size.examples}-public-half-seed42",
-            "started": started.isoformat(timespec="seconds"),
-            "training_seconds": round(seconds, 1),
-            "history": history,
-        },
-    )
+    for called, (with_views, averaged) in PRETRAININGS.items():
+        if with_views == views:
+            kept = (average.module if averaged else network).state_dict()
+            state = {key: tensor.detach().cpu().contiguous() for key, tensor in kept.items()}
+            torch.save({task.size.pretraining_epochs: state}, task.states / f"{called}.pt")
+            task.write(
+                called,
+                {
+                    "optimizer": {"kind": "sgd", "learning_rate": learning_rate, "momentum": 0, "weight_decay": 0},
+                    "images": "moved by up to 4 pixels and mirrored" if views else "as they are",
+                    "kept": f"the moving average with decay {decay}" if averaged else "the last iterate",
+                    "dataset": f"{task.size.data}-train-{task.size.examples}-public-half-seed42",
+                    "started": started.isoformat(timespec="seconds"),
+                    "training_seconds": round(seconds, 1),
+                    "history": history,
+                },
+            )
 
 
 def merge(task: Task, name: str) -> None:
@@ -230,13 +257,13 @@ def make(names: Sequence[str], data: Path | None, device_name: str, size: Size, 
     """Train and merge what is asked for and not done yet."""
     where = device(device_name)
     images = digits_as_images() if size.data == "digits" else load_images(data, size.data)
-    torch.set_float32_matmul_precision("high")  # TF32 in convolutions and their gradients, not in sums of clipped gradients
+    torch.set_float32_matmul_precision("high")  # TF32 where nothing is private: sums of clipped gradients are exact
     task = Task.of(images, where, size, out)
     for name in names:
         if task.is_done(name):
             continue
-        if name == PRETRAINING:
-            pretrain(task)
+        if name in PRETRAININGS:
+            pretrain(task, name)
         elif name in RUNS:
             private_run(task, name)
         else:
@@ -253,8 +280,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--only", help="names of runs and merges, with commas between (default: every merge)")
+    parser.add_argument("--repetition", type=int, default=1, help="its number: a folder of its own")
     given = parser.parse_args(arguments)
-    make(wanted(given.only), given.data, given.device, Size(), given.out)
+    make(wanted(given.only), given.data, given.device, Size(), given.out / str(given.repetition))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,12 @@ class NormSums:
         exact: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
         self._add = torch.compile(self._summed, options=exact) if compiled else self._summed
 
+    @property
+    def precision(self) -> str:
+        """In words, for what is kept of a run."""
+        passes = "passes in bfloat16, norms and sums in float32" if self.half else "as the parameters'"
+        return f"{'compiled; ' if self.compiled else ''}{passes}"
+
     def __call__(self, examples: Tensor, labels: Tensor, clip: float, copies: int = 1) -> list[Tensor]:
         """The sums for every trained parameter, in the network's order. An example may come as several copies in a row."""
         count = len(examples) // copies
