@@ -53,6 +53,9 @@ EXPERIMENTS = {
     "aggregation-cifar10": Experiment(
         "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
     ),
+    "ftrl": Experiment(
+        "user-level DP-FTRL: aggregates, and a banded matrix beside the tree", "ftrl_users:ftrl_users", ("mnist",), torch=True
+    ),
     "quadratic": Experiment("the variance of a quadratic's last iterate, from checkpoints", "quadratic:quadratic"),
     "uncertainty-mnist": Experiment(
         "confidence intervals from checkpoints and from runs", "uncertainty_mnist:uncertainty_mnist", ("mnist",)
