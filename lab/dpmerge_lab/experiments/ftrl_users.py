@@ -62,7 +62,7 @@ def ftrl_users(options: Options) -> Result:
         for case in (*CASES, *BANDED):
             banded = strategies[max(strategies)] if case.banded else None
             noise = 0.0 if math.isinf(case.epsilon) else least_noise_of(partial(_epsilon, design, banded), case.epsilon)
-            result.numbers[case.name] = _case(Work(design, folder, case, noise, banded), options, finished)
+            result.numbers[case.name] = _case(Work(design, folder, case, noise, banded, options.device), options, finished)
         result.numbers[ERRORS] = {
             "tree": _error(replace(design.recipe(None), variance_reduced=False)),
             "tree, variance reduced": _error(design.recipe(None)),

@@ -96,6 +96,7 @@ class Work:
     case: Case
     noise: float
     banded: BandedNoise | None
+    device: str = "cpu"
     learning_rate: float = 1.0
 
 
@@ -138,7 +139,7 @@ def _run(work: Work, training_on: TrainingOn | None) -> tuple[list[Vector], Reco
     clients: Clients = held.users
     if work.case.shifting:
         clients = ShiftingClients(held.users.only("even"), held.users.only("odd"), design.period)
-    network = nn.Linear(held.test.shape[1], 10)
+    network = nn.Linear(held.test.shape[1], 10, device=work.device)
     nn.init.zeros_(network.weight)
     nn.init.zeros_(network.bias)
     made = checkpoints(
