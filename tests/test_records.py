@@ -39,6 +39,7 @@ RECORD: dict[str, Any] = {
 OTHER_KINDS: list[dict[str, Any]] = [
     {"kind": "gaussian", "sensitivity": 1.0, "noise_std": 2.0, "dimension": 3},
     {"kind": "dp-ftrl", "noise_multiplier": 4.0, "steps": 100, "restarts": 3},
+    {"kind": "dp-ftrl", "noise_multiplier": 4.0, "steps": 100, "restarts": 0, "separation": 30},
     {"kind": "approx-dp", "epsilon": 1.0, "delta": 1e-6},
     {"kind": "rdp", "orders": [2.0, 4.0], "values": [0.1, 0.2]},
     {"kind": "non-private"},
@@ -259,6 +260,19 @@ def test_a_record_without_tree_steps_is_written_as_before() -> None:
     assert "tree_steps" not in builders.model("a", mechanism, "zero-out").record.as_dict()["mechanism"]
     stated = builders.model("a", {**mechanism, "tree_steps": 8}, "zero-out").record
     assert Record.parse(json.dumps(stated.as_dict())) == stated
+
+
+def test_a_banded_matrix_has_no_trees_and_one_separation() -> None:
+    def ftrl(name: str, **stated: int) -> Model:
+        return builders.model(name, {"kind": "dp-ftrl", "noise_multiplier": 4.0, "run": "one", **stated}, "zero-out")
+
+    early, late = ftrl("a", steps=8, restarts=0, separation=5), ftrl("b", steps=12, restarts=0, separation=5)
+    assert Portfolio((early, late)).names == ("a", "b")
+    with pytest.raises(PortfolioError, match="not the beginning"):
+        Portfolio((early, ftrl("b", steps=12, restarts=0, separation=6)))
+    for trees in ({"restarts": 1}, {"restarts": 0, "tree_steps": 12}):
+        with pytest.raises(RecordError, match="has no trees"):
+            ftrl("c", steps=12, separation=5, **trees)
 
 
 def test_checkpoints_of_one_run_must_continue_each_other() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dpmerge.errors import DependentRuns, RecordError, TargetError, UnsupportedMechanism
 from dpmerge.profiles import ShuffleAsPoisson, gaussian_delta, gaussian_epsilon, run_profile
-from dpmerge.records import Model
+from dpmerge.records import Adjacency, Model
 from dpmerge.rules import (
     THEOREMS,
     Combination,
@@ -371,6 +371,17 @@ def test_tree_aggregation_agrees_with_dp_accounting() -> None:
     assert profile.renyi(orders) == pytest.approx(accountant.rdp)
     with pytest.raises(UnsupportedMechanism, match="zero-out"):
         run_profile(builders.model("t", {"kind": "dp-ftrl", "noise_multiplier": 5.0, "steps": 4, "restarts": 0}))
+
+
+@pytest.mark.parametrize(("adjacency", "effect"), [("zero-out", 1.0), ("replace-one", 2.0)])
+def test_a_banded_matrix_is_charged_for_every_time_a_record_takes_part(adjacency: Adjacency, effect: float) -> None:
+    for steps, separation, times in ((12, 12, 1), (12, 40, 1), (13, 12, 2), (12, 4, 3), (7, 1, 7)):
+        stated = {"noise_multiplier": 5.0, "steps": steps, "restarts": 0, "separation": separation}
+        found = run_profile(builders.model("b", {"kind": "dp-ftrl", **stated}, adjacency))
+        assert found.profile.mu == pytest.approx(effect * math.sqrt(times) / 5)
+        assert f"at most once in any {separation} consecutive steps" in found.assumptions[0]
+    with pytest.raises(UnsupportedMechanism, match="zero-out"):
+        run_profile(builders.model("b", {"kind": "dp-ftrl", **stated}, "add-remove"))
 
 
 def nodes_paid(steps: int, restarts: int, **stated: int) -> float:

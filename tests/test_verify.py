@@ -544,6 +544,9 @@ def mechanisms(adjacency: Adjacency) -> dict[str, Model]:
         made["tree"] = builders.model(
             "tree", {"kind": "dp-ftrl", "noise_multiplier": 9.0, "steps": 30, "restarts": 1}, adjacency
         )
+        made["bands"] = builders.model(
+            "bands", {"kind": "dp-ftrl", "noise_multiplier": 5.0, "steps": 30, "restarts": 0, "separation": 20}, adjacency
+        )
         fixed = {**made["full"].mechanism.model_dump(mode="json"), "sampling": {"scheme": "fixed-size", "rate": 0.1}}
         made["fixed"] = builders.model("fixed", {**fixed, "run": "fixed", "noise_fingerprint": "fixed"}, adjacency)
     return made
@@ -557,6 +560,7 @@ PAIRS = [
     ("pair", "poisson"),
     ("renyi", "full"),
     ("tree", "poisson"),
+    ("bands", "tree"),
     ("fixed", "full"),
     ("open", "full"),
 ]

@@ -346,6 +346,25 @@ def test_without_noise_it_is_momentum_sgd_on_clipped_updates(momentum: float, cl
         assert torch.equal(torch.cat([part.flatten() for part in trained.state.values()]), expected)
 
 
+@pytest.mark.parametrize("clip", [0.1, 100.0])
+def test_users_side_by_side_are_the_same(clip: float) -> None:
+    """Also where they have different numbers of examples, or none."""
+    recipe, clients = replace(RECIPE, restarts=1, momentum=0.5, clip=clip, local_epochs=2), regression()
+    for user, left in ((0, 0), (2, 3), (4, 1)):
+        clients.held[user] = clients.held[user][0][:left], clients.held[user][1][:left]
+    one, other = (
+        [
+            torch.cat([part.flatten() for part in trained.state.values()])
+            for trained in ftrl.checkpoints(
+                line(), clients, recipe, squared, dataset="d", run="r", keep=[1, 3], order=ORDER, together=together
+            )
+        ]
+        for together in (False, True)
+    )
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(one, other, strict=True))
+    assert not torch.allclose(one[0], one[-1])
+
+
 def test_updates_are_clipped_to_the_norm_and_infinite_ones_are_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     long = torch.randn(3_000_000, generator=generator)

@@ -236,8 +236,9 @@ def test_the_example_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
     document = (Path(__file__).parent.parent.parent / "docs" / "ftrl.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", document, re.DOTALL))
     small = {"rounds=2000": "rounds=3", "users_per_round=100": "users_per_round=4", "[500, 1000, 1500]": "[1, 2]"}
+    small |= {"rounds=508": "rounds=3", "bands=127": "bands=2"}
     small |= {
         "Vocabulary.load(data / ": "Vocabulary.load(size=11, path=data / ",
         "NextWord(": "NextWord(embedding=4, hidden=5, words=",
@@ -250,5 +251,6 @@ def test_the_example_in_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     write_text(tmp_path / "stackoverflow" / "stackoverflow_train.h5", talk(20, 0))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "example.py").write_text(code)
-    runpy.run_path(str(tmp_path / "example.py"))
+    made = runpy.run_path(str(tmp_path / "example.py"))
     assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == ["ftrl@1", "ftrl@2", "ftrl@3"]
+    assert made["banded"].banded.columns.shape == (3, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from dpmerge.profiles import run_profile
@@ -11,12 +12,17 @@ from dpmerge.training import Recipe
 
 def least_noise(recipe: Recipe, examples: int, epsilon: float, delta: float, units: int = 1000) -> float:
     """The least noise multiplier, in so many units, with which a run has no more than this ε by loss distributions."""
+    return least_noise_of(lambda noise: _epsilon(recipe, examples, noise, delta), epsilon, units)
+
+
+def least_noise_of(found: Callable[[float], float], epsilon: float, units: int = 1000) -> float:
+    """The same of any ε that falls as noise grows."""
     low, high = 0, units
-    while _epsilon(recipe, examples, high / units, delta) > epsilon:
+    while found(high / units) > epsilon:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if _epsilon(recipe, examples, middle / units, delta) > epsilon:
+        if found(middle / units) > epsilon:
             low = middle
         else:
             high = middle

@@ -56,6 +56,9 @@ EXPERIMENTS = {
     "aggregation-cifar10": Experiment(
         "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
     ),
+    "ftrl": Experiment(
+        "user-level DP-FTRL: aggregates, and a banded matrix beside the tree", "ftrl_users:ftrl_users", ("mnist",), torch=True
+    ),
     "quadratic": Experiment("the variance of a quadratic's last iterate, from checkpoints", "quadratic:quadratic"),
     "coverage": Experiment("confidence intervals for private linear regression", "coverage:coverage"),
     "tail-averaging": Experiment("last iterates and averages of DP-GD on convex losses", "tail_averaging:tail_averaging"),

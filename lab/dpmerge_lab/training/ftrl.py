@@ -1,7 +1,8 @@
 """DP-FTRL for torch networks, user by user: the server follows noisy prefix sums of clipped updates (Kairouz et al. 2021).
 
 In a round each of its users starts from the server's parameters, takes SGD steps over its own examples, and contributes the
-difference, clipped to norm C over all parameters together. What the server learns of them is their prefix sums with tree noise.
+difference, clipped to norm C over all parameters together. What the server learns of them is their prefix sums with noise, of a
+tree or of a banded matrix.
 Its update is written with the differences of those sums, which say the same:
 
     g_t = (Σ clipped updates of round t + z_t − z_{t−1}) / users_per_round      z: the noise of the prefix sums
@@ -16,6 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +36,6 @@ from dpmerge_lab.training.averaging_torch import flat, load
 from dpmerge_lab.training.ftrl_recipe import FtrlRecipe, Users
 from dpmerge_lab.training.private_sgd import Randomness, Trained, require_no_buffers, snapshot
 from dpmerge_lab.training.shift import first_share
-from dpmerge_lab.training.tree_noise import TreeNoise
 
 Examples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -131,12 +132,14 @@ def checkpoints(
     keep: Sequence[int] = (),
     order: Sequence[Sequence[int] | Users] | None = None,
     training_on: TrainingOn | None = None,
+    together: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[Trained]:
     """Train where the network is, and give it after the rounds in `keep` and after the last one.
 
     `loss(network, inputs, targets)` is the mean loss of one batch of one user. Who takes part is drawn afresh for every run, or
     stated in `order` by number, and then must not depend on anyone's data. Everything is checked before the first round.
+    `together` trains the users of a round side by side: the same but for rounding, and faster where the network is small.
     """
     kept, parameters = recipe.kept(keep), _trained(network)
     randomness = Randomness(parameters[0].device)
@@ -146,8 +149,10 @@ def checkpoints(
     facts = (dataset, run, said["noise"], said["sampler"] if order is None else None, said["noise_generator"])
     recipe.record(recipe.rounds, *facts)
 
+    updates = _together if together else _one_by_one
+
     def made() -> Iterator[Trained]:
-        for step in _rounds(parameters, network, clients, rounds, recipe, loss, randomness, training_on, progress):
+        for step in _rounds(parameters, network, clients, rounds, recipe, loss, randomness, training_on, updates, progress):
             if step in kept:
                 yield Trained(step, snapshot(network, run), recipe.record(step, *facts))
 
@@ -163,25 +168,25 @@ def _rounds(
     loss: Loss,
     randomness: Randomness,
     training_on: TrainingOn | None,
+    updates: Callable[..., Iterator[Tensor]],
     progress: Progress | None,
 ) -> Iterator[int]:
     """Take the rounds; each is answered by its number once it is taken, with the server's parameters in the network."""
     current = flat(parameters)
-    tree = TreeNoise(lambda: randomness.noise.like([current])[0], recipe.variance_reduced)
+    noise = recipe.increments(lambda: randomness.noise.like([current])[0])
     velocity, scale = torch.zeros_like(current), recipe.noise_multiplier * recipe.clip
     start, aggregated = current, None if training_on is None else training_on.begin(current)
     if progress is not None:
         progress.start(recipe.rounds, "rounds of DP-FTRL")
     try:
         for step, users in enumerate(rounds):
-            if recipe.begins_tree(step):
-                tree.restart()
             network.train()
             total = torch.zeros_like(current)
-            for user in users.tolist():
-                total += clipped(_update(parameters, network, start, clients.examples(user, step), recipe, loss), recipe.clip)
+            shown = [clients.examples(user, step) for user in users.tolist()]
+            for update in updates(parameters, network, start, shown, recipe, loss):
+                total += clipped(update, recipe.clip)
             if scale > 0:
-                total += scale * tree.increment()
+                total += scale * next(noise)
             velocity = recipe.momentum * velocity + total / recipe.users_per_round
             current = torch.add(start, velocity, alpha=-recipe.server_learning_rate)
             load(parameters, current)
@@ -194,19 +199,47 @@ def _rounds(
             progress.finish()
 
 
-def _update(
-    parameters: list[Tensor], network: nn.Module, start: Tensor, examples: Examples, recipe: FtrlRecipe, loss: Loss
-) -> Tensor:
-    """A user's update: by how much its own SGD steps lower the parameters."""
-    inputs, targets = (torch.from_numpy(part).to(start.device) for part in examples)
-    load(parameters, start)
-    for _ in range(recipe.local_epochs):
-        for x, y in zip(inputs.split(recipe.batch), targets.split(recipe.batch), strict=True):
-            if len(x):  # a user without examples has one empty batch
-                gradients = torch.autograd.grad(loss(network, x, y), parameters, materialize_grads=True)
-                with torch.no_grad():
-                    torch._foreach_add_(parameters, gradients, alpha=-recipe.client_learning_rate)
-    return start - flat(parameters)
+def _one_by_one(
+    parameters: list[Tensor], network: nn.Module, start: Tensor, shown: Sequence[Examples], recipe: FtrlRecipe, loss: Loss
+) -> Iterator[Tensor]:
+    """Each user's update: by how much its own SGD steps lower the parameters."""
+    for examples in shown:
+        inputs, targets = (torch.from_numpy(part).to(start.device) for part in examples)
+        load(parameters, start)
+        for x, y in _batches(inputs, targets, 0, recipe):
+            gradients = torch.autograd.grad(loss(network, x, y), parameters, materialize_grads=True)
+            with torch.no_grad():
+                torch._foreach_add_(parameters, gradients, alpha=-recipe.client_learning_rate)
+        yield start - flat(parameters)
+
+
+def _together(
+    parameters: list[Tensor], network: nn.Module, start: Tensor, shown: Sequence[Examples], recipe: FtrlRecipe, loss: Loss
+) -> Iterator[Tensor]:
+    """The same, at once for all users with equally many examples."""
+    names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    shapes = [parameter.shape for parameter in parameters]
+
+    def of_one(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        parts = vector.split([shape.numel() for shape in shapes])
+        own = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        called: Any = partial(torch.func.functional_call, network, own)  # all that a loss asks of a network
+        return loss(called, x, y)
+
+    gradients = torch.func.vmap(torch.func.grad(of_one))
+    for size in sorted({len(labels) for _, labels in shown}):
+        alike = [examples for examples in shown if len(examples[1]) == size]
+        inputs, targets = (torch.from_numpy(np.stack(part)).to(start.device) for part in zip(*alike, strict=True))
+        current = start.expand(len(alike), -1)
+        for x, y in _batches(inputs, targets, 1, recipe):
+            current = current - recipe.client_learning_rate * gradients(current, x, y)
+        yield from start - current
+
+
+def _batches(inputs: Tensor, targets: Tensor, axis: int, recipe: FtrlRecipe) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a user takes steps on; of a user without examples nothing, though torch splits it into one empty batch."""
+    for _ in range(recipe.local_epochs if inputs.shape[axis] else 0):
+        yield from zip(inputs.split(recipe.batch, axis), targets.split(recipe.batch, axis), strict=True)
 
 
 def clipped(update: Tensor, clip: float) -> Tensor:

@@ -1,21 +1,25 @@
 """How DP-FTRL is run: its numbers, which users take part when, and the record. All that its guarantee rests on but the noise.
 
 The guarantee (docs/theory.md, `tree-aggregation`) is for users who take part at most once in each tree, under zero-out: what a
-user contributes is there, or it is zero. Any other schedule is refused.
+user contributes is there, or it is zero. With a banded matrix (`banded-matrix`) users take part at most once in so many rounds
+as it says. Any other schedule is refused.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
 from dpmerge.records import NoiseGenerator, Record
+from dpmerge_lab.training.banded_noise import BandedNoise
+from dpmerge_lab.training.tree_noise import TreeNoise
 
 Users = npt.NDArray[np.int64]
 
@@ -26,6 +30,8 @@ class FtrlRecipe:
 
     Noise has standard deviation noise_multiplier·clip at each node of the tree, on sums of clipped updates. A user takes
     `local_epochs` passes over its own examples in batches of `batch`, in their order, by SGD with the client learning rate.
+
+    With `banded` there is no tree: that standard deviation is the one of its uncorrelated noise.
     """
 
     rounds: int
@@ -39,6 +45,7 @@ class FtrlRecipe:
     batch: int = 16
     local_epochs: int = 1
     variance_reduced: bool = True
+    banded: BandedNoise | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -52,6 +59,11 @@ class FtrlRecipe:
             (not 0 <= self.restarts < self.rounds, "restarts must lie between 0 and rounds - 1"),
             (self.batch < 1, "batch must be at least 1"),
             (self.local_epochs < 1, "local_epochs must be at least 1"),
+            (self.banded is not None and self.restarts > 0, "a banded matrix has no trees, so there are no restarts"),
+            (
+                self.banded is not None and len(self.banded.columns) != self.rounds,
+                "the banded matrix must have a column for every round",
+            ),
         ]
         for wrong, text in faults:
             if wrong:
@@ -77,6 +89,22 @@ class FtrlRecipe:
         """Whether a new tree begins with this round, counted from 0."""
         return step % self.tree_rounds == 0
 
+    @property
+    def once_in(self) -> int:
+        """Within how many rounds nobody may take part twice: those of a tree, or any so many."""
+        return self.tree_rounds if self.banded is None else self.banded.separation
+
+    def increments(self, draw: Callable[[], Any]) -> Iterator[Any]:
+        """What noise each round adds to its own sum, in units of the noise that `draw` gives."""
+        if self.banded is not None:
+            yield from self.banded.increments(draw)
+            return
+        tree = TreeNoise(draw, self.variance_reduced)
+        for step in range(self.rounds):
+            if self.begins_tree(step):
+                tree.restart()
+            yield tree.increment()
+
     def kept(self, checkpoints: Iterable[int]) -> list[int]:
         """The rounds after which the model is kept: those asked for, and the last."""
         wanted = sorted({*checkpoints, self.rounds})
@@ -85,15 +113,24 @@ class FtrlRecipe:
         return wanted
 
     def draw_users(self, generator: np.random.Generator, users: int) -> list[Users]:
-        """Who takes part in each round: in every tree all users in a fresh random order, as far as they are needed."""
-        needed = self.tree_rounds * self.users_per_round
+        """Who takes part in each round, as far as all users in random order are needed.
+
+        In every tree the order is a fresh one. For a banded matrix one order is repeated: so turns are as far apart as can be.
+        """
+        needed = min(self.once_in, self.rounds) * self.users_per_round
         if needed > users:
+            where, fewer = ("in one tree", "more restarts") if self.banded is None else ("within them", "a smaller separation")
             raise TrainingError(
-                f"{self.tree_rounds} rounds between restarts with {self.users_per_round} users each need {needed} users, and "
-                f"there are {users}: someone would take part twice in one tree, which its guarantee does not cover; use fewer "
-                "rounds, fewer users a round, or more restarts"
+                f"{self.once_in} rounds {'between restarts ' if self.banded is None else ''}with {self.users_per_round} users "
+                f"each need {needed} users, and there are {users}: someone would take part twice {where}, which the guarantee "
+                f"does not cover; use fewer rounds, fewer users a round, or {fewer}"
             )
-        orders = [generator.permutation(users)[:needed].reshape(-1, self.users_per_round) for _ in range(self.restarts + 1)]
+
+        def drawn() -> npt.NDArray[np.int64]:
+            return generator.permutation(users)[:needed].reshape(-1, self.users_per_round)
+
+        times = -(-self.rounds // self.once_in)
+        orders = [drawn()] * times if self.banded is not None else [drawn() for _ in range(times)]
         return list(np.concatenate(orders)[: self.rounds])
 
     def check_users(self, order: Sequence[Sequence[int] | Users], users: int) -> list[Users]:
@@ -103,18 +140,20 @@ class FtrlRecipe:
             raise TrainingError(f"the order of users has {len(rounds)} rounds; the recipe has {self.rounds}")
         seen: dict[int, int] = {}
         for step, members in enumerate(rounds):
-            if self.begins_tree(step):
+            if self.banded is None and self.begins_tree(step):
                 seen.clear()
             if members.size > self.users_per_round:
                 raise TrainingError(f"round {step + 1} has {members.size} users; the recipe has {self.users_per_round}")
             for user in members.tolist():
                 if not 0 <= user < users:
                     raise TrainingError(f"round {step + 1} names user {user}; they are numbered from 0 to {users - 1}")
-                if user in seen:
-                    raise TrainingError(
-                        f"user {user} takes part in rounds {seen[user] + 1} and {step + 1} of one tree, and its guarantee "
-                        "covers one; leave it out there, or restart the tree in between"
+                if user in seen and step - seen[user] < self.once_in:
+                    covered = (
+                        "of one tree, and its guarantee covers one; leave it out there, or restart the tree in between"
+                        if self.banded is None
+                        else f"and the guarantee covers one in any {self.once_in}; leave it out there"
                     )
+                    raise TrainingError(f"user {user} takes part in rounds {seen[user] + 1} and {step + 1} {covered}")
                 seen[user] = step
         return rounds
 
@@ -131,7 +170,7 @@ class FtrlRecipe:
             "steps": rounds,
             "restarts": len(self.trees(rounds)) - 1,
             "noise_generator": noise_generator,
-            "tree_steps": self.tree_rounds,
+            **({"tree_steps": self.tree_rounds} if self.banded is None else {"separation": self.once_in}),
         }
         content = {"schema": 1, "dataset": dataset, "adjacency": "zero-out", "source": "recorded", "mechanism": mechanism}
         return Record.parse(json.dumps(content), source=run)

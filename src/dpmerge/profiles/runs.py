@@ -150,20 +150,25 @@ def _shuffle_assumption(name: str, shuffle: ShuffleAsPoisson) -> str:
 
 
 def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfile:
-    """Tree aggregation (docs/theory.md §1): a record is in at most ⌈log2(n+1)⌉ nodes of a tree over n steps."""
+    """A record is in ⌈log2(n+1)⌉ nodes of a tree over n steps, or in ⌈n/b⌉ columns of a banded matrix (docs/theory.md §1)."""
     if adjacency == "add-remove":
         raise UnsupportedMechanism(
-            f"model {model.name!r}: tree aggregation is analysed for a record that keeps its place in the stream; state the "
+            f"model {model.name!r}: DP-FTRL is analysed for a record that keeps its place in the stream; state the "
             "record under zero-out (or replace-one) adjacency"
         )
-    assumption = (
-        f"model {model.name!r}: each record takes part at most once between two restarts of the tree, whose virtual steps "
-        "(if it is completed) are counted in its steps"
-    )
+    if mechanism.separation is None:
+        counted = tree_nodes(mechanism)
+        once = "between two restarts of the tree, whose virtual steps (if it is completed) are counted in its steps"
+    else:
+        counted = -(-mechanism.steps // mechanism.separation)
+        once = (
+            f"in any {mechanism.separation} consecutive steps, and the lower triangular matrix of the noise has no more bands "
+            "than that, and columns of norm at most 1"
+        )
+    assumption = f"model {model.name!r}: each record takes part at most once {once}"
     if mechanism.noise_multiplier == 0:
         return RunProfile(Profile.of([(NonPrivateLaw(), 1)]), (assumption,))
-    nodes = tree_nodes(mechanism)
-    mu = record_effect(adjacency) * math.sqrt(nodes) / mechanism.noise_multiplier
+    mu = record_effect(adjacency) * math.sqrt(counted) / mechanism.noise_multiplier
     return RunProfile(Profile.of([(GaussianLaw(mu), 1)]), (assumption,))
 
 

@@ -214,18 +214,22 @@ class Gaussian(_Run):
 class DpFtrl(_Run):
     """DP-FTRL with tree aggregation: `steps` in all, the tree restarted `restarts` times, after every `tree_steps`.
 
-    Where `tree_steps` is not stated, the worst that the other two allow is taken.
+    Where `tree_steps` is not stated, the worst that the other two allow is taken. With `separation` there is no tree: noise is
+    that of a banded matrix, and a record takes part at most once in so many consecutive steps.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "tree_steps", "shard"})
+    added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "tree_steps", "separation", "shard"})
     kind: Literal["dp-ftrl"]
     noise_multiplier: NonNegative
     steps: Steps
     restarts: Annotated[int, Field(ge=0)]
     tree_steps: Annotated[int, Field(ge=1)] | None = None
+    separation: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _restarts_fit(self) -> DpFtrl:
+        if self.separation is not None and (self.restarts or self.tree_steps is not None):
+            raise ValueError("separation is stated for a banded matrix, which has no trees: no tree_steps, and 0 restarts")
         least, most = self._allowed
         if self.restarts >= self.steps or least > most:
             raise ValueError(f"{self.restarts} restarts at equal distances do not fit into {self.steps} steps")
