@@ -33,7 +33,7 @@ import pytest
 import uvicorn
 
 from dpmerge.explorer import Door, Explorer
-from tests.explorer_builders import TOKEN
+from tests.explorer_builders import TOKEN, coarse
 from tests.release_builders import runs
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def serving(folder: Path, *, targets: int = 5, host: str = "127.0.0.1", **option
     if not (folder / "runs").exists():
         runs(folder)
     # With the protocol said, asyncio sends without delay, as behind the command; each answer would take 40 ms longer.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as place:
+    with coarse(), socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as place:
         place.bind(("127.0.0.1", 0))
         place.listen(256)
         port = place.getsockname()[1]

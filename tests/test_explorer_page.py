@@ -16,7 +16,6 @@ from urllib.request import Request, urlopen
 import pytest
 
 import dpmerge
-import dpmerge.planning.simplex as simplex
 from dpmerge.records import Portfolio
 from dpmerge.rules import GLOSSARY, chance_of_guessing, round_up
 from tests import builders, ledger_builders
@@ -40,14 +39,6 @@ EVIL_DATASET = "<script>document.title='inside'</script>"
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     yield from a_browser()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coarse() -> Iterator[None]:
-    """Triangles of 66 points instead of 231: every server here accounts for all of them, twice."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(simplex._STEPS, 3, 0.1)
-        yield
 
 
 @pytest.fixture(scope="module")
