@@ -19,7 +19,7 @@ import dpmerge
 from dpmerge.records import Portfolio
 from dpmerge.rules import GLOSSARY, chance_of_guessing, round_up
 from tests import builders, ledger_builders
-from tests.browser import DESKTOP, PHONE, SMALL, Server, Visit, a_browser, another, serving, visiting
+from tests.browser import DESKTOP, PHONE, SMALL, Server, Visit, a_browser, another, revisiting, serving, visiting
 from tests.explorer_builders import DELTA, TOKEN
 from tests.release_builders import on_disk
 
@@ -92,7 +92,7 @@ READY = """() => document.querySelector('#frontier svg') && document.getElementB
 @contextmanager
 def opened(server: Server, chromium: Browser, ready: str = READY, **options: Any) -> Iterator[Visit]:
     """The page once everything on it is known; when it is left, nothing may have gone wrong on it."""
-    with visiting(server, chromium, **options) as visit:
+    with visiting(server, chromium, **options) if options else revisiting(server, chromium) as visit:
         visit.page.goto(server.url)
         visit.page.wait_for_function(ready, timeout=120_000)  # some seconds of work, more where the machine is busy
         yield visit
