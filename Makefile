@@ -42,7 +42,7 @@ test: $(VENV)/.dev
 # The watchdog of the suite, with more trials: every scenario attacked, one table and one picture (docs/soundness.md).
 audit: $(VENV)/.dev
 	$(BIN)/python -m dpmerge_lab.audit build/audit
-	DPMERGE_SEARCH=10 $(BIN)/python -m pytest -q -n auto $$(grep -l EFFORT tests/test_*.py lab/tests/test_*.py)
+	DPMERGE_SEARCH=15 $(BIN)/python -m pytest -q -n auto $$(grep -l EFFORT tests/test_*.py lab/tests/test_*.py)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import os
 import pkgutil
+import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -9,6 +10,7 @@ from importlib import import_module
 import pytest
 from coverage import Coverage
 from hypothesis import HealthCheck, settings
+from sqlalchemy import Engine, event
 
 # One thread for each test process: vectors and networks are small, and the suite already uses every core.
 for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
@@ -17,6 +19,8 @@ for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 # Numbers are computed, not remembered; the tests of the cache turn it on.
 os.environ["DPMERGE_CACHE"] = "off"
+# No test is about a power cut: what the operating system holds is there, also where a process was killed.
+os.fsync = os.fstat  # type: ignore[assignment]
 # How long an example takes says how busy the machine is.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -24,7 +28,7 @@ settings.load_profile("suite")
 # Fixtures that take seconds to make: the tests that share one run in one worker, so that it is made once.
 COSTLY = {
     *("papers_result", "full_batch_result", "checkpoints_result", "result", "means", "composed"),
-    *("cluster", "attack", "checkpoint", "job", "three", "client", "folders", "ranks", "database"),
+    *("cluster", "attack", "checkpoint", "job", "three", "client", "folders", "ranks", "database", "offline"),
 }
 
 # How the names of the tests begin whose lines are counted (pyproject.toml: tool.coverage.run): tests of profiles, rules and
@@ -33,6 +37,13 @@ MEASURED = (
     *("absorption", "adaptive", "arithmetic", "gaussian", "hidden", "ladder", "ledger", "release", "rules", "shifts"),
     *("sweep_cost", "tuning_cost", "verify", "publishing"),
 )
+
+
+@event.listens_for(Engine, "connect")
+def without_syncs(connection: object, _: object) -> None:
+    """SQLite's own, as those above."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 def measured(item: pytest.Item) -> bool:

@@ -28,16 +28,17 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import pytest
 import uvicorn
 
 from dpmerge.explorer import Door, Explorer
-from tests.explorer_builders import TOKEN
+from tests.explorer_builders import TOKEN, coarse
 from tests.release_builders import runs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
 SHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 DESKTOP, SMALL, PHONE = (1440, 1000), (1024, 768), (390, 844)
@@ -55,6 +56,7 @@ _VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", event =>
     console.error(`CSP: ${event.effectiveDirective} refused ${event.blockedURI} at ${event.sourceFile}:${event.lineNumber}`));
 """
+_KEPT: WeakKeyDictionary[Browser, Page] = WeakKeyDictionary()
 # axe takes the canvas for white where a page has no background of its own; in the dark it is not.
 _CANVAS = """() => {
     const own = [document.documentElement, document.body].map(one => getComputedStyle(one).backgroundColor);
@@ -84,7 +86,7 @@ def serving(folder: Path, *, targets: int = 5, host: str = "127.0.0.1", **option
     if not (folder / "runs").exists():
         runs(folder)
     # With the protocol said, asyncio sends without delay, as behind the command; each answer would take 40 ms longer.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as place:
+    with coarse(), socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as place:
         place.bind(("127.0.0.1", 0))
         place.listen(256)
         port = place.getsockname()[1]
@@ -189,16 +191,40 @@ class Visit:
 
 
 @contextmanager
-def visiting(
-    server: Server,
+def visiting(server: Server, browser: Browser, **options: Any) -> Iterator[Visit]:
+    """A fresh profile with one page, watched from the start. The options are those of `_profile`."""
+    context = _profile(browser, **options)
+    try:
+        yield _watched(server, context.new_page())
+    finally:
+        context.close()
+
+
+@contextmanager
+def revisiting(server: Server, browser: Browser) -> Iterator[Visit]:
+    """The page of an earlier such visit, which it has forgotten: a fresh profile costs the browser a second of work."""
+    page = _KEPT.pop(browser, None) or _profile(browser).new_page()
+    try:
+        yield _watched(server, page)
+        page.unroute_all()
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        page.context.clear_cookies()
+        page.mouse.move(0, 0)
+        page.goto("about:blank")
+    except BaseException:
+        page.context.close()
+        raise
+    _KEPT[browser] = page
+
+
+def _profile(
     browser: Browser,
     *,
     viewport: tuple[int, int] = DESKTOP,
     color_scheme: Literal["light", "dark"] = "light",
     reduced_motion: Literal["reduce", "no-preference"] = "reduce",
     touch: bool = False,
-) -> Iterator[Visit]:
-    """A fresh profile with one page, watched from the start."""
+) -> BrowserContext:
     context = browser.new_context(
         viewport={"width": viewport[0], "height": viewport[1]},
         color_scheme=color_scheme,
@@ -207,17 +233,18 @@ def visiting(
         locale="en-GB",
         timezone_id="UTC",
     )
-    try:
-        context.add_init_script(_VIOLATIONS)
-        context.set_default_timeout(30_000)
-        visit = Visit(server, context.new_page())
-        visit.page.on("console", visit._console)
-        visit.page.on("pageerror", lambda error: visit.faults.append(f"script: {error}"))
-        visit.page.on("crash", lambda _: visit.faults.append("the page crashed"))
-        context.on("request", visit._request)
-        yield visit
-    finally:
-        context.close()
+    context.add_init_script(_VIOLATIONS)
+    context.set_default_timeout(30_000)
+    return context
+
+
+def _watched(server: Server, page: Page) -> Visit:
+    visit = Visit(server, page)
+    page.on("console", visit._console)
+    page.on("pageerror", lambda error: visit.faults.append(f"script: {error}"))
+    page.on("crash", lambda _: visit.faults.append("the page crashed"))
+    page.context.on("request", visit._request)
+    return visit
 
 
 def serious(page: Page) -> list[str]:

@@ -1,4 +1,4 @@
-"""How long the suite's random searches look: `DPMERGE_SEARCH` times as long as usual (`make audit`: 10)."""
+"""How long the suite's random searches look: `DPMERGE_SEARCH` times as long as usual (`make audit`: 15)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
 
 
+# What only makes a model better, and takes most of the time: the cells are the same with less of it.
+SHORTER = {"transformers": {"for _ in range(3):": "for _ in range(1):", "epochs=10": "epochs=3", "epochs=2": "epochs=1"}}
+
+
 def code_cells(path: Path) -> list[Any]:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
@@ -24,6 +28,9 @@ def test_there_are_four() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     book = nbformat.read(path, as_version=4)
+    for long, short in SHORTER.get(path.stem, {}).items():
+        (cell,) = (cell for cell in book.cells if long in cell.source)
+        cell.source = cell.source.replace(long, short)
     NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
 
 

@@ -16,11 +16,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 import dpmerge
-import dpmerge.planning.simplex as simplex
 from dpmerge.records import Portfolio
 from dpmerge.rules import GLOSSARY, chance_of_guessing, round_up
 from tests import builders, ledger_builders
-from tests.browser import DESKTOP, PHONE, SMALL, Server, Visit, a_browser, another, serving, visiting
+from tests.browser import DESKTOP, PHONE, SMALL, Server, Visit, a_browser, another, revisiting, serving, visiting
 from tests.explorer_builders import DELTA, TOKEN
 from tests.release_builders import on_disk
 
@@ -40,14 +39,6 @@ EVIL_DATASET = "<script>document.title='inside'</script>"
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     yield from a_browser()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coarse() -> Iterator[None]:
-    """Triangles of 66 points instead of 231: every server here accounts for all of them, twice."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(simplex._STEPS, 3, 0.1)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +92,7 @@ READY = """() => document.querySelector('#frontier svg') && document.getElementB
 @contextmanager
 def opened(server: Server, chromium: Browser, ready: str = READY, **options: Any) -> Iterator[Visit]:
     """The page once everything on it is known; when it is left, nothing may have gone wrong on it."""
-    with visiting(server, chromium, **options) as visit:
+    with visiting(server, chromium, **options) if options else revisiting(server, chromium) as visit:
         visit.page.goto(server.url)
         visit.page.wait_for_function(ready, timeout=120_000)  # some seconds of work, more where the machine is busy
         yield visit

@@ -499,7 +499,7 @@ def test_frontier_command_writes_everything_and_continues(
 def test_a_cluster_draws_the_same_frontier(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     command = ["frontier", str(trained), "--delta", "1e-5", "--epsilons", "0.5:6:3", "--evaluate", "digits", "--points", "2"]
-    with started_cluster(tmp_path, workers=2) as address:
+    with started_cluster(tmp_path, workers=1) as address:
         there = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "there"), "--cluster", address, "--json"])
     assert there.exit_code == 0, there.output
     here_too = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "here"), "--jobs", "1", "--json"])

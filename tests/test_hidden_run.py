@@ -173,9 +173,9 @@ def test_small_runs_in_two_dimensions(growth: float, release: float, angles: tup
 # --- never below the truth: long linear trainings, with the records of real ones ---------------------------------------------
 
 LONG = [  # steps, rate, learning rates, decay, weights, noise at release
-    (200, 0.05, (1.0,), 0.0, (1.0,), 0.0),
-    (200, 0.02, (1.0,), 0.01, (1.0,), 0.5),
-    (120, 0.3, (1.0, 0.4), 0.05, (1.0,), 1.0),
+    (80, 0.05, (1.0,), 0.0, (1.0,), 0.0),
+    (80, 0.04, (1.0,), 0.02, (1.0,), 0.5),
+    (40, 0.3, (1.0, 0.4), 0.1, (1.0,), 1.0),
     (12, 0.2, (1.0, 0.25), 0.3, (1.0,), 0.0),
     (60, None, (1.0, 0.5), 0.02, (1.0,), 0.3),
     (40, 0.1, (1.0,), 0.0, (0.5, 0.5), 0.5),

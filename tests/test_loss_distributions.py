@@ -34,7 +34,7 @@ LAWS: list[tuple[Law, list[tuple[float, float]], list[tuple[float, float]]]] = [
 
 
 @pytest.mark.parametrize("law,upper,lower", LAWS)
-@pytest.mark.parametrize("epsilon", [0.0, 0.0131, 0.5, 3.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.0131, 3.0])
 def test_divergence_is_never_below_brute_force_and_tight(
     law: Law, upper: list[tuple[float, float]], lower: list[tuple[float, float]], epsilon: float
 ) -> None:

@@ -133,9 +133,17 @@ def counted_steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
-@pytest.mark.parametrize("index", [0, 75, -47])
-@pytest.mark.parametrize("weights", [(1.0,), (0.3, 0.7), (1 / 3, 1e-9, 2 / 3)])
+INDICES, WEIGHTS = (0, 75, -47), ((1.0,), (0.3, 0.7), (1 / 3, 1e-9, 2 / 3))
+
+
+@pytest.mark.parametrize(  # each pair of a type, an index and weights at least once
+    ("dtype", "index", "weights"),
+    [
+        (dtype, INDICES[(place + turn) % 3], weights)
+        for turn, dtype in enumerate(("F64", "F32", "F16", "BF16"))
+        for place, weights in enumerate(WEIGHTS)
+    ],
+)
 def test_stored_numbers_are_those_of_the_definition(tmp_path: Path, dtype: str, index: int, weights: tuple[float, ...]) -> None:
     rng = np.random.default_rng([index + 100, len(weights), *dtype.encode()])
     values = [rng.standard_normal(4).astype(NUMPY[dtype]) for _ in weights]

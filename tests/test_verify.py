@@ -266,8 +266,9 @@ def test_nothing_in_a_certificate_can_crash_a_recheck(released: Released, tmp_pa
         [{}],
         {"": None},
     ]
+    half = slice(content["rule"]["rule"] == "joint", None, 2)  # of what both hold, one tries these and one the others
     for path in places(content):
-        for value in strange:
+        for value in strange if path[0] == "rule" else strange[half]:
             changed = put(content, path, value)
             try:
                 rehash(released.folder, changed)

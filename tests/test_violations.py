@@ -28,7 +28,7 @@ numbers = st.lists(st.floats(0, 1), min_size=NUMBERS, max_size=NUMBERS).map(lamb
 # --- the searches -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25 * EFFORT, deadline=None, derandomize=True)
+@settings(max_examples=15 * EFFORT, deadline=None, derandomize=True)
 @given(numbers)
 def test_no_full_batch_training_that_hypothesis_finds_costs_more_than_proved(drawn: Numbers) -> None:
     examine(decoded(drawn, sampled=False))
@@ -68,17 +68,17 @@ def test_climbing_towards_the_bound_of_coupled_coins_stays_below_it() -> None:
 
 
 def test_no_random_selection_costs_more_than_proved() -> None:
-    report = check_selection(36 * EFFORT, SEED)
+    report = check_selection(20 * EFFORT, SEED)
     assert report.of("selection-pld") > 1 - 1e-6
     assert min(report.of("tempered-selection"), report.of("mean-estimation-selection")) > 0.9
 
 
 def test_no_average_of_checkpoints_costs_more_than_proved() -> None:
-    assert check_checkpoints(200 * EFFORT, SEED).largest > 0.99
+    assert check_checkpoints(100 * EFFORT, SEED).largest > 0.99
 
 
 def test_no_ledger_costs_more_than_it_says() -> None:
-    report = check_ledger(60 * EFFORT, SEED)
+    report = check_ledger(40 * EFFORT, SEED)
     assert report.of("several-releases") > 1 - 1e-6
 
 

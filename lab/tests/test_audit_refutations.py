@@ -35,6 +35,7 @@ SHORT = {
     "one-dimensional-selection": (100_000, 0.65),
 }
 CONFIDENCE = 0.9999
+pytestmark = pytest.mark.xdist_group("audit_refutations")  # so that `short` remembers
 
 
 @cache

@@ -19,7 +19,7 @@ from tests.builders import dp_sgd, gaussian, weighted
 from tests.effort import EFFORT
 
 PROBABILITIES, DEVIATIONS = (0.1, 0.9), (0.5, 3.0)
-# What the quadratures below leave undone, relative to the value (measured against 40 digits at d = 1: 2e-6).
+# What the quadratures below leave undone, relative to the value (measured against a grid of 200,001 points at d = 1: 7e-6).
 QUADRATURE = 1e-5
 
 
@@ -34,8 +34,8 @@ def selection(
 def _line_integrals(weights: FloatArray, sigmas: FloatArray, shift: float, epsilon: float) -> FloatArray:
     """∫ (p − e^ε p(· − Δ))₊ with p = Σ w_i N(0, σ_i²), for each row of weights w (whatever they sum to): a very fine grid."""
     reach = 10 * float(sigmas.max()) + shift
-    core = np.linspace(-8 * float(sigmas.min()) - shift, 8 * float(sigmas.min()) + 2 * shift, 16_001)
-    x = np.unique(np.concatenate((core, np.linspace(-reach, reach + shift, 16_001))))
+    core = np.linspace(-8 * float(sigmas.min()) - shift, 8 * float(sigmas.min()) + 2 * shift, 10_001)
+    x = np.unique(np.concatenate((core, np.linspace(-reach, reach + shift, 10_001))))
     excess = norm.pdf(x[:, None] / sigmas) / sigmas - math.exp(epsilon) * norm.pdf((x[:, None] - shift) / sigmas) / sigmas
     widths = np.diff(x)
     result = np.empty(weights.shape[0])
@@ -55,7 +55,7 @@ def many_dimensions(probs: FloatArray, sigmas: FloatArray, shift: float, epsilon
     edges = [0.0, *sorted({float(s) * chi.ppf(q, dimension - 1) for s in sigmas for q in (0.02, 0.5, 0.98, 1 - 1e-15)})]
     total = 0.0
     for low, high in pairwise(edges):
-        radius = np.linspace(low, high, 81)
+        radius = np.linspace(low, high, 61)
         weights = probs * chi.pdf(radius[:, None] / sigmas, dimension - 1) / sigmas
         total += float(simpson(_line_integrals(weights, sigmas, shift, epsilon), x=radius))
     return total
@@ -136,7 +136,7 @@ def test_printed_epsilon_has_the_delta_it_says(dimension: int, delta: float) -> 
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 10])
-@pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.7])
 def test_smaller_shifts_cost_less(dimension: int, epsilon: float) -> None:
     """The worst neighbours are those at full sensitivity: δ does not decrease in Δ, in truth and as printed."""
     shifts = np.geomspace(0.2, 6, 3 if EFFORT == 1 else 8).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -93,6 +93,7 @@ def group(name: str, summary: str, *commands: Verb) -> typer.Typer:
     return made
 
 
+@cache
 def _built(verb: typer.Typer | Verb) -> Any:
     if isinstance(verb, typer.Typer):
         return get_command(verb)
