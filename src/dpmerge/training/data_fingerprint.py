@@ -200,7 +200,9 @@ def _canonical(value: Any) -> Iterator[bytes]:
 
 def _is_array(value: Any) -> bool:
     """Whether its numbers are all there is to it: no mask, no palette, no names. Numpy would read nearly anything."""
-    if isinstance(value, np.ma.MaskedArray) or _is_table(value):
+    if isinstance(value, np.ndarray | np.generic):
+        return not isinstance(value, np.ma.MaskedArray)
+    if _is_table(value):
         return False
     if hasattr(value, "getpalette"):  # an image of PIL
         return value.mode in _IMAGES
