@@ -262,6 +262,19 @@ def test_a_folder_that_may_not_be_listed_is_not_passed_over(tmp_path: Path, monk
         fingerprint_of(tmp_path / "data", KEY)
 
 
+def test_a_folder_that_may_only_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+
+    def stat(path: Path, **_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    found = fingerprint_of(tmp_path / "a.csv", KEY)
+    monkeypatch.setattr(Path, "stat", stat)
+    assert fingerprint_of(tmp_path / "a.csv", KEY) == found
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: Permission denied"):
+        fingerprint_of(tmp_path, KEY)
+
+
 def test_rows_of_a_table_by_column(tmp_path: Path) -> None:
     one, other = tmp_path / "one.csv", tmp_path / "other.csv"
     one.write_text('age,name\n7,"a, b"\n8,"two\nlines"\n')

@@ -63,7 +63,7 @@ def data_fingerprint(*data: Any, key: bytes) -> DataFingerprint:
 
 def fingerprint_of(path: Path, key: bytes) -> DataFingerprint:
     """Of files: every file of a folder, every row of a .csv file, or every example of the training part of a file of arrays."""
-    if path.is_dir():
+    if os.path.isdir(path):  # False, not an error, where that may not be asked
         return _fingerprint(_files(path), key)
     if path.suffix.lower() == ".csv":
         return _fingerprint(_csv_rows(path), key)
@@ -227,11 +227,11 @@ def _array(array: np.ndarray[Any, Any], name: str) -> Iterator[bytes]:
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Every file: its path in the folder, which often is its label, and the hash of what it holds."""
     for path in _below(folder):
-        if path.is_dir() and not path.is_symlink():
-            continue
-        if not path.is_file() or path.is_symlink():
-            raise DataError(f"{path}: is a link or no file; a fingerprint is of files that lie in the folder themselves")
         try:
+            if path.is_dir() and not path.is_symlink():
+                continue
+            if not path.is_file() or path.is_symlink():
+                raise DataError(f"{path}: is a link or no file; a fingerprint is of files that lie in the folder themselves")
             with path.open("rb") as file:
                 yield path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").digest()
         except OSError as fault:
