@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
+import os
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -183,11 +186,39 @@ class Augmented:
         (([1, object()],), r"example 1 \(counted from 0\) cannot be fingerprinted: it holds a object"),
         (([{1: 2, "a": 3}],), "example 0 .* cannot be fingerprinted"),
         ((Augmented(),), "is another one each time it is read"),
+        ((np.array(5),), "a ndarray has no rows that could be counted"),
+        ((iter([1]), iter([2])), "a list_iterator has no rows that could be counted"),
+        (([deque([1, "1"])],), "it holds a deque"),
+        ((np.ma.masked_equal(ROWS, 3),), "it holds a MaskedArray"),
+        ((np.ones((2, 2), np.longdouble),), "long double"),
     ],
 )
 def test_what_is_no_data_is_refused(data: tuple[Any, ...], because: str) -> None:
     with pytest.raises(DataError, match=because):
         data_fingerprint(*data, key=KEY)
+
+
+def test_tables_and_loaders_are_no_sequences_of_examples() -> None:
+    """A table with numbered columns would be read by columns, so that a changed row could stay unseen."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    table = pandas.DataFrame(ROWS[:2])
+    for data in ((table,), (table[0],), (table[table[0] > 0][0], [1]), ([table.iloc[0]],)):
+        with pytest.raises(DataError, match=r"a DataFrame is no sequence|a Series is no sequence|it holds a Series"):
+            data_fingerprint(*data, key=KEY)
+    assert data_fingerprint(pandas.DataFrame(ROWS).to_numpy(), LABELS, key=KEY) == PLAIN
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    held = torch.utils.data.TensorDataset(torch.from_numpy(ROWS))
+    with pytest.raises(DataError, match="a DataLoader is no sequence of examples; give a Dataset"):
+        data_fingerprint(torch.utils.data.DataLoader(held, batch_size=2, shuffle=True), key=KEY)
+
+
+def test_an_image_is_its_numbers_where_they_say_all() -> None:
+    images = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    colours = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    assert data_fingerprint([images.fromarray(colours)], key=KEY) == data_fingerprint([colours], key=KEY)
+    for mode in ("P", "HSV"):
+        with pytest.raises(DataError, match="images in grey, RGB or RGBA"):
+            data_fingerprint([images.new(mode, (2, 2))], key=KEY)
 
 
 # --- files and keys -----------------------------------------------------------------------------------------------------------
@@ -214,6 +245,34 @@ def test_every_file_of_a_folder_is_an_example(tmp_path: Path) -> None:
     (folder / "link").symlink_to(folder / "dogs" / "1.png")
     with pytest.raises(DataError, match="is a link or no file"):
         fingerprint_of(folder, KEY)
+
+
+def test_a_folder_that_may_not_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "closed").mkdir(parents=True)
+    (tmp_path / "data" / "1.png").write_bytes(b"1")
+    listed = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match="closed: cannot be read: Permission denied"):
+        fingerprint_of(tmp_path / "data", KEY)
+
+
+def test_a_folder_that_may_only_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+
+    def stat(path: Path, **_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    found = fingerprint_of(tmp_path / "a.csv", KEY)
+    monkeypatch.setattr(Path, "stat", stat)
+    assert fingerprint_of(tmp_path / "a.csv", KEY) == found
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: Permission denied"):
+        fingerprint_of(tmp_path, KEY)
 
 
 def test_rows_of_a_table_by_column(tmp_path: Path) -> None:
@@ -405,6 +464,19 @@ def test_a_ledger_refuses_other_data_under_its_name(tmp_path: Path) -> None:
     release(again, chosen(again, "joint"), tmp_path / "out-3", ledger=ledger)
     after = ledger.summary(ledger.history())["spent"]["epsilon"]
     assert after == pytest.approx(before, rel=1e-9), "the same runs, whose records once had fingerprints"
+
+
+def test_a_ledger_compares_fingerprints_that_records_get_later(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "l.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=50.0, delta=1e-4)
+    for number, found in enumerate((None, PLAIN)):
+        portfolio = fingerprinted(tmp_path / str(number), found, found, found)
+        release(portfolio, chosen(portfolio, "joint"), tmp_path / f"out-{number}", ledger=ledger)
+    same = fingerprinted(tmp_path / "same", OTHER, OTHER, OTHER)
+    strangers = (run(name, OTHER, run=f"second-{name}", noise_fingerprint=None) for name in "ab")
+    others = on_disk(tmp_path / "2" / "runs", *strangers)
+    for portfolio in (same, others):
+        with pytest.raises(PortfolioError, match="the fingerprints of their data differ"):
+            release(portfolio, chosen(portfolio, "joint"), tmp_path / "refused", ledger=ledger)
 
 
 # --- how it gets into records -------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from dpmerge.errors import DependentRuns, LedgerError
-from dpmerge.records import DpSgd, Model, Portfolio, Record
+from dpmerge.errors import DependentRuns, LedgerError, PortfolioError
+from dpmerge.records import DpSgd, Model, Portfolio, Record, data_contradiction
 from dpmerge.release.certificate import record_digest
 from dpmerge.tensors import Surveys
 
@@ -37,13 +37,21 @@ class KnownModels:
             label, record = content["names"][name], Record.parse(json.dumps(stated), source=source)
             model = Model(label, record)
             names[name] = own = self._own_name(model, name)
-            self.models.setdefault(own, Model(own, record))
+            self._keep(Model(own, record), f"{label!r} ({source})")
             require_known_starts(self._states, model, f"the start of {label!r} ({source})")
             if name in digests and model.covers_iterates:
                 require_one_state(self._states, model, digests[name], f"{label!r} ({source})")
             elif name in digests:
                 self._require_one_content(own, model, digests[name], source)
         return names
+
+    def _keep(self, model: Model, label: str) -> None:
+        """A record counts once, with the fingerprint of the data if any entry has one; two must not contradict each other."""
+        held = self.models.setdefault(model.name, model)
+        if (why := data_contradiction(held, model)) is not None:
+            raise PortfolioError(f"{label} and an earlier entry of the same run: {why}")
+        if held.record.data_fingerprint is None:
+            self.models[model.name] = model
 
     def _own_name(self, model: Model, name: str) -> str:
         """The name of the model with this run, record and, where the record covers one model, this name in its portfolio."""

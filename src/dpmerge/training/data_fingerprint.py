@@ -14,6 +14,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,20 @@ _KEY_BYTES, _LEAST_BYTES, _MARK_BYTES = 32, 16, 32
 # What a value of the HMAC is of: no two uses of the key have an input in common.
 _EXAMPLE, _WHOLE, _KEY = b"dpmerge data 1, example\0", b"dpmerge data 1, whole\0", b"dpmerge data 1, key\0"
 _READ_TWICE = 16
+_ARRAYS = ("__array__", "__array_interface__")
+_IMAGES = {"1", "L", "I", "F", "RGB", "RGBA"}
+_REFUSED = (
+    "it holds a {}; examples are numbers, text, bytes, arrays (not masked), images in grey, RGB or RGBA, and lists or "
+    "dictionaries of these"
+)
 
 
 def data_fingerprint(*data: Any, key: bytes) -> DataFingerprint:
     """Of a torch Dataset or another sequence of examples, or of several arrays, whose rows together are the examples.
 
     An example is numbers, text, bytes, arrays or tensors, or lists and dictionaries of these. Fingerprint the data as they are
-    stored: what random transforms give is refused, and two scalings of one image are different data.
+    stored: two scalings of one image are different data, and a dataset is refused if its first examples, read a second time,
+    are others, as by random transforms.
 
     >>> key = bytes(32)  # for this example; make yours with secrets.token_bytes(32), or new_data_key
     >>> images, labels = np.arange(8, dtype=np.uint8).reshape(4, 2), np.array([0, 1, 2, 1])
@@ -47,7 +55,7 @@ def data_fingerprint(*data: Any, key: bytes) -> DataFingerprint:
     if len(data) == 1:
         _require_steady(data[0], key)
         return _fingerprint(_rows(data[0]), key)
-    lengths = [len(column) for column in data]
+    lengths = [_length(column) for column in data]
     if len(set(lengths)) > 1:
         raise DataError(f"arrays with {', '.join(map(str, lengths))} rows: each example needs one row of every array")
     return _fingerprint(zip(*map(_rows, data), strict=True), key)
@@ -55,7 +63,7 @@ def data_fingerprint(*data: Any, key: bytes) -> DataFingerprint:
 
 def fingerprint_of(path: Path, key: bytes) -> DataFingerprint:
     """Of files: every file of a folder, every row of a .csv file, or every example of the training part of a file of arrays."""
-    if path.is_dir():
+    if os.path.isdir(path):  # False, not an error, where that may not be asked
         return _fingerprint(_files(path), key)
     if path.suffix.lower() == ".csv":
         return _fingerprint(_csv_rows(path), key)
@@ -140,11 +148,27 @@ def _require_steady(data: Any, key: bytes) -> None:
 
 
 def _rows(data: Any) -> Iterator[Any]:
-    if isinstance(data, Mapping | str | bytes) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
-        raise DataError(f"a {type(data).__name__} is no sequence of examples; give a Dataset, a list, or arrays one by one")
+    other = isinstance(data, Mapping | str | bytes) or _is_table(data) or hasattr(data, "batch_sampler")  # a DataLoader
+    if other or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise DataError(
+            f"a {type(data).__name__} is no sequence of examples; give a Dataset (not its loader), a list, or arrays one by "
+            "one (of a pandas table: to_numpy())"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a torch Dataset need not end when it is iterated over
-        return (data[place] for place in range(len(data)))
+        return (data[place] for place in range(_length(data)))
     return iter(data)
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError as fault:  # an array of no dimension, an iterator, a sparse matrix
+        raise DataError(f"a {type(data).__name__} has no rows that could be counted: {fault}") from None
+
+
+def _is_table(value: Any) -> bool:
+    """Of pandas, polars or arrow: its places are columns or labels, and its numbers alone leave out their names."""
+    return hasattr(value, "iloc") or (hasattr(value, "columns") and hasattr(value, "shape"))
 
 
 def _canonical(value: Any) -> Iterator[bytes]:
@@ -168,12 +192,27 @@ def _canonical(value: Any) -> Iterator[bytes]:
         for name in sorted(value):
             yield from _canonical(name)
             yield from _canonical(value[name])
-    else:
+    elif _is_array(value):
         yield from _array(np.asarray(value), type(value).__name__)
+    else:
+        raise TypeError(_REFUSED.format(type(value).__name__))
+
+
+def _is_array(value: Any) -> bool:
+    """Whether its numbers are all there is to it: no mask, no palette, no names. Numpy would read nearly anything."""
+    if isinstance(value, np.ndarray | np.generic):
+        return not isinstance(value, np.ma.MaskedArray)
+    if _is_table(value):
+        return False
+    if hasattr(value, "getpalette"):  # an image of PIL
+        return value.mode in _IMAGES
+    return isinstance(value, complex | bytearray | memoryview) or any(map(partial(hasattr, value), _ARRAYS))
 
 
 def _array(array: np.ndarray[Any, Any], name: str) -> Iterator[bytes]:
     """Type, shape and the numbers row by row, little end first."""
+    if array.dtype.char in "gG":
+        raise TypeError("a long double has other bytes on every kind of machine; use float64")
     if array.dtype.kind in "US" or (array.ndim == 0 and array.dtype.kind in "biuf"):
         yield from _canonical(array.tolist())
     elif array.dtype.kind in "biufc":
@@ -182,21 +221,31 @@ def _array(array: np.ndarray[Any, Any], name: str) -> Iterator[bytes]:
         yield f"a{array.dtype.kind}{array.dtype.itemsize}:{shape}:".encode()
         yield little.tobytes()
     else:
-        raise TypeError(f"it holds a {name}; examples are numbers, text, bytes, arrays, and lists or dictionaries of these")
+        raise TypeError(_REFUSED.format(name))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Every file: its path in the folder, which often is its label, and the hash of what it holds."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir() and not path.is_symlink():
-            continue
-        if not path.is_file() or path.is_symlink():
-            raise DataError(f"{path}: is a link or no file; a fingerprint is of files that lie in the folder themselves")
+    for path in _below(folder):
         try:
+            if path.is_dir() and not path.is_symlink():
+                continue
+            if not path.is_file() or path.is_symlink():
+                raise DataError(f"{path}: is a link or no file; a fingerprint is of files that lie in the folder themselves")
             with path.open("rb") as file:
                 yield path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").digest()
         except OSError as fault:
             raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Everything in it; a folder that may not be listed is refused, which rglob passes over."""
+
+    def refuse(fault: OSError) -> None:
+        raise DataError(f"{fault.filename}: cannot be read: {fault.strerror}") from None
+
+    for where, folders, files in os.walk(folder, onerror=refuse):
+        yield from (Path(where, name) for name in (*folders, *files))
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, str]]:
