@@ -26,6 +26,10 @@ UtilityOption = Annotated[
     str | None,
     option("name=value,… stated beforehand, or a file of measured ones. Without it: less predicted noise is better."),
 ]
+KeepMetadataOption = Annotated[
+    list[str] | None,
+    option("Keep this public field of safetensors metadata or a configuration; what is not needed to load goes. Repeatable."),
+]
 ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
 
 

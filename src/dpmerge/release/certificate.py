@@ -109,7 +109,8 @@ class SignatureForm(Strict):
 class MergeForm(Extended):
     """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights.
 
-    `keep_metadata` names what was kept of the input files' metadata beside their format, on request.
+    `keep_metadata` names what was kept on request: of the input files' metadata beside their format, of configurations beside
+    the fields by which they are loaded.
     """
 
     added: ClassVar[frozenset[str]] = frozenset({"average", "keep_metadata"})
