@@ -42,7 +42,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "adapter_config.json": {"revision": CANARY, "rank_pattern": {CANARY: 2}},
     "generation_config.json": {"max_length": 20, "assistant": {KEY: CANARY}},
-    "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "pad_token": "[PAD]", "init_kwargs": {KEY: CANARY}},
+    "tokenizer_config.json": {
+        "tokenizer_class": "BertTokenizer",
+        "pad_token": "[PAD]",
+        "init_kwargs": {KEY: CANARY},
+        "processor_class": CANARY,
+    },
     "special_tokens_map.json": {"pad_token": {"content": "[PAD]", KEY: CANARY}},
     "tokenizer.json": {"version": "1.0", "model": {"vocab": {"a": 0}}, "trained on": CANARY},
     "vocab.json": {"a": 0, "note": CANARY},
@@ -136,7 +141,7 @@ def test_no_canary_goes_out_of_any_layout(rule: Any, layout: str, tmp_path: Path
     told = "\n".join(made.notes)
     assert told.count(KEY) >= 9 and f"'{CANARY}'" in told and "noise_seed" in told
     assert "31415" not in told.replace(f"{CANARY} 31415.pt", "").replace("loss-31415", "")  # named by key, never by value
-    assert "feature_processor_config.json was left out: it is not a JSON object" in told
+    assert "feature_processor_config.json was left out: it cannot be read as a JSON object" in told
     assert "tokenizer_state.json was left out: not a configuration or tokenizer file" in told
 
 
@@ -286,6 +291,40 @@ def test_every_field_of_peft_is_known() -> None:
     settings = peft.LoraConfig(target_modules=["q"], rank_pattern={"layer.1.q": 4}).to_dict()
     text = json.dumps(settings, default=sorted).encode()
     assert needed("adapter_config.json", text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[1]",
+        b"{",
+        b'{"a": 1, "a": 2}',
+        b'{"hidden_act": "\\ud800", "a": 1}',
+        b"\xff",
+        b'{"vision_config":' * 700 + b"1" + b"}" * 700,
+    ],
+)
+def test_files_that_cannot_be_read_for_certain_stay_behind(text: bytes, tmp_path: Path) -> None:
+    assert needed("config.json", text) == (None, [])
+    one = single(tmp_path / "one", tensors(0))
+    (one / "config.json").write_bytes(text)
+    report = copy_model(one, tmp_path / "copy")
+    assert "config.json was left out: it cannot be read as a JSON object" in report.notes
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["model.safetensors"]
+
+
+def test_a_tokenizer_keeps_its_words() -> None:
+    transformers = pytest.importorskip("transformers")
+    tokens = {"unk_token": "<unk nown>", "additional_special_tokens": ["two words"], "chat_template": "{{ a }} b"}
+    decoder = {
+        "0": {"content": "   ", "lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
+    }
+    text = json.dumps({**tokens, "added_tokens_decoder": decoder, "model_max_length": 8}).encode()
+    assert needed("tokenizer_config.json", text) == (text, [])
+    written, dropped = needed("tokenizer_config.json", json.dumps({**tokens, "tokenizer_class": CANARY}).encode())
+    assert written is not None and json.loads(written) == tokens and dropped == ["tokenizer_class"]
+    generation = transformers.GenerationConfig(max_new_tokens=4, stop_strings=None).to_json_string(use_diff=False).encode()
+    assert needed("generation_config.json", generation) == (generation, [])
 
 
 def test_kept_fields_are_kept_whole_and_at_any_depth() -> None:

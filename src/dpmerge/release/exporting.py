@@ -42,7 +42,7 @@ def _outside(content: Mapping[str, Any], keyed: Callable[[str, str], str]) -> di
         return renamed_generators(known, lambda generator: keyed(field, generator))
 
     kept["records"] = {name: shown(record, rename).as_dict() for name, record in records.items()}
-    kept["contents"] = {name: keyed("content", digest) for name, digest in kept["contents"].items()}
+    kept["contents"] = {name: keyed("content", digest) for name, digest in kept.get("contents", {}).items()}
     names = {name: _other_name(name, record, keyed) for name, record in records.items()}
     found: dict[str, Any] = _renamed(kept, names)
     return found

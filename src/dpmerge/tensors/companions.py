@@ -89,7 +89,7 @@ def without_private(files: Mapping[str, bytes], keep: Collection[str]) -> tuple[
             continue
         written, dropped = needed(name, content, keep)
         if written is None:
-            notes.append(f"{name} was left out: it is not a JSON object")
+            notes.append(f"{name} was left out: it cannot be read as a JSON object")
             continue
         kept[name] = written
         asked |= {*needed(name, content)[1]} - {*dropped} if keep else set()

@@ -36,10 +36,9 @@ NEVER |= {"data", "dataset", "dataset_revision", "dataset_split", "loss", "name"
 _HEAD = frozenset({"model_type", "loss", "norm_bound", "mean", "deviation", "network", "size", "white"})
 _TOKENIZER = frozenset({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor"})
 _TOKENIZER |= {"decoder", "model"}
-# In these, text is what a model reads: as many words as there are.
-_OF_TEXT = re.compile(r"(tokenizer_config|special_tokens_map|chat_template|processor_config)\.json")
+_BLANK = re.compile(r"\s")
 _OF_NUMBERS = re.compile(r"(vocab|added_tokens)\.json")
-_LABELS = {"id2label", "label2id"}
+_TEXTS = re.compile(r"id2label|label2id|chat_template|content|.*_tokens?")  # what a model reads or says: of many words, perhaps
 
 
 def needed(file: str, content: bytes, keep: Collection[str] = ()) -> tuple[bytes | None, list[str]]:
@@ -49,16 +48,16 @@ def needed(file: str, content: bytes, keep: Collection[str] = ()) -> tuple[bytes
     """
     if not file.endswith(".json"):
         return content, []
+    dropped: set[str] = set()
+    whole = {*(_TOKENIZER if file == "tokenizer.json" else FREE_KEYS), *keep}
     try:
         config = json.loads(content.decode("utf-8"), object_pairs_hook=refuse_duplicates)  # what a duplicate hides goes out too
-    except (ValueError, RecursionError):
+        if not isinstance(config, dict):
+            return None, []
+        kept = _inside(config, _accepts(file, config, keep), whole, dropped)
+        return (as_text(kept) if dropped else content), sorted(dropped)
+    except (ValueError, RecursionError):  # also text that cannot be written again, and objects too deep to be walked
         return None, []
-    if not isinstance(config, dict):
-        return None, []
-    dropped: set[str] = set()
-    whole = _TOKENIZER if file == "tokenizer.json" else FREE_KEYS
-    kept = _inside(config, _accepts(file, config, keep), {*whole, *keep}, dropped)
-    return (content if not dropped else as_text(kept)), sorted(dropped)
 
 
 def as_text(config: Mapping[str, Any]) -> bytes:
@@ -73,11 +72,10 @@ def _accepts(file: str, config: Mapping[str, Any], keep: Collection[str]) -> Cal
     if file == "tokenizer.json":
         return lambda name, value: name in keep or name in _TOKENIZER
     names = _HEAD if config.get("model_type") == "dpmerge-linear" else known_fields()
-    words = _OF_TEXT.fullmatch(file) is None
 
     def accepts(name: str, value: Any) -> bool:
-        sentence = words and name not in _LABELS and any(re.search(r"\s", text) for text in _texts(value, name in FREE_KEYS))
-        return name in keep or ((name in names or name.isdecimal()) and not sentence)
+        words = _TEXTS.fullmatch(name) is not None or not any(map(_BLANK.search, _texts(value, name in FREE_KEYS)))
+        return name in keep or ((name in names or name.isdecimal()) and words)
 
     return accepts
 
