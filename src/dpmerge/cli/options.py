@@ -28,7 +28,7 @@ UtilityOption = Annotated[
 ]
 KeepMetadataOption = Annotated[
     list[str] | None,
-    option("Keep this public field of safetensors metadata or a configuration; what is not needed to load goes. Repeatable."),
+    option("Release this public field of metadata or configurations; others that no loader needs are left out. Repeatable."),
 ]
 ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
 
