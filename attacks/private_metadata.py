@@ -22,7 +22,8 @@ def attack(folder: Path) -> str:
         tensors = load_file(runs / name / "model.safetensors")
         (runs / name / "model.safetensors").unlink()
         save_file(tensors, path, {"format": "pt", "private_val_loss": secret, "shared": "private 0.2718"})
-        (runs / name / "config.json").write_text(json.dumps({"model_type": "linear", "_name_or_path": f"loss-{secret}"}))
+        said = {"transformers_version": f"loss-{secret}", "private_val_loss": 0.2718, "hidden_act": "loss of 0.2718"}
+        (runs / name / "config.json").write_text(json.dumps({"model_type": "linear", **said}))
     weights = "leaky=0.25,safe=0.75"
     for rule in ("selection", "combination", "joint"):
         out = release(folder, rule, rule, weights)
@@ -31,7 +32,7 @@ def attack(folder: Path) -> str:
             content = path.name.encode() + path.read_bytes()
             assert b"0.2718" not in content, f"{path.name} tells what the trainings wrote into every file"
             told = [name for name, secret in SECRET.items() if secret.encode() in content]
-            if path.name == "config.json":  # a drawn model's own
+            if path.name == "config.json":  # one word in a field that loaders read, of the drawn model
                 told = [name for name in told if name != drawn]
             assert not told, f"{path.name} tells what the training of {told} wrote"
             for name in SECRET:
@@ -43,7 +44,7 @@ def attack(folder: Path) -> str:
     save_file({name: np.array(tensor) for name, tensor in load_file(path).items()}, path, {"format": "pt", "loss": "0.3"})
     forge(out, lambda content: content["outputs"].update({path.name: sha256(path.read_bytes())}))
     stopped(verified(out, "--portfolio", runs), "has other metadata than the merge")
-    return "metadata and file names are not copied, digests of files with metadata are hidden, what a forger adds is found"
+    return "nothing is copied that loads no model, digests of files with metadata are hidden, what a forger adds is found"
 
 
 def _file(runs: Path, name: str) -> Path:

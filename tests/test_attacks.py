@@ -108,8 +108,12 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("safetensors_offsets", "tensors.safetensors_file", "SafetensorsFile._tensors", lambda self, model, header: ()),
     ("path_traversal", "tensors.opening", "file_inside", anywhere),
     ("weights_above_one", "records.portfolio", "WEIGHT_SUM_TOLERANCE", 1e-3),
+    ("guessed_seed", "release.exporting", "renamed_generators", lambda fingerprint, rename: fingerprint),
+    ("guessed_seed", "release.exporting", "_other_name", lambda name, record, keyed: name),
+    ("guessed_seed", "release.exporting", "_LEFT_OUT", frozenset()),
     ("guessed_example", "cli.fingerprints", "read_data_key", lambda path: bytes(32)),
-    ("private_metadata", "tensors.plan", "_metadata", lambda models, keep: (dict(models[0].files[0].metadata), [])),
+    ("private_metadata", "tensors.plan", "_metadata", lambda models, *_: (dict(models[0].files[0].metadata), [])),
+    ("private_metadata", "tensors.companions", "needed", lambda name, content, keep=(): (content, [])),
     ("private_metadata", "tensors.companions", "agreed", lambda configs, harmless: dict(configs[0])),
     ("private_metadata", "tensors.writing", "holds_only_tensors", yes),
     (

@@ -404,7 +404,7 @@ def test_a_template_that_is_not_there(tmp_path: Path) -> None:
 def test_paths_of_the_machine_do_not_go_out(local: str, tmp_path: Path) -> None:
     for name in "ab":
         adapter(tmp_path / "runs" / name, factors(0), base_model_name_or_path=local)
-        (tmp_path / "runs" / name / "config.json").write_text(json.dumps({"_name_or_path": local, "hidden": 4}))
+        (tmp_path / "runs" / name / "config.json").write_text(json.dumps({"_name_or_path": local, "hidden_size": 4}))
         record = builders.dp_sgd(name, sigma=4.0).record.model_dump_json(by_alias=True)
         (tmp_path / "runs" / name / "record.json").write_text(record)
     portfolio = Portfolio(tmp_path / "runs")
@@ -412,8 +412,9 @@ def test_paths_of_the_machine_do_not_go_out(local: str, tmp_path: Path) -> None:
         made = release(portfolio, chosen(portfolio, rule), tmp_path / rule)
         for path in made.folder.iterdir():
             assert json.dumps(local).strip('"').encode() not in path.read_bytes(), path.name
-        assert json.loads((made.folder / "config.json").read_text()) == {"_name_or_path": None, "hidden": 4}
-        assert len([note for note in made.notes if "named a path of your machine" in note]) == 2
+        assert json.loads((made.folder / "config.json").read_text()) == {"hidden_size": 4}
+        assert len([note for note in made.notes if "named a path of your machine" in note]) == 1
+        assert [note for note in made.notes if note.startswith("config.json goes out without _name_or_path: ")]
         assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
 
 
@@ -422,9 +423,9 @@ def test_a_configuration_cannot_lead_to_other_weights(out: Path, tmp_path: Path)
     portfolio = runs(tmp_path)
     for model in portfolio.models:
         assert model.folder is not None
-        (model.folder / "config.json").write_text('{"transformers_weights": "sub/model.safetensors", "hidden": 4}')
+        (model.folder / "config.json").write_text('{"transformers_weights": "sub/model.safetensors", "hidden_size": 4}')
     made = release(portfolio, chosen(portfolio, "joint"), tmp_path / "made")
-    assert json.loads((made.folder / "config.json").read_text()) == {"hidden": 4}
+    assert json.loads((made.folder / "config.json").read_text()) == {"hidden_size": 4}
     assert "config.json has no transformers_weights: the tensors have other names here" in made.notes
     assert verify(made.folder, portfolio=portfolio, strict=True).code == 0
     config = b'{"transformers_weights": "sub/model.safetensors", "auto_map": {"AutoModel": "x--code.Model"}}'

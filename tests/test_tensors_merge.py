@@ -272,14 +272,14 @@ def test_other_refusals(tmp_path: Path) -> None:
 def test_configuration_and_tokenizer_are_kept_when_they_agree(tmp_path: Path) -> None:
     models = three(tmp_path)
     for name, folder in models.items():
-        (folder / "config.json").write_text(json.dumps({"hidden": 4, "_name_or_path": name}))
+        (folder / "config.json").write_text(json.dumps({"hidden_size": 4, "_name_or_path": name}))
         (folder / "tokenizer.json").write_text("{}")
         (folder / "vocab.txt").write_text("same" if name != "c" else "other")
         for left in ("record.json", "certificate.json", "README.md", "trainer_state.json", "optimizer.pt", "losses.csv"):
             (folder / left).write_text("{}")
     report = merge_models(models, WEIGHTS, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "tokenizer.json"}
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"hidden": 4}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"hidden_size": 4}
     assert set(report.outputs) == {"model.safetensors", "config.json", "tokenizer.json"}
     notes = "\n".join(report.notes)
     assert "vocab.txt was left out: it is not the same" in notes and "losses.csv was left out" in notes
@@ -288,7 +288,7 @@ def test_configuration_and_tokenizer_are_kept_when_they_agree(tmp_path: Path) ->
 
 def test_settings_of_training_may_differ_and_are_left_out(tmp_path: Path) -> None:
     models = {name: single(tmp_path / name, tensors(0)) for name in "ab"}
-    same = {"hidden": 4, "attention_dropout": 0.5}
+    same = {"hidden_size": 4, "attention_dropout": 0.5}
     first = {**same, "hidden_dropout_prob": 0.1, "resid_pdrop": 0, "classifier_dropout": None, "use_cache": True}
     second = {**same, "hidden_dropout_prob": 0.2, "resid_pdrop": 0.1, "classifier_dropout": 0.3, "encoder_layerdrop": 0.1}
     (models["a"] / "config.json").write_text(json.dumps(first))

@@ -53,6 +53,19 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder, and those around it that are missing, for their owner alone; one that is there keeps its mode."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():  # also where a parent may not be listed
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_private(content: bytes, path: Path) -> None:
+    """Write a new file that its owner alone may read; one that is there is never overwritten."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
 def write_whole(content: bytes, path: Path) -> None:
     """The file appears complete or not at all."""
     temporary = path.with_name(f".dpmerge-{secrets.token_hex(6)}.part")

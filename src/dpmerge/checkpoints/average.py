@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -44,12 +44,13 @@ def average(
     signer: Signer | None = None,
     progress: Callable[[int, int], None] | None = None,
     template: CardTemplate = _PLAIN,
+    keep_metadata: Sequence[str] = (),
     **parameters: Unpack[AverageParameters],
 ) -> Released:
     """Write the average of a run's checkpoints to the new folder `out`, with certificate and model card.
 
     `last` is the number of checkpoints averaged (default: all); `until` is the step of the latest one. Integer tensors are
-    copied from the latest one. `ledger`, `dependent` and `template` are as in `release`.
+    copied from the latest one. `ledger`, `dependent` and `template` are as in `release`, `keep_metadata` as in `Merge`.
     """
     loaded = run if isinstance(run, Run) else Run.load(run)
     if (rule == "uta") != (last is not None) and rule in ("uta", "uniform"):
@@ -58,7 +59,7 @@ def average(
     chosen = averaging(rule, len(used), **parameters)
     weights = dict(zip((model.name for model in used), chosen.weights(), strict=True))
     choice = loaded.choose(weights, delta=delta, epsilon=epsilon, provenance=provenance, accounting=accounting)
-    merge = Merge(take_from=used[-1].name, average=chosen)
+    merge = Merge(take_from=used[-1].name, average=chosen, keep_metadata=tuple(keep_metadata))
     released = release(
         loaded.portfolio,
         choice,

@@ -11,7 +11,7 @@ import typer
 
 import dpmerge.checkpoints as library
 from dpmerge.cli.commands import JsonOption, option, options
-from dpmerge.cli.options import DeltaOption, Releasing, RunAccounting, RunArgument
+from dpmerge.cli.options import DeltaOption, KeepMetadataOption, Releasing, RunAccounting, RunArgument
 from dpmerge.cli.output import print_guarantee, print_json, print_lines, print_released, released_json, show_progress
 from dpmerge.jobs import ProgressBar
 from dpmerge.planning import AverageRule
@@ -66,6 +66,7 @@ def average(
     accounting: RunAccounting,
     epsilon: Annotated[float | None, option("Stay within this ε.")] = None,
     provenance: ProvenanceOption = "after-looking",
+    keep_metadata: KeepMetadataOption = None,
     json: JsonOption = False,
 ) -> None:
     """Release an average of a run's checkpoints.
@@ -82,6 +83,7 @@ def average(
         provenance=provenance,
         accounting=accounting.accounting(),
         progress=lambda done, total: show_progress(f"averaging, {done / max(total, 1):.0%}"),
+        keep_metadata=keep_metadata or (),
         **vars(averaging),
         **vars(checkpoints),
         **releasing.arguments(),

@@ -10,6 +10,7 @@ import typer
 from dpmerge.cli.commands import JsonOption, argument, option
 from dpmerge.cli.output import print_json
 from dpmerge.errors import RecordError
+from dpmerge.files import write_private
 from dpmerge.training import fingerprint_of, new_data_key, read_data_key
 
 
@@ -41,8 +42,7 @@ def fingerprint(
     found = fingerprint_of(data, read_data_key(key))
     if out is not None:
         try:
-            with out.open("x", encoding="utf-8") as file:
-                file.write(found.model_dump_json(indent=1) + "\n")
+            write_private(found.model_dump_json(indent=1).encode() + b"\n", out)
         except OSError as fault:
             raise RecordError(f"{out}: cannot be written: {fault.strerror}") from None
     if json:

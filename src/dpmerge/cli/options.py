@@ -26,6 +26,10 @@ UtilityOption = Annotated[
     str | None,
     option("name=value,… stated beforehand, or a file of measured ones. Without it: less predicted noise is better."),
 ]
+KeepMetadataOption = Annotated[
+    list[str] | None,
+    option("Release this public field of metadata or configurations; others that no loader needs are left out. Repeatable."),
+]
 ClusterOption = Annotated[str | None, option("A Dask scheduler, tcp://host:port; without it, this machine.")]
 
 

@@ -14,6 +14,7 @@ import dpmerge
 from dpmerge.cli.commands import JsonOption, argument, only, option, options
 from dpmerge.cli.options import (
     DeltaOption,
+    KeepMetadataOption,
     MergeAccounting,
     Releasing,
     Tempered,
@@ -42,9 +43,7 @@ class Tensors:
     base: Annotated[Path | None, option("Public base model, for methods that merge differences from it.")] = None
     lora: Annotated[LoraForm, option("LoRA: average the factors, or add the updates exactly (--rule joint).")] = "factors"
     take_from: Annotated[str | None, option("Keep this model's integer tensors where models differ.")] = None
-    keep_metadata: Annotated[
-        list[str] | None, option("Keep this safetensors metadata entry; all others are dropped. Repeatable.")
-    ] = None
+    keep_metadata: KeepMetadataOption = None
 
     def merge(self) -> Merge:
         return Merge(self.method, self.base, self.lora, self.take_from, keep_metadata=tuple(self.keep_metadata or ()))

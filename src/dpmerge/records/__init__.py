@@ -37,6 +37,7 @@ from dpmerge.records.runs import (
     distinct_runs as distinct_runs,
     joined as joined,
     latest_checkpoints as latest_checkpoints,
+    renamed_generators as renamed_generators,
     require_independent as require_independent,
     trained_tensors as trained_tensors,
 )

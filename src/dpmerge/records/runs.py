@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -157,6 +157,14 @@ def _generators(fingerprint: str | None) -> list[str]:
         return []
     first = _CONTINUED.sub("", fingerprint)
     return [first, *(part for part, _ in _CONTINUED.findall(fingerprint))] if first else [fingerprint]
+
+
+def renamed_generators(fingerprint: str, rename: Callable[[str], str]) -> str:
+    """The same fingerprint with other names for its generators: what can be told of two by comparing them stays so."""
+    first = _CONTINUED.sub("", fingerprint)
+    if not first:
+        return rename(fingerprint)
+    return rename(first) + "".join(f"+{rename(part)}@{steps}" for part, steps in _CONTINUED.findall(fingerprint))
 
 
 def _goes_on(earlier: str | None, later: str | None, steps: int) -> bool:

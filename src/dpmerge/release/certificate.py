@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, ClassVar, Literal
@@ -109,7 +109,8 @@ class SignatureForm(Strict):
 class MergeForm(Extended):
     """How the tensors were made, besides the weights. `average` is the rule that gave checkpoints of one run their weights.
 
-    `keep_metadata` names what was kept of the input files' metadata beside their format, on request.
+    `keep_metadata` names what was kept on request: of the input files' metadata beside their format, of configurations beside
+    the fields by which they are loaded.
     """
 
     added: ClassVar[frozenset[str]] = frozenset({"average", "keep_metadata"})
@@ -258,24 +259,31 @@ def published(models: Iterable[Model]) -> dict[str, Record]:
     no (ε, δ) covers.
     """
     numbers: dict[tuple[str, str], str] = {}
-    ordered = sorted(models, key=lambda model: model.name)
-    shown = {m.name: {"mechanism": _shown(m.mechanism, numbers), "data_fingerprint": None} for m in ordered}
-    return {m.name: m.record.model_copy(update=shown[m.name]) for m in ordered}
+
+    def number(field: str, known: str) -> str:
+        return numbers.setdefault((field, known), f"number {len(numbers) + 1}")
+
+    return {model.name: shown(model.record, number) for model in sorted(models, key=lambda model: model.name)}
 
 
-def _shown(mechanism: Mechanism, numbers: dict[tuple[str, str], str]) -> Mechanism:
+def shown(record: Record, rename: Callable[[str, str], str]) -> Record:
+    """A record without what is private in it (see `published`); `rename` gives what stands for a fingerprint in its field."""
+    return record.model_copy(update={"mechanism": _shown(record.mechanism, rename), "data_fingerprint": None})
+
+
+def _shown(mechanism: Mechanism, rename: Callable[[str, str], str]) -> Mechanism:
     """The digest of a checkpoint that a fork starts from is not published either: no release may have shown it."""
     update: dict[str, Any] = {}
     for field in ("noise_fingerprint", "sampler_fingerprint"):
         known = getattr(mechanism, field)
         if known is not None:
-            update[field] = numbers.setdefault((field, known), f"number {len(numbers) + 1}")
+            update[field] = rename(field, known)
     if isinstance(mechanism, DpSgd):
         if mechanism.clipping == "adaptive":
             phases = [phase.model_copy(update={"clip": None}) for phase in mechanism.phases]
             update |= {"clip": 1.0, "phases": joined(phases)}
         if mechanism.starts_from is not None:
-            start = {"digest": None, "mechanism": _shown(mechanism.starts_from.mechanism, numbers)}
+            start = {"digest": None, "mechanism": _shown(mechanism.starts_from.mechanism, rename)}
             update["starts_from"] = mechanism.starts_from.model_copy(update=start)
     return mechanism.model_copy(update=update)
 

@@ -6,7 +6,6 @@ Published: SHA-256(x) for a uniform x of 1024 bits, a random Toeplitz matrix h, 
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dpmerge.errors import CertificateError
-from dpmerge.files import sha256
+from dpmerge.files import private_folder, sha256, write_private
 from dpmerge.records import Strict, load_strict
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -77,9 +76,8 @@ class Openings(Strict):
 
     def keep(self, path: Path) -> None:
         """Write the file, readable by its owner alone."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(self.model_dump_json())
+        private_folder(path.parent)
+        write_private(self.model_dump_json().encode(), path)
 
 
 def _toeplitz(matrix: int, x: int) -> int:

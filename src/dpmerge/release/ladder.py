@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dpmerge.errors import CertificateError
-from dpmerge.files import canonical, sha256
+from dpmerge.files import canonical, private_folder, sha256
 from dpmerge.records import Model, Strict, load_strict, trained_tensors
 from dpmerge.release.commitment import Digest
 from dpmerge.release.forms import HexFloat, LadderId, PositiveFloat, RuleForm
@@ -130,8 +130,7 @@ class Ladders:
 
     def _keep(self, ladder: Ladder, path: Path) -> None:
         """Readable by its owner alone, whole, and on the disk; never in place of one that is there."""
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        private_folder(self.folder)
         temporary = self.folder / f".{secrets.token_hex(8)}.part"
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -77,6 +77,7 @@ class Ledger:
             connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
             for entry in first:
                 tables.append(connection, entry)
+            tables.make_key_for_exports(connection)
         return cls(where)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -84,6 +85,17 @@ class Ledger:
     def history(self) -> list[Entry]:
         with self._transaction(alone=False) as connection:
             return self._entries(connection)
+
+    def export(self) -> dict[str, Any]:
+        """The whole ledger as plain data for others to keep, by which later changes show: without secrets (exporting.py)."""
+        from dpmerge.release.exporting import exported
+
+        with self._transaction(alone=False) as connection:
+            key, entries = _tables().key_for_exports(connection), self._entries(connection)
+        if key is None:
+            with self._transaction(alone=True) as connection:
+                key = _tables().make_key_for_exports(connection)
+        return exported(self.budget, entries, key)
 
     def __repr__(self) -> str:
         budget, spent = self.budget, self.cumulative()

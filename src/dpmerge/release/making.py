@@ -41,7 +41,7 @@ _PLAIN = CardTemplate()
 class Merge:
     """How the tensors are made, besides the weights. `average` is the rule that gave checkpoints of one run their weights.
 
-    `keep_metadata` names entries of the input files' metadata that are public and go out too.
+    `keep_metadata` names what is public and goes out too: entries of the input files' metadata, fields of configurations.
     """
 
     method: str | None = None

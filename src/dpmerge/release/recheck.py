@@ -274,15 +274,22 @@ class Recheck:
     def _beside(self, plan: MergePlan) -> None:
         """Configuration and tokenizer are those that the merge keeps, and there are no other files."""
         outputs, kept = self.certificate.outputs, plan.companions
-        before = plan.with_paths if self.certificate.card is None else {}  # as older releases have them
+        with_paths, with_fields = plan.earlier
+        before = {**with_paths, **with_fields}
+        once = [with_fields, *([with_paths] if self.certificate.card is None else [])]
         expected = {*plan.names, *([CARD] if self.certificate.card is None else []), *({RECORD} & outputs.keys())}
-        faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected)]
+        faults = [f"{name} is not a file of this merge" for name in sorted(outputs.keys() - expected - before.keys())]
         faults += [f"{name} is missing from what was certified" for name in sorted(expected - outputs.keys())]
-        faults += [
-            f"{name} is not what the merge keeps of its models' own"
-            for name, content in kept.items()
-            if name in outputs and outputs[name] not in (sha256(content), sha256(before.get(name, content)))
-        ]
+        for name in sorted((kept.keys() | before.keys()) & outputs.keys()):
+            if name in kept and outputs[name] == sha256(kept[name]):
+                continue
+            if any(name in files and outputs[name] == sha256(files[name]) for files in once):
+                self.verdict.warnings.append(
+                    f"{name} is as an earlier version wrote it, with fields by which no model is loaded: what a training wrote "
+                    "there is covered by no guarantee"
+                )
+            else:
+                faults.append(f"{name} is not what the merge keeps of its models' own")
         self.verdict.note(faults, "the files beside the tensors are those that the merge keeps")
 
 

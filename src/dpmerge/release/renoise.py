@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from dpmerge.cache import without_cache
@@ -121,7 +122,8 @@ def renoise(
     without = spared(parent.portfolio().models, folder)
     fresh = Noise(NoisePath(secrets.token_bytes(32), added), added, without)  # its key is kept nowhere
     with _cut(folder, limit, without) as source:
-        merge_models({"release": source}, {"release": 1.0}, out, extra_files=certify, noise=fresh)
+        kept = parent.merge.keep_metadata or ()
+        merge_models({"release": source}, {"release": 1.0}, out, extra_files=certify, keep_metadata=kept, noise=fresh)
     return made[0]
 
 
@@ -193,7 +195,8 @@ def _cut(folder: Path, bound: float, without: frozenset[str]) -> Iterator[Path]:
                 copied = True
             if beyond:
                 tensors |= {name: np.clip(tensors[name], -bound, bound) for name in beyond}
-                save_file(tensors, Path(place) / path.name, metadata={"format": "pt"})
+                with safe_open(path, "numpy") as released:
+                    save_file(tensors, Path(place) / path.name, metadata=released.metadata())
         yield Path(place) if copied else folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,13 @@ entries = Table(
     Column("content", Text, nullable=False),
     Column("previous", Text, nullable=False),
     Column("hash", Text, nullable=False),
+)
+
+export_key = Table(
+    "dpmerge_export_key",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("key", Text, nullable=False),  # as private as the entries: it stays here
 )
 
 _PATIENCE = 600  # seconds to wait for a release that is being accounted for; that takes minutes where models are many
@@ -87,7 +95,14 @@ def _sqlite(path: str, new: bool) -> Engine:
     if not new and not Path(path).is_file():
         seen = looks_like(Path(path))
         raise LedgerError(f"{path}: is {seen}, not a ledger" if seen else f"{path}: no such ledger; make one first")
-    uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if new else 'rw'}"
+    if new:
+        try:
+            os.close(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            )  # SQLite's other files get the mode of this one
+        except OSError as fault:
+            raise LedgerError(f"{path}: cannot be made a ledger: {fault.strerror}") from None
+    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
 
     def connect() -> sqlite3.Connection:
         # No BEGIN of the driver's own: it is deferred, and two readers would both try to write.
@@ -127,6 +142,24 @@ def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] 
         return None
     rows = connection.execute(entries.select().order_by(entries.c.number)).mappings()
     return dict(headers[0]), [dict(row) for row in rows]
+
+
+def key_for_exports(connection: Connection) -> bytes | None:
+    """The key of digests in exports; nothing in a ledger of an earlier version that was never exported."""
+    if not inspect(connection).has_table(export_key.name):
+        return None
+    found = connection.execute(export_key.select()).mappings().first()
+    return None if found is None else bytes.fromhex(found["key"])
+
+
+def make_key_for_exports(connection: Connection) -> bytes:
+    """The key, made now if there is none."""
+    found = key_for_exports(connection)
+    if found is None:
+        export_key.create(connection, checkfirst=True)
+        found = secrets.token_bytes(32)
+        connection.execute(export_key.insert().values(id=1, key=found.hex()))
+    return found
 
 
 def append(connection: Connection, entry: Entry) -> None:

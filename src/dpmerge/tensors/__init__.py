@@ -10,6 +10,7 @@ from dpmerge.tensors.folder import (
     new_folder as new_folder,
     remove_proof as remove_proof,
     require_absent as require_absent,
+    temporary_folder as temporary_folder,
 )
 from dpmerge.tensors.kernel import weighted_sum as weighted_sum
 from dpmerge.tensors.linear import linear_scores as linear_scores

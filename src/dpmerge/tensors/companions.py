@@ -1,26 +1,32 @@
-"""The files beside the tensors: which of them a merged model keeps.
+"""The files beside the tensors: which of them a merged model keeps, and what of them.
 
 Configuration and tokenizer files only, by name: what a trainer leaves behind (states, logs, losses) may say more about the
-private data than any guarantee covers. A file is kept when it is the same, byte for byte, in every model that has weight.
+private data than any guarantee covers. A file is kept when it is the same, byte for byte, in every model that has weight; of a
+configuration, the fields by which it is loaded (config_fields.py).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint
+from dpmerge.tensors.config_fields import as_text, needed
 from dpmerge.tensors.opening import ADAPTER_CONFIG, INDEX
 from dpmerge.tensors.strict_files import file_inside, parse_object
 
 CONFIG = "config.json"
 _KEPT = re.compile(
-    r"config\.json|generation_config\.json|tokenizer.*\.(json|model)|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
-    r"|merges\.txt|(sentencepiece.*|spiece|source|target)\.(bpe\.)?(model|spm)|chat_template\.(json|jinja)"
-    r"|(pre)?processor_config\.json|(image|video|feature)_(pre)?processor.*_config\.json"
+    r"config\.json|adapter_config\.json|generation_config\.json|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json"
+    r"|vocab\.(json|txt)|merges\.txt|tokenizer\.model|(sentencepiece|spiece|source|target)\.(bpe\.)?(model|spm)"
+    r"|chat_template\.(json|jinja)|(pre)?processor_config\.json|(image|video|feature)_(pre)?processor_config\.json"
+)
+# Names that earlier versions kept as well, under which a trainer may leave anything.
+_KEPT_ONCE = re.compile(
+    r"tokenizer.*\.(json|model)|sentencepiece.*\.(bpe\.)?(model|spm)|(image|video|feature)_(pre)?processor.*_config\.json"
 )
 # Written anew for every release, or known to everyone as not belonging to the model: no note needed.
 _OURS = {"record.json", "certificate.json", "README.md", INDEX, ADAPTER_CONFIG}
@@ -59,18 +65,46 @@ def without_paths(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[st
         value = config.get(field)
         if WEIGHTS_FIELD in config:  # the release has names of its own for its files
             config.pop(WEIGHTS_FIELD)
-            kept[name] = _text(config)
+            kept[name] = as_text(config)
             notes.append(f"{name} has no {WEIGHTS_FIELD}: the tensors have other names here")
         if isinstance(value, str) and value and not is_hub_id(value):
-            kept[name] = _text({**config, field: None})
+            kept[name] = as_text({**config, field: None})
             notes.append(
                 f"{name} says null for {field}: it named a path of your machine. Say on the model card what it stands for"
             )
     return kept, notes
 
 
-def _text(config: Mapping[str, Any]) -> bytes:
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+def without_private(files: Mapping[str, bytes], keep: Collection[str]) -> tuple[dict[str, bytes], list[str], set[str]]:
+    """What goes out of these files, a note for each that says less, and those fields in `keep` without which it would be less.
+
+    Notes name fields, never what they say.
+    """
+    kept: dict[str, bytes] = {}
+    notes: list[str] = []
+    asked: set[str] = set()
+    for name, content in files.items():
+        if not _KEPT.fullmatch(name):
+            notes.append(f"{name} was left out: not a configuration or tokenizer file")
+            continue
+        written, dropped = needed(name, content, keep)
+        if written is None:
+            notes.append(f"{name} was left out: it cannot be read as a JSON object")
+            continue
+        kept[name] = written
+        asked |= {*needed(name, content)[1]} - {*dropped} if keep else set()
+        if dropped:
+            notes.append(
+                f"{name} goes out without {quoted(dropped)}: no model needs it to load, and no guarantee covers what a "
+                "training wrote there (if it is public, name it in keep_metadata)"
+            )
+    kept, path_notes = without_paths(kept)
+    return kept, [*notes, *path_notes], asked
+
+
+def quoted(names: Collection[str]) -> str:
+    """Names from a file in a line of text: as they are, unless they could be taken for more than a name."""
+    return ", ".join(name if re.fullmatch(r"[\w.:/-]{1,80}", name) else f"{name!r:.80}" for name in sorted(names))
 
 
 def companions(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, bytes], list[str]]:
@@ -84,7 +118,7 @@ def companions(checkpoints: Sequence[Checkpoint]) -> tuple[dict[str, bytes], lis
         kept[CONFIG] = _config(checkpoints, notes)
         names.remove(CONFIG)
     for name in names:
-        if not _KEPT.fullmatch(name):
+        if not (_KEPT.fullmatch(name) or _KEPT_ONCE.fullmatch(name)):
             notes.append(f"{name} was left out: not a configuration or tokenizer file")
             continue
         contents = [_read(checkpoint, name) for checkpoint in checkpoints]
@@ -124,7 +158,7 @@ def _config(checkpoints: Sequence[Checkpoint], notes: list[str]) -> bytes:
         silent = sorted({field for one in configs for field in one if field in _HARMLESS} - config.keys())
         notes += [f"{CONFIG} has no {', '.join(silent)}: not the same in every model"] if silent else []
         notes += left_out(configs, models, CONFIG, training)
-        return _text(config)
+        return as_text(config)
     return contents[0]
 
 

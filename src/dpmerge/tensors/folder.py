@@ -22,33 +22,57 @@ _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 @contextmanager
-def new_folder(target: Path, *, proof: bool = False) -> Iterator[Path]:
+def new_folder(target: Path, *, proof: bool = False, private: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that becomes `target` when the block ends well, and vanishes otherwise.
 
     Every file is on the disk before the name appears, and a folder that is already there is never replaced. A process that is
     killed leaves its temporary folder; the next one that writes beside it removes it. With `proof` it is only emptied, then and
     when the block fails: a folder that still has its temporary name was never renamed. Whoever needs that proof removes it.
-    Until it has its name nobody else may look into it.
+    Until it has its name nobody else may look into it; into one that is `private`, never.
     """
     require_absent(target)
     try:
-        _remove_abandoned(target.parent)
-        folder, lock = _locked_folder(target, "proof" if proof else "tmp")
-        try:
-            mode = stat.S_IMODE(os.fstat(lock).st_mode)  # what the umask and the folder around it give
-            os.fchmod(lock, mode & ~(stat.S_IRWXG | stat.S_IRWXO))
+        with _temporary(target, "proof" if proof else "tmp") as (folder, lock):
+            mode = _usual_mode(folder)
             yield folder
             _sync_tree(folder)
             _rename(folder, target)
-            os.fchmod(lock, mode)  # not before: what was looked into and never renamed would be taken for unseen
+            if not private:
+                os.fchmod(lock, mode)  # not before: what was looked into and never renamed would be taken for unseen
             _sync(target.parent)
-        except BaseException:
-            _discard(folder)
-            raise
-        finally:
-            os.close(lock)
     except OSError as fault:
         raise CheckpointError(f"{target}: cannot be written: {fault.strerror or fault}") from fault
+
+
+@contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """Yield a folder for its owner alone that vanishes when the block ends, or when the next one is made after a kill."""
+    with _temporary(beside, "tmp") as (folder, _):
+        yield folder
+        _discard(folder)
+
+
+@contextmanager
+def _temporary(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
+    """A temporary folder and the descriptor that holds its lock; removed if the block fails."""
+    _remove_abandoned(target.parent)
+    folder, lock = _locked_folder(target, kind)
+    try:
+        yield folder, lock
+    except BaseException:
+        _discard(folder)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _usual_mode(folder: Path) -> int:
+    """What the umask and the folder around it give to a new folder: tried inside this one, into which nobody else can look."""
+    probe = folder / "mode"
+    probe.mkdir()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.rmdir()
+    return mode
 
 
 def require_absent(target: Path) -> None:
@@ -109,7 +133,7 @@ def _locked_folder(target: Path, kind: str) -> tuple[Path, int]:
     """
     while True:
         folder = target.parent / f".{target.name}.dpmerge-{kind}-{os.getpid()}-{secrets.token_hex(8)}"
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -127,7 +151,7 @@ def _remove_abandoned(parent: Path) -> None:
         if not _TEMPORARY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
         with abandoned(path) as gone:
-            if gone:
+            if gone and path.stat().st_uid == os.geteuid():  # root could look into those of others too
                 _discard(path)
 
 

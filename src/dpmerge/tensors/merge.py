@@ -29,7 +29,8 @@ class Options(TypedDict, total=False):
     `lora` says how adapters are combined: `factors` averages A and B, `exact` adds the updates BA (tensors/lora.py).
     `take_from` names the model whose integer tensors are kept where they differ. `method` replaces the sum by `ties`, `slerp`
     or a user's `module:function`, with `base` on differences from a public base model. `keep_metadata` names what is kept of
-    the files' metadata beside their format. `noise` is added to every parameter of the average (tensors/path.py).
+    the files' metadata beside their format, and of configurations beside the fields by which they are loaded. `noise` is added
+    to every parameter of the average (tensors/path.py).
     """
 
     lora: LoraForm

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
-from dpmerge.tensors.companions import companions, without_paths
+from dpmerge.tensors.companions import companions, quoted, without_paths, without_private
 from dpmerge.tensors.dtypes import Floats
 from dpmerge.tensors.kernel import BLOCK
 from dpmerge.tensors.noising import TensorNoise
@@ -45,7 +45,8 @@ class MergePlan:
     notes: tuple[str, ...]
     base: Checkpoint | None = None
     by_method: bool = False
-    with_paths: Mapping[str, bytes] = field(default_factory=dict)  # companions with paths of the machine, as they once went out
+    # What earlier versions wrote beside the tensors: the very first all fields of configurations, later ones no paths.
+    earlier: tuple[Mapping[str, bytes], Mapping[str, bytes]] = ({}, {})
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -127,14 +128,15 @@ def _plan(
     kept, notes = companions(checkpoints)
     if adapter_config is not None:
         kept[ADAPTER_CONFIG] = adapter_config
-    written, path_notes = without_paths(kept)
-    metadata, metadata_notes = _metadata(checkpoints, keep_metadata)
+    written, field_notes, asked = without_private(kept, keep_metadata)
+    metadata, metadata_notes = _metadata(checkpoints, keep_metadata, asked)
     files = tuple(
         OutputFile(name, tuple(make(tuple(tensors[tensor.name] for tensors in by_model)) for tensor in file.tensors))
         for name, file in zip(first.released_names, first.files, strict=True)
     )
-    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *path_notes, *metadata_notes]
-    return MergePlan(files, metadata, first.layout == "sharded", written, tuple(notes), with_paths=kept)
+    notes = [*(note for checkpoint in checkpoints for note in checkpoint.notes), *notes, *field_notes, *metadata_notes]
+    earlier = (kept, without_paths(kept)[0])
+    return MergePlan(files, metadata, first.layout == "sharded", written, tuple(notes), earlier=earlier)
 
 
 def load_method(name: str) -> Method:
@@ -292,23 +294,26 @@ def holds_only_tensors(file: TensorFile) -> bool:
     )
 
 
-def _metadata(checkpoints: Sequence[Checkpoint], keep: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _metadata(
+    checkpoints: Sequence[Checkpoint], keep: Sequence[str], elsewhere: Collection[str]
+) -> tuple[dict[str, str], list[str]]:
     """The format, which loaders insist on, and what the user asks for by name where all files share it.
 
-    Metadata is whatever a training wrote there, the loss on private data for one: no guarantee covers it.
+    What is asked for may be a field of a configuration, `elsewhere`. Metadata is whatever a training wrote there, the loss on
+    private data for one: no guarantee covers it.
     """
     files = [file.metadata for checkpoint in checkpoints for file in checkpoint.files]
     shared = {key: value for key, value in files[0].items() if all(other.get(key) == value for other in files[1:])}
     kept = {key: shared[key] for key in keep if key in shared}
     dropped = sorted({key for file in files for key in file} - kept.keys() - {"format"})
-    unlike = [key for key in keep if key not in shared]
+    unlike = [key for key in keep if key not in shared and key not in elsewhere]
     notes = []
     if dropped:
         notes.append(
-            f"metadata {', '.join(dropped)} was left out: no guarantee covers what a training wrote there (if it is public and "
+            f"metadata {quoted(dropped)} was left out: no guarantee covers what a training wrote there (if it is public and "
             "the same in every file, name it in keep_metadata)"
         )
     if unlike:
-        notes.append(f"metadata {', '.join(unlike)} was asked for, and is not the same in every file")
+        notes.append(f"metadata {quoted(unlike)} was asked for, and is not the same in every file")
     written = shared.get("format")
     return {"format": written if written in _FORMATS else "pt", **kept}, notes

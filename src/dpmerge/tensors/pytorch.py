@@ -14,6 +14,7 @@ import numpy as np
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Checkpoint, Tensor, TensorFile
+from dpmerge.tensors.companions import quoted
 from dpmerge.tensors.dtypes import BF16, DTYPES
 
 # torch names its formats as numpy does, and has bfloat16 besides.
@@ -127,9 +128,9 @@ def _without_the_rest(loaded: Any, where: str) -> tuple[Any, list[str]]:
     """The state in a checkpoint of Opacus, and a note of what else was in it; anything else as it is."""
     if not isinstance(loaded, dict) or _OPACUS not in loaded:
         return loaded, []
-    rest = sorted(str(key) for key in loaded if key != _OPACUS)
+    rest = [str(key) for key in loaded if key != _OPACUS]
     was = "was" if len(rest) == 1 else "were"
-    return loaded[_OPACUS], [f"{where}: a checkpoint of Opacus; {', '.join(rest)} {was} left out"] if rest else []
+    return loaded[_OPACUS], [f"{where}: a checkpoint of Opacus; {quoted(rest)} {was} left out"] if rest else []
 
 
 def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import hmac
-import os
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpmerge.errors import DataError, SignatureError
+from dpmerge.files import write_private
 from dpmerge.records import DataFingerprint
 from dpmerge.training.feature_files import is_file, read_training
 
@@ -76,8 +76,7 @@ def new_data_key(path: Path) -> str:
     """Write a fresh key to `path`, readable by its owner alone; return its public id."""
     key = secrets.token_bytes(_KEY_BYTES)
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(key.hex() + "\n")
+        write_private(key.hex().encode() + b"\n", path)
     except FileExistsError:
         raise SignatureError(f"{path}: exists already; a key is never overwritten") from None
     except OSError as fault:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpmerge.errors import CheckpointError, RecordError
+from dpmerge.files import write_private
 from dpmerge.records import Adjacency, Record
 from dpmerge.tensors import open_model
 from dpmerge.training.stated import History, Spans, Stated, spans, stated_record
@@ -123,8 +124,7 @@ def new_record(folder: str | Path, stated: StatedModel) -> Record:
             f"leave_out: {where} holds tensor {name!r}, which changed without noise; remove it from the model first"
         )
     try:
-        with (where / "record.json").open("x", encoding="utf-8") as file:
-            file.write(record.model_dump_json(by_alias=True, indent=1) + "\n")
+        write_private(record.model_dump_json(by_alias=True, indent=1).encode() + b"\n", where / "record.json")
     except OSError as fault:
         raise RecordError(f"{where / 'record.json'}: cannot be written: {fault.strerror}") from None
     return record

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import CheckpointError, TrainingError
+from dpmerge.files import private_folder, write_private
 from dpmerge.records import DataFingerprint, DpSgd, Record, Shard, StartsFrom
 from dpmerge.tensors import content_digest
 from dpmerge.training.saving import Tensors
@@ -137,11 +138,10 @@ class Partition:
         and another of the new data might hold, and guarantees would count it in one alone (docs/theory.md §10).
         """
         path = folder / f"{parts}-parts.json"
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         fresh = {"partition": secrets.token_hex(8), "key": secrets.token_hex(_KEY_BYTES), "data": data}
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(json.dumps(fresh))
+            write_private(json.dumps(fresh).encode(), path)
         except FileExistsError:
             try:
                 held = json.loads(path.read_text(encoding="utf-8"))

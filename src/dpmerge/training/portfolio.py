@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
-from dpmerge.files import write_json
+from dpmerge.files import private_folder, write_json
 from dpmerge.jobs import run_all
 from dpmerge.records import DataFingerprint
 from dpmerge.training.data import Data, as_stored, load
@@ -168,7 +168,7 @@ def _checked(
             raise TrainingError(f"{file.path}: run {name!r}: {fault}") from None
         jobs.append(job)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        private_folder(out)
         placed = [_on_its_part(job, file.parts.get(job.name, 0)) for job in jobs]
     except OSError as fault:
         raise TrainingError(f"{out}: cannot be made a folder for models: {fault.strerror}") from None

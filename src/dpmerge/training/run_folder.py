@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import TrainingError
+from dpmerge.files import private_folder
 from dpmerge.tensors import new_folder, require_absent
 from dpmerge.training.saving import Checkpoint
 
@@ -59,8 +60,8 @@ class RunFolder:
         told = {name: {"steps": model.step, "accuracy": accuracy} for name, (model, accuracy) in names.items()}
         run = last.record.mechanism.run
         summary = {"asked": asked, "run": run, "seconds": round(seconds, 1), "models": told}
-        self._result.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(self._result) as folder:
+        private_folder(self._result.parent)
+        with new_folder(self._result, private=True) as folder:
             for name, (model, _) in names.items():
                 model.save(folder / name)
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -82,7 +83,7 @@ class RunFolder:
 
     def tell(self, step: int) -> None:
         with contextlib.suppress(OSError):  # a run does not fail because its progress cannot be shown
-            self._steps.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self._steps.parent)
             self._steps.write_text(str(step))
 
     def told(self) -> int:
@@ -94,7 +95,7 @@ class RunFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the run: no other process trains it meanwhile, not even a worker left over from a process that was killed."""
-        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._lock.parent)
         end = time.monotonic() + _PATIENCE
         with self._lock.open("a") as file:
             while True:

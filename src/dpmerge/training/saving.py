@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import CheckpointError
+from dpmerge.files import private_folder, write_private
 from dpmerge.records import Record
-from dpmerge.tensors import new_folder, open_model
+from dpmerge.tensors import new_folder, open_model, temporary_folder
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 _RECORD = "record.json"
@@ -47,7 +47,7 @@ def save_model(folder: Path, tensors: Tensors, record: Record, config: str | Non
 
     contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     _make_parent(folder)
-    with new_folder(folder) as made:
+    with new_folder(folder, private=True) as made:
         save_file(contiguous, made / "model.safetensors", metadata={"format": "pt"})
         if config is not None:
             (made / "config.json").write_text(config, encoding="utf-8")
@@ -74,7 +74,7 @@ def recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
     """
     _make_parent(folder)
     if not folder.is_dir():
-        with new_folder(folder) as made:
+        with new_folder(folder, private=True) as made:
             yield made
             _finish(made, folder.name, record)
         return
@@ -82,8 +82,7 @@ def recorded_folder(folder: Path, record: Record) -> Iterator[Path]:
     if held:
         raise CheckpointError(f"{folder}: holds {', '.join(held)} already; a model is never overwritten: choose another folder")
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as name:
-            made = Path(name)
+        with temporary_folder(folder / "model") as made:
             yield made
             _finish(made, folder.name, record)
             _add(made, folder)
@@ -102,6 +101,7 @@ def _add(made: Path, folder: Path) -> None:
     names = sorted((path.name for path in made.iterdir()), key=lambda name: (name == _RECORD, name))
     for name in names:
         with (made / name).open("rb") as file:
+            os.fchmod(file.fileno(), 0o600)  # the folder is the user's, and may be open to others
             os.fsync(file.fileno())
     added: list[Path] = []
     try:
@@ -118,10 +118,10 @@ def _add(made: Path, folder: Path) -> None:
 
 def _make_parent(folder: Path) -> None:
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.parent)
     except OSError as fault:
         raise CheckpointError(f"{folder.parent}: cannot be made: {fault.strerror}") from None
 
 
 def _write_record(made: Path, record: Record) -> None:
-    (made / _RECORD).write_text(record.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+    write_private(record.model_dump_json(by_alias=True, indent=1).encode() + b"\n", made / _RECORD)
