@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import hmac
+import os
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
