@@ -27,7 +27,7 @@ def reproduce(
     json: JsonOption = False,
 ) -> None:
     """Run one of the papers' experiments: numbers with their configuration as JSON, and pictures as PNG and HTML."""
-    from dpmerge.cli import print_json, show_progress, table
+    from dpmerge.cli import echo, print_json, show_progress, table
     from dpmerge.figures import require_library
     from dpmerge.jobs import ProgressBar
     from dpmerge_lab.experiments.catalogue import find
@@ -54,7 +54,7 @@ def reproduce(
         title, headings, rows = result.table
         table(title, headings, rows)
     for path in written:
-        typer.echo(str(path))
+        echo(path)
 
 
 def _list(json: bool) -> None:

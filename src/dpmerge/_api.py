@@ -283,11 +283,13 @@ def verify(
     base: str | Path | None = None,
     method: str | None = None,
     strict: bool = False,
+    seconds: float = release.MOST_SECONDS,
 ) -> Verdict:
     """Recheck a release from its files, and from the private portfolio, the ledger and a public key if they are given.
 
     Files that are not certified are listed as `uncovered`; with `strict` they break the verdict. `base` is the folder of the
-    public base model, and `method` the user's own function, that the merge was made with.
+    public base model, and `method` the user's own function, that the merge was made with. The guarantee is computed again for
+    `seconds` at most. `left_out` says what the verdict does not speak of.
     """
     return release.verify(
         Path(folder),
@@ -297,4 +299,5 @@ def verify(
         base=None if base is None else Path(base),
         method=method,
         strict=strict,
+        seconds=seconds,
     )

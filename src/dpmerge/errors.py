@@ -22,6 +22,7 @@
     └── AccountingError    the guarantee asked for cannot be computed
         ├── UnsupportedMechanism   no theorem here covers this mechanism by this accountant
         │   └── GridTooLarge           a privacy loss distribution would not fit into memory
+        ├── TakesTooLong           it was given less time than it needs
         └── DependentRuns          two runs share randomness that a theorem needs to be independent
 
 A message says what is wrong, in which model, file or field, and what to do about it.
@@ -96,6 +97,10 @@ class GridTooLarge(UnsupportedMechanism):
     """A privacy loss distribution would not fit into memory."""
 
 
+class TakesTooLong(AccountingError):
+    """A guarantee that was given less time than it needs."""
+
+
 class DependentRuns(AccountingError):
     """Two runs share randomness that a theorem needs to be independent."""
 
@@ -130,6 +135,15 @@ class BudgetExceeded(LedgerError):
 
 class TrainingError(DpmergeError):
     """A private training that cannot be run here, or failed."""
+
+
+def printable(text: str) -> str:
+    """Text of a file as a terminal may show it: what is no visible character becomes its code, so nothing can forge a line.
+
+    >>> printable("model\\x1b[2K\\nit holds")
+    'model\\\\x1b[2K\\\\nit holds'
+    """
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def one_line(error: Exception) -> str:

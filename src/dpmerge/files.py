@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +66,17 @@ def write_private(content: bytes, path: Path) -> None:
     """Write a new file that its owner alone may read; one that is there is never overwritten."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Pipes and devices are not opened; every refusal is an OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    return content
 
 
 def write_whole(content: bytes, path: Path) -> None:

@@ -277,6 +277,11 @@ interface VerdictAnswer {
   uncovered: Array<string>;
   certified: string;
   assumptions: Array<string>;
+  epsilon: number | null;
+  delta: number | null;
+  standing: string;
+  granted: Array<string>;
+  left_out: Array<string>;
 }
 
 interface VerifyRequest {

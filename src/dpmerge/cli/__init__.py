@@ -12,7 +12,13 @@ import typer
 
 from dpmerge.cli.commands import JobsOption as JobsOption, JsonOption as JsonOption, Root
 from dpmerge.cli.mistakes import UsageError, in_one_line
-from dpmerge.cli.output import print_json as print_json, show_progress as show_progress, table as table
+from dpmerge.cli.output import (
+    echo as echo,
+    echo_lines,
+    print_json as print_json,
+    show_progress as show_progress,
+    table as table,
+)
 from dpmerge.errors import DpmergeError
 
 Root.table = {
@@ -63,7 +69,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from dpmerge import __version__
 
-        typer.echo(__version__)
+        echo(__version__)
         raise typer.Exit
 
 
@@ -81,7 +87,7 @@ class _OnStderr(logging.Handler):
     """Print the library's notices on stderr, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(f"note: {record.getMessage()}", err=True)
+        echo(f"note: {record.getMessage()}", err=True)
 
 
 def main() -> None:
@@ -95,13 +101,16 @@ def main() -> None:
     except (DpmergeError, UsageError) as error:
         _end(error, debug)
     except typer.Abort:
-        typer.echo("stopped", err=True)
+        echo("stopped", err=True)
         sys.exit(1)
     sys.exit(code or 0)
 
 
 def _end(error: Exception, debug: bool) -> NoReturn:
     if debug:
-        traceback.print_exception(error)
-    typer.echo(in_one_line(error, debug), err=True)
+        echo_lines("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
+    if isinstance(error, UsageError):  # the help of a group, given without a command, has several lines
+        echo_lines(in_one_line(error), err=True)
+    else:
+        echo(in_one_line(error, debug), err=True)
     sys.exit(2)

@@ -11,6 +11,7 @@ import dpmerge.rules as rules
 from dpmerge.cli.commands import JsonOption, argument, only, option
 from dpmerge.cli.options import EpsilonOrDelta, Granted, MergeAccounting, PortfolioArgument
 from dpmerge.cli.output import (
+    echo,
     print_guarantee,
     print_json,
     print_reasons,
@@ -124,17 +125,17 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
     table(f"ε of each model alone at δ = {delta:g}, {loaded.adjacency}", columns, rows)
     print_warnings(warnings)
     for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # once, for all models
-        typer.echo(f"assuming: {text}")
+        echo(f"assuming: {text}")
     last = rules.assumed_by((entry["model"], entry["last_iterate_assumptions"]) for entry, _ in found.values())
     printed = (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models))
     for text, names in last.items():
         if text not in printed:
-            typer.echo(f"assuming, for last only [{', '.join(names)}]: {text}")
+            echo(f"assuming, for last only [{', '.join(names)}]: {text}")
     for entry, noted in found.values():
         for text in noted:
-            typer.echo(f"{entry['standing']}: {text}")
+            echo(f"{entry['standing']}: {text}")
         if entry["refused"]:
-            typer.echo(f"refused: {entry['refused']}")
+            echo(f"refused: {entry['refused']}")
 
 
 def _alone(model: Model, target: rules.Target, granted: Granted) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -202,13 +203,13 @@ def _print_comparison(found: rules.Comparison) -> None:
     print_whose_assumptions(found.assumptions)
     for row in found:
         if row.guarantee is None:
-            typer.echo(f"refused, {row.label}: {row.refusal}")
+            echo(f"refused, {row.label}: {row.refusal}")
         else:
             print_reasons(row.guarantee, f"{row.label}: ")
     lunch, selection = found.no_free_lunch, found.rows[0].guarantee
     if lunch is not None and selection is not None:
         pair = f"({rules.round_up(selection.epsilon)}, {rules.significant(selection.delta)})"
-        typer.echo(
+        echo(
             f"no free lunch: a merger that knows only (ε, δ) pairs and reacts to {lunch.model!r} with a total variation above "
             f"{lunch.threshold:.4f} is not {pair}-DP in general"
         )

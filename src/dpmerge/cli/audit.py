@@ -13,7 +13,7 @@ import dpmerge.audit as audits
 from dpmerge.audit import Audit, Guessing, about, as_dict, check, find_game, picture, scenario_names
 from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution
-from dpmerge.cli.output import print_json, print_lines, table
+from dpmerge.cli.output import echo, print_json, print_lines, table
 from dpmerge.figures import render, require_library
 from dpmerge.files import json_text, write_whole
 from dpmerge.jobs import Finished, ProgressBar
@@ -78,28 +78,28 @@ def _write(result: Audit, folder: Path) -> list[Path]:
 
 
 def _print(result: Audit) -> None:
-    typer.echo(f"{result.game}: {result.about}")
-    typer.echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
+    echo(f"{result.game}: {result.about}")
+    echo(f"ε ≥ {round_down(result.epsilon)} at δ = {significant(result.delta)}, with confidence {result.confidence:.10g}")
     if isinstance(result.evidence, Guessing):
         guessing = result.evidence
-        typer.echo(f"  {guessing.correct} of {guessing.guesses} guesses right about {guessing.canaries} canaries of one run")
+        echo(f"  {guessing.correct} of {guessing.guesses} guesses right about {guessing.canaries} canaries of one run")
     else:
         for attack in result.evidence:
-            typer.echo(
+            echo(
                 f"  {attack.aim}: {attack.event} in {attack.hits_with} of {attack.counted} plays with the record, "
                 f"in {attack.hits_without} of {attack.counted} without"
             )
     if result.mu is not None and result.epsilon_if_gaussian is not None:
-        typer.echo(f"  not μ-GDP for any μ below {round_down(result.mu)}; a Gaussian of this μ has")
-        typer.echo(f"  ε = {round_down(result.epsilon_if_gaussian)}, which bounds this release only if it is Gaussian")
+        echo(f"  not μ-GDP for any μ below {round_down(result.mu)}; a Gaussian of this μ has")
+        echo(f"  ε = {round_down(result.epsilon_if_gaussian)}, which bounds this release only if it is Gaussian")
     what = "canaries" if isinstance(result.evidence, Guessing) else "trials of each world"
-    typer.echo(f"  an attack that never errs could show ε ≥ {round_down(result.ceiling)} with as many {what}")
-    typer.echo(f"  {result.trials} {what}, {result.seconds_per_trial:.3g} s each, {result.wall_seconds:.3g} s in all")
+    echo(f"  an attack that never errs could show ε ≥ {round_down(result.ceiling)} with as many {what}")
+    echo(f"  {result.trials} {what}, {result.seconds_per_trial:.3g} s each, {result.wall_seconds:.3g} s in all")
     rows = [[one.claim, one.standing, round_up(one.at.claimed), one.verdict] for one in result.findings]
     if rows:
         table("claims", ["claim", "standing", "ε", "verdict"], rows)
     if result.alarm:
-        typer.echo("ALARM: a proved claim was exceeded", err=True)
+        echo("ALARM: a proved claim was exceeded", err=True)
 
 
 def _list(json: bool) -> None:
@@ -109,4 +109,4 @@ def _list(json: bool) -> None:
     elif scenarios:
         table("scenarios", ["name", "about"], [[name, text] for name, text in scenarios.items()])
     else:
-        typer.echo("no scenarios: give module:function, or install the laboratory (pip install ./lab in dpmerge's repository)")
+        echo("no scenarios: give module:function, or install the laboratory (pip install ./lab in dpmerge's repository)")

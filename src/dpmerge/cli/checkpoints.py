@@ -12,7 +12,7 @@ import typer
 import dpmerge.checkpoints as library
 from dpmerge.cli.commands import JsonOption, option, options
 from dpmerge.cli.options import DeltaOption, KeepMetadataOption, Releasing, RunAccounting, RunArgument
-from dpmerge.cli.output import print_guarantee, print_json, print_lines, print_released, released_json, show_progress
+from dpmerge.cli.output import echo, print_guarantee, print_json, print_lines, print_released, released_json, show_progress
 from dpmerge.jobs import ProgressBar
 from dpmerge.planning import AverageRule
 from dpmerge.rules import Looked
@@ -138,12 +138,12 @@ def predict(
     if json:
         print_json({"file": str(out), **about})
         return
-    typer.echo(str(out))
+    echo(str(out))
     share = "" if about["accuracy"] is None else f", accuracy {about['accuracy']:.4f}"
     reached = sorted(about["checkpoints"].values())
     what = "models of as many runs" if isinstance(loaded, library.Several) else "checkpoints"
-    typer.echo(f"{rule.upper()} of {len(used)} {what}, steps {reached[0]} to {reached[-1]}")
-    typer.echo(f"  {inputs.source}{share}, {about['number_of_ties']} ties, broken by the smallest label")
+    echo(f"{rule.upper()} of {len(used)} {what}, steps {reached[0]} to {reached[-1]}")
+    echo(f"  {inputs.source}{share}, {about['number_of_ties']} ties, broken by the smallest label")
     print_guarantee(guarantee)
     print_lines("note: ", about["notes"])
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dpmerge.cli.commands import JsonOption, argument, option
-from dpmerge.cli.output import print_json
+from dpmerge.cli.output import echo, print_json
 from dpmerge.errors import RecordError
 from dpmerge.files import write_private
 from dpmerge.training import fingerprint_of, new_data_key, read_data_key
@@ -24,7 +22,7 @@ def key(path: Annotated[Path, argument("A new file for the key.")], json: JsonOp
     if json:
         print_json({"file": str(path), "key": made})
     else:
-        typer.echo(f"{path}: a key for fingerprints of data, keep it secret; records call it {made}")
+        echo(f"{path}: a key for fingerprints of data, keep it secret; records call it {made}")
 
 
 def fingerprint(
@@ -48,4 +46,4 @@ def fingerprint(
     if json:
         print_json(found.model_dump())
     else:
-        typer.echo(f"{found.value} under key {found.key}" + ("" if out is None else f", in {out}"))
+        echo(f"{found.value} under key {found.key}" + ("" if out is None else f", in {out}"))

@@ -6,11 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from dpmerge.cli.commands import JsonOption, argument, group, option
 from dpmerge.cli.options import AnyDeltaOption, MergeAccounting, PortfolioArgument
-from dpmerge.cli.output import print_assumptions, print_json, print_lines, print_warnings, table
+from dpmerge.cli.output import echo, print_assumptions, print_json, print_lines, print_warnings, table
 from dpmerge.records import Adjacency, Portfolio, Weights
 from dpmerge.release import ENTRY_COLUMNS, Ledger, enter_floor, entry_row, under_way, unfinished, what_fits
 from dpmerge.rules import about_delta, require_wanted, round_up, significant
@@ -86,7 +84,7 @@ def floor(
     opened, loaded = Ledger(ledger), Portfolio(portfolio)
     found = enter_floor(opened, loaded, Weights.parse(loaded, weights), epsilon=epsilon, accounting=accounting.accounting())
     if not json:
-        typer.echo(f"floor entered: noise {found.noise:.6g}")
+        echo(f"floor entered: noise {found.noise:.6g}")
     _show(opened, json, {"floor": {"noise": found.noise, "entry": found.entry.number}})
 
 
@@ -141,10 +139,10 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
         print_json(state)
         return
     budget, spent = state["budget"], state["spent"]
-    typer.echo(f"{ledger.name}: dataset {state['dataset']!r}, {state['adjacency']} neighbours")
-    typer.echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
+    echo(f"{ledger.name}: dataset {state['dataset']!r}, {state['adjacency']} neighbours")
+    echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
     at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
-    typer.echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
+    echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
     print_assumptions(spent["assumptions"])
     print_warnings(state["warnings"], "  ")
     print_lines("  ", state["counted"])

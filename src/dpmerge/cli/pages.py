@@ -13,10 +13,10 @@ import typer
 
 from dpmerge.cli.commands import JsonOption, option
 from dpmerge.cli.options import Execution, Granted, PortfolioArgument, Shuffle, Utility, UtilityOption
-from dpmerge.cli.output import print_json, show_progress
+from dpmerge.cli.output import echo, print_json, show_progress
 from dpmerge.errors import ExplorerError
 from dpmerge.figures import page, require_library, require_place
-from dpmerge.files import json_text, write_whole
+from dpmerge.files import write_whole
 from dpmerge.records import Portfolio
 from dpmerge.release import Ledger
 from dpmerge.rules import Target
@@ -66,11 +66,11 @@ def explore(
         made = None if token is not None else door.token  # never print a token the user supplied
         if json:
             line = {"url": place.url, "token": made, "allow_release": allow_release, "ledger": ledger is not None}
-            typer.echo(json_text(line, indent=None))  # typer.echo flushes, so the parent process can read the URL
+            print_json(line, indent=None)  # it is flushed, so the parent process can read the URL
         else:
-            typer.echo(f"{place.url} (leave with Ctrl-C)")
+            echo(f"{place.url} (leave with Ctrl-C)")
             if made is not None:
-                typer.echo(f"token for this session: {made}")
+                echo(f"token for this session: {made}")
         if browser and door.is_loopback:
             threading.Thread(target=_open, args=(place.url,), daemon=True).start()
         place.run(server)
@@ -139,6 +139,6 @@ def report(
     if json:
         print_json(document)
         return
-    typer.echo(str(out))
+    echo(str(out))
     if document["warning"]:
-        typer.echo(f"note: {document['warning']}")
+        echo(f"note: {document['warning']}")

@@ -24,7 +24,7 @@ from dpmerge.cli.options import (
     Utility,
     parse_targets,
 )
-from dpmerge.cli.output import print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
+from dpmerge.cli.output import echo, print_json, print_lines, print_warnings, print_whose_assumptions, show_progress, table
 from dpmerge.cli.scoring import NoisyScore
 from dpmerge.errors import FigureError, UtilityError
 from dpmerge.figures import draw, require_library
@@ -95,18 +95,18 @@ def _print(found: Plan, portfolio: Path, ledger: str | None, title: str) -> None
     best, closest = found.best, found.closest
     if best is None:
         near = f"; the closest is {closest.rule} with ε = {round_up(closest.epsilon)} at δ = {closest.delta:g}"
-        typer.echo("infeasible" + (near if closest.epsilon > found.epsilon else f": {closest.why}"))
+        echo("infeasible" + (near if closest.epsilon > found.epsilon else f": {closest.why}"))
     else:
         assert best.guarantee is not None
-        typer.echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}")
+        echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}")
     if found.assumptions:
         print_whose_assumptions(found.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):
-        typer.echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
+        echo("≈: interpolated; the utility of an average is not the average of utilities. Evaluate before you rely on it")
     if any(one.utility_kind == "extrapolated" for one in found.options):
-        typer.echo("?: a guess; there is more noise than in any model whose utility was stated. Evaluate before you rely on it")
+        echo("?: a guess; there is more noise than in any model whose utility was stated. Evaluate before you rely on it")
     if found.question.worth.predicted:
-        typer.echo(
+        echo(
             "predicted noise: the standard deviation that training and release leave in a parameter, from the records alone; "
             "an upper bound for convex models, an estimate for others. It says nothing of how well a model was trained"
         )
@@ -235,7 +235,7 @@ def _drawable(json: bool) -> list[str]:
         except FigureError as missing:
             if not json:
                 raise
-            typer.echo(f"note: {missing}; none is drawn", err=True)
+            echo(f"note: {missing}; none is drawn", err=True)
     return found
 
 
@@ -253,4 +253,4 @@ def _print_written(found: Frontier | Heatmap, written: list[Path]) -> None:
     print_lines("", written)
     print_whose_assumptions(found.assumptions)
     if found.warning:
-        typer.echo(f"note: {found.warning}")
+        echo(f"note: {found.warning}")

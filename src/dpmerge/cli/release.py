@@ -21,10 +21,10 @@ from dpmerge.cli.options import (
     Utility,
     parse_targets,
 )
-from dpmerge.cli.output import print_json, print_lines, print_released, print_warnings, released_json
+from dpmerge.cli.output import echo, print_json, print_lines, print_released, print_warnings, released_json
 from dpmerge.errors import TargetError
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release import Merge, Released, choose, reading, release, release_together
+from dpmerge.release import MOST_SECONDS, Merge, Released, choose, reading, release, release_together
 from dpmerge.rules import RuleName, require_wanted
 from dpmerge.tensors import LoraForm
 
@@ -167,15 +167,19 @@ def verify(
     base: Annotated[Path | None, option("Public base model of the merge.")] = None,
     method: Annotated[str | None, option("module:function of the merge. It is executed: give it only if you trust it.")] = None,
     strict: Annotated[bool, option("Files that are not certified break the release, whatever they are.")] = False,
+    seconds: Annotated[float, option("Most seconds to spend on the guarantee.")] = MOST_SECONDS,
     json: JsonOption = False,
 ) -> None:
     """Recheck a release from its files.
 
     Recomputes every statement of its certificate, and lists files that are not certified; one that a loader could take for part
-    of the model breaks it. Exit code 0: valid, 1: not valid, 2: could not be checked.
+    of the model breaks it. Then it says what was certified, what it assumes, and what was not checked. Only regular files
+    of the folder are read. Exit code 0: valid, 1: not valid, 2: could not be checked.
     """
     loaded = None if portfolio is None else Portfolio(portfolio)
-    verdict = dpmerge.verify(folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method, strict=strict)
+    verdict = dpmerge.verify(
+        folder, portfolio=loaded, ledger=ledger, trust=trust, base=base, method=method, strict=strict, seconds=seconds
+    )
     if json:
         print_json({"code": verdict.code, **asdict(verdict)})
     else:
@@ -184,5 +188,7 @@ def verify(
         if verdict.certified and not verdict.broken:
             print_lines("certified: ", [verdict.certified])
             print_lines("assuming: ", verdict.assumptions)
-        typer.echo(verdict.sentence)
+            print_lines("granted by whoever made it: ", verdict.granted)
+        print_lines("not covered: ", verdict.left_out)
+        echo(verdict.sentence)
     raise typer.Exit(verdict.code)

@@ -25,7 +25,7 @@ from dpmerge.checkpoints import (
 from dpmerge.cli.checkpoints import AllowGapsOption, Checkpoints, Examples, LastOption, WarmUpOption, asking, average, predict
 from dpmerge.cli.commands import JsonOption, argument, group, only, option
 from dpmerge.cli.options import DeltaOption, Execution, RunAccounting, RunArgument
-from dpmerge.cli.output import print_guarantee, print_json, print_lines, show_progress, table
+from dpmerge.cli.output import echo, print_guarantee, print_json, print_lines, show_progress, table
 from dpmerge.errors import TargetError
 from dpmerge.figures import require_library
 from dpmerge.files import write_json
@@ -85,7 +85,7 @@ def choose(
     if json:
         print_json({"file": str(out / "tuning.json"), **about})
         return
-    typer.echo(str(out / "tuning.json"))
+    echo(str(out / "tuning.json"))
     _print_scores(found, about)
     print_guarantee(guarantee)
 
@@ -124,10 +124,10 @@ def _print_scores(found: Tuned, about: dict[str, Any]) -> None:
 
     rest = [] if best.rest is None else ["accuracy on the rest"]
     rows = [row(f"{score.value:g}", score) for score in found.scores] + [row("the last checkpoint alone", found.last)]
-    typer.echo(f"{about['inputs']}; the first {about['examples_that_choose']} choose")
+    echo(f"{about['inputs']}; the first {about['examples_that_choose']} choose")
     table(found.grid.rule, [found.grid.parameter, "accuracy", *rest, ""], rows)
-    typer.echo(f"to release it: {about['release']}")
-    typer.echo(about["cost"])
+    echo(f"to release it: {about['release']}")
+    echo(about["cost"])
 
 
 def uncertainty(
@@ -184,8 +184,8 @@ def uncertainty(
 
 def _print_widths(about: dict[str, Any]) -> None:
     median = about["quantiles_of_widths"]["50 %"]
-    typer.echo(f"{about['standing']}, not a guarantee: {about['from']}; {about['inputs']}")
-    typer.echo(
+    echo(f"{about['standing']}, not a guarantee: {about['from']}; {about['inputs']}")
+    echo(
         f"  {100 * about['confidence']:g} % intervals of {about['interval_of']} of the predicted label: "
         f"mean width {about['mean_width']:.4f}, median {median:.4f}"
     )

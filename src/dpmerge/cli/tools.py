@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dpmerge.cache import cache_entries, cache_folder
 from dpmerge.cli.commands import JsonOption, argument, group, option
-from dpmerge.cli.output import print_json
+from dpmerge.cli.output import echo, print_json
 from dpmerge.records import Record
 from dpmerge.release import new_keys
 
@@ -34,9 +32,9 @@ def cache(clear: Annotated[bool, option("Delete every cached answer.")] = False,
         where = None if folder is None else str(folder)
         print_json({"folder": where, "entries": len(entries), "bytes": size, "cleared": clear})
     elif folder is None:
-        typer.echo("no answers are cached (DPMERGE_CACHE is off)")
+        echo("no answers are cached (DPMERGE_CACHE is off)")
     else:
-        typer.echo(f"{folder}: {len(entries)} answers, {size / 1e6:.1f} MB{', deleted' if clear else ''}")
+        echo(f"{folder}: {len(entries)} answers, {size / 1e6:.1f} MB{', deleted' if clear else ''}")
 
 
 def keys(
@@ -51,7 +49,7 @@ def keys(
     if json:
         print_json({"private": str(path), "public": str(public)})
     else:
-        typer.echo(f"{path}: private key, keep it secret; {public}: public key, give it to others")
+        echo(f"{path}: private key, keep it secret; {public}: public key, give it to others")
 
 
 tools = group("tools", "The record format, the cache, and keys.", schema, cache, keys)

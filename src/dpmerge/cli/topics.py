@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import dpmerge
 from dpmerge.cli.commands import JsonOption, argument
-from dpmerge.cli.output import print_json, table
+from dpmerge.cli.output import echo_lines, print_json, table
 from dpmerge.errors import DpmergeError
 from dpmerge.records import meant
 
@@ -53,7 +51,7 @@ def help(
         if json:
             print_json({"topic": topic, "text": text})
         else:
-            typer.echo(text)
+            echo_lines(text)
         return
     titles = {name: page(name).partition("\n")[0].lstrip("# ") for name in TOPICS}
     if json:

@@ -17,8 +17,8 @@ import dpmerge.training as training
 from dpmerge.cli.commands import JsonOption, argument, group, option, options
 from dpmerge.cli.fingerprints import fingerprint, key
 from dpmerge.cli.options import ClusterOption
-from dpmerge.cli.output import print_json, table
-from dpmerge.errors import RecordError, TargetError, TrainingError
+from dpmerge.cli.output import echo, print_json, table
+from dpmerge.errors import RecordError, TargetError, TrainingError, printable
 from dpmerge.records import Adjacency, Clipping, Convex, DataFingerprint, load_strict
 from dpmerge.training import (
     Pending,
@@ -78,34 +78,35 @@ def train(
             data_key=secret,
         )
     except KeyboardInterrupt:
-        typer.echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
+        echo(f"stopped; finished work is stored in {out}: run the same command to continue", err=True)
         raise typer.Exit(130) from None
     if json:
         print_json(done)
         return
     rows = [[name, str(facts["steps"]), f"{facts['accuracy']:.4f}"] for name, facts in done["models"].items()]
-    typer.echo(f"{done['folder']}: private models of {done['dataset']}")
+    echo(f"{done['folder']}: private models of {done['dataset']}")
     table("", ["model", "steps", "test accuracy"], rows)
-    typer.echo(f"utilities, measured on the private models: {done['utilities']}")
+    echo(f"utilities, measured on the private models: {done['utilities']}")
     for names, clip, rate in _limits(done["limits"]):
         clipped = f"a clip of {clip:g} or more, " if clip else ""
-        typer.echo(f"averages and noise at release pay with {clipped}learning rates up to {rate:g}: {names}")
+        echo(f"averages and noise at release pay with {clipped}learning rates up to {rate:g}: {names}")
 
 
 def _design(path: Path, data: Path | None, targets: list[float], delta: float, examples: int | None, json: bool) -> None:
     file = PortfolioFile.load(path, {"noise_multiplier": 1.0})
     setting = file.one_setting(file.examples(data) if examples is None else examples)
-    tell = (lambda text: typer.echo(text, err=True)) if sys.stderr.isatty() else (lambda text: None)
+    tell = (lambda text: echo(text, err=True)) if sys.stderr.isatty() else (lambda text: None)
     found = training.design(setting, runs=len(file.runs), targets=targets, delta=delta, progress=tell)
     if json:
         print_json(found.as_dict())
         return
-    typer.echo(f"defaults: {{{found.defaults}}}")
-    typer.echo("runs: {" + ", ".join(f"{name}: {{}}" for name in file.runs) + "}\n")
+    echo(f"defaults: {{{found.defaults}}}")
+    echo("runs: {" + ", ".join(f"{name}: {{}}" for name in file.runs) + "}")
+    echo()
     rows = found.rows()
     which = f"the average of {found.averaged} runs" if found.averaged > 1 else "one run"
     table(f"Releases of {which}", list(rows[0]), [list(row.values()) for row in rows])
-    typer.echo(
+    echo(
         f"at δ = {delta:g}, if nothing else of the runs is ever published; all these releases together cost what the least "
         "noisy one costs. By composition: as if every step were published. Deviations are those of one parameter, by training "
         "and release."
@@ -121,7 +122,7 @@ def _limits(limits: dict[str, dict[str, float]]) -> list[tuple[str, float, float
 
 
 def _warn(text: str) -> None:
-    typer.echo(f"warning: {text}", err=True)
+    echo(f"warning: {text}", err=True)
 
 
 @contextmanager
@@ -137,7 +138,7 @@ def _bars(pending: Sequence[Pending]) -> Iterator[None]:
     columns = (name, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Stdout is for results: by default Rich would redirect it to the bars' console, stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
-        tasks = [(progress.add_task(run.name, total=run.steps), run) for run in pending]
+        tasks = [(progress.add_task(printable(run.name), total=run.steps), run) for run in pending]
         over = threading.Event()
 
         def follow() -> None:
@@ -200,7 +201,7 @@ def from_opacus(
     if json:
         print_json({"folder": str(out), "record": written.as_dict()})
     else:
-        typer.echo(f"{out}: model.safetensors, and record.json as stated by its user")
+        echo(f"{out}: model.safetensors, and record.json as stated by its user")
 
 
 @options("Training")
@@ -239,7 +240,7 @@ def new(
     if json:
         print_json({"folder": str(folder), "record": written.as_dict()})
     else:
-        typer.echo(f"{folder / 'record.json'}: as stated by its user")
+        echo(f"{folder / 'record.json'}: as stated by its user")
 
 
 def _may_ask() -> bool:

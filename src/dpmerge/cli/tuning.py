@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import dpmerge.rules as rules
 from dpmerge.cli.commands import option, options
 from dpmerge.cli.options import Granted
-from dpmerge.cli.output import print_assumptions, print_json, print_warnings
+from dpmerge.cli.output import echo, print_assumptions, print_json, print_warnings
 from dpmerge.errors import PortfolioError, TargetError
 from dpmerge.records import Model, Portfolio
 
@@ -82,21 +80,21 @@ def _model(portfolio: Portfolio, name: str | None) -> Model:
 
 def _print(cost: rules.TuningCost) -> None:
     theorem = rules.THEOREMS[cost.theorem]
-    typer.echo(f"the best of K runs, K {cost.trials}")
+    echo(f"the best of K runs, K {cost.trials}")
     if math.isfinite(cost.epsilon):
-        typer.echo(f"({rules.round_up(cost.epsilon)}, {rules.significant(cost.delta)})-DP")
+        echo(f"({rules.round_up(cost.epsilon)}, {rules.significant(cost.delta)})-DP")
     else:
-        typer.echo(f"no finite ε at δ = {cost.delta:g}; try a larger --delta")
+        echo(f"no finite ε at δ = {cost.delta:g}; try a larger --delta")
     print_warnings(cost.warnings, "  ")
-    typer.echo(f"  {cost.standing}: {theorem.title} ({theorem.source})")
+    echo(f"  {cost.standing}: {theorem.title} ({theorem.source})")
     for name, value in cost.bounds.items():
         if name != cost.theorem:
-            typer.echo(f"  ε = {rules.round_up(value)} by {rules.THEOREMS[name].title} ({rules.THEOREMS[name].source})")
+            echo(f"  ε = {rules.round_up(value)} by {rules.THEOREMS[name].title} ({rules.THEOREMS[name].source})")
     if cost.lower is not None and cost.lower_own_score is not None:
         lower, own = (f"{math.floor(value * 1e4) / 1e4:.4f}" for value in (cost.lower, cost.lower_own_score))
-        typer.echo(f"  no theorem can guarantee less than ε = {lower}: runs ranked by the worst-case score have it;")
-        typer.echo(f"  runs ranked by their own outcomes still have ε = {own}")
-    typer.echo(f"  one run alone: ε = {rules.round_up(cost.alone)} at the same δ; {_one_run(cost.base)}")
+        echo(f"  no theorem can guarantee less than ε = {lower}: runs ranked by the worst-case score have it;")
+        echo(f"  runs ranked by their own outcomes still have ε = {own}")
+    echo(f"  one run alone: ε = {rules.round_up(cost.alone)} at the same δ; {_one_run(cost.base)}")
     print_assumptions(cost.assumptions)
 
 

@@ -274,6 +274,11 @@ class VerdictAnswer(_Answer):
     uncovered: list[str]
     certified: str
     assumptions: list[str]
+    epsilon: float | None
+    delta: float | None
+    standing: str
+    granted: list[str]
+    left_out: list[str]
 
 
 class Health(_Answer):

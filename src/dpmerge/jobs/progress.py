@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dpmerge.errors import printable
 from dpmerge.notebook import bar
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ProgressBar:
         self._cell: Any | None = None  # tqdm's, in a notebook
 
     def start(self, total: int, label: str) -> None:
-        told = " ".join(filter(None, (self._title, label)))
+        told = printable(" ".join(filter(None, (self._title, label))))
         if not sys.stderr.isatty():
             self.finish()
             self._cell = bar(total, told)

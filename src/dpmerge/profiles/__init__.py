@@ -30,7 +30,9 @@ from dpmerge.profiles.grids import (
     FloatArray as FloatArray,
     accuracy as accuracy,
     closed_forms as closed_forms,
+    effort_of_at_most as effort_of_at_most,
     grids_of_accuracy as grids_of_accuracy,
+    spend as spend,
     without_closed_forms as without_closed_forms,
 )
 from dpmerge.profiles.law import Law as Law

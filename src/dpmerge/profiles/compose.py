@@ -21,13 +21,11 @@ import numpy as np
 from scipy import fft
 from scipy.special import logsumexp
 
-from dpmerge.errors import GridTooLarge
 from dpmerge.profiles.curves import Curve
-from dpmerge.profiles.grids import FloatArray, grid
+from dpmerge.profiles.grids import FloatArray, grid, spend
 from dpmerge.profiles.law import LossPmf
 
 _UNIT = 2.0**-53
-_MAX_WINDOW = 2**25
 _WRAPPED = 1e-13
 
 
@@ -165,15 +163,13 @@ def _window(steps: _Steps, theta: float, tail: float, lowest: float, top_theta: 
 def _convolved(steps: _Steps, theta: float, first: int, last: int) -> tuple[FloatArray, float, float]:
     """The tilted composition's masses from `first` to `last`, and how far off each and all in norm may be."""
     size = fft.next_fast_len(max(last - first + 1, 2), real=True)
-    if size > _MAX_WINDOW:
-        raise GridTooLarge(
-            f"the composed privacy loss needs {size:,} grid points; choose a coarser interval or the accountant rdp"
-        )
+    spend(size)
     log_spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     log_inflated = np.zeros(size // 2 + 1)
     transform_error = 8 * _UNIT * max(1.0, math.log2(size))
     norms = 0.0
     for pmf, count in steps.factors:
+        spend()
         tilted = _folded(steps.tilted(pmf, theta), size)
         norms += count * math.sqrt(float(tilted @ tilted))
         spectrum = fft.rfft(tilted, size)

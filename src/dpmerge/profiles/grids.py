@@ -5,6 +5,8 @@ A finer grid is slower and tighter. Bounds are valid on any grid.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from typing import Generic, Literal, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dpmerge.errors import GridTooLarge, TakesTooLong
+
 FloatArray = npt.NDArray[np.float64]
 
 # "remove": H_ε(P, Q), the record is in the upper law; "add": H_ε(Q, P). A guarantee needs both.
@@ -23,13 +27,16 @@ Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 P = ParamSpec("P")
 R = TypeVar("R")
+_POINTS = 2**25  # of one grid, unless less is allowed
 _BUDGET = 48 * 2**20  # bytes: grids differ a thousandfold in size, so entries are not counted
 _ACCURACY: ContextVar[float] = ContextVar("accuracy", default=1e-5)
 _CLOSED_FORMS: ContextVar[bool] = ContextVar("closed_forms", default=True)
+_EFFORT: ContextVar[tuple[int, float]] = ContextVar("effort", default=(_POINTS, math.inf))  # points, and until when
 
 
 def grid(first: int, last: int, interval: float, origin: float = 0.0) -> FloatArray:
     """origin + k·interval for k = first … last."""
+    spend(last - first + 1)
     return np.asarray(origin + np.arange(first, last + 1) * interval, dtype=np.float64)
 
 
@@ -46,6 +53,25 @@ def grids_of_accuracy(value: float) -> Iterator[None]:
         yield
     finally:
         _ACCURACY.reset(token)
+
+
+@contextmanager
+def effort_of_at_most(points: int, seconds: float) -> Iterator[None]:
+    """No grid of more points in this block, and no new one after so many seconds: for numbers that a stranger chose."""
+    token = _EFFORT.set((points, time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _EFFORT.reset(token)
+
+
+def spend(points: int = 0) -> None:
+    """Refuse what would need more points, or more time, than is allowed."""
+    most, until = _EFFORT.get()
+    if points > most:
+        raise GridTooLarge(f"a privacy loss needs {points:,} grid points; choose a coarser interval or the accountant rdp")
+    if time.monotonic() > until:
+        raise TakesTooLong("the guarantee takes longer to compute than it was given time for")
 
 
 def closed_forms() -> bool:

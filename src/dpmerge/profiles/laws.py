@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from dpmerge.errors import UnsupportedMechanism
-from dpmerge.profiles.grids import Direction, FloatArray
+from dpmerge.profiles.grids import Direction, FloatArray, spend
 from dpmerge.profiles.law import Law, LossPmf, connect_dots
 from dpmerge.profiles.pairs import MixtureLaw, ShiftMixture
 
@@ -81,6 +81,7 @@ class ApproxDpLaw(Law):
         """Losses ±ε, each split between its two neighbours on the grid."""
         likely, rare = (1 - self.delta) * float(expit(self.epsilon)), (1 - self.delta) * float(expit(-self.epsilon))
         reach = math.floor(self.epsilon / interval) + 1
+        spend(2 * reach)
         upper_mass, lower_mass = np.zeros(2 * reach), np.zeros(2 * reach)
         for loss, up, down in ((self.epsilon, likely, rare), (-self.epsilon, rare, likely)):
             cell = min(max(math.floor(loss / interval) + reach, 0), 2 * reach - 1)

@@ -18,7 +18,7 @@ from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.compose import ComposedLoss, compose
 from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve, RevealedCurve, ShiftCurve
 from dpmerge.profiles.formulas import TILTS, Conversion, epsilon_from_renyi
-from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms
+from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms, spend
 from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
 from dpmerge.profiles.laws import ApproxDpLaw, GaussianLaw, NonPrivateLaw, RenyiLaw
 from dpmerge.profiles.mixture import mixture_delta_by_renyi, mixture_epsilon, mixture_epsilon_by_renyi
@@ -276,7 +276,11 @@ class Profile:
         per_step = max(tail / (4 * self.steps), 1e-300)
         # Powers of two, so that nearby questions share their discretised laws.
         per_step = 2.0 ** math.floor(math.log2(per_step))
-        factors = [(_discretised(law, direction, interval, per_step), count) for law, count in self.factors]
+        factors, points = [], 0
+        for law, count in self.factors:
+            factors.append((_discretised(law, direction, interval, per_step), count))
+            points += factors[-1][0].probs.size
+            spend(points // 4)  # they are all held at once, but no transform is as long as all of them
         reach = (self.cumulants(direction) - math.log(tail)) / TILTS
         top_theta = float(TILTS[int(np.argmin(np.nan_to_num(reach, nan=math.inf)))])
         return replace(compose(factors, theta, tail, lowest, top_theta), failure=self.failure)

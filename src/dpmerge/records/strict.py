@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +12,10 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from dpmerge.errors import DpmergeError
+from dpmerge.files import read_regular
 from dpmerge.records.looks import looks_like
+
+MOST_BYTES = 64 << 20  # of a file of settings, such as a record
 
 
 class Strict(BaseModel):
@@ -40,7 +43,7 @@ Form = TypeVar("Form", bound=Strict)
 
 def load_strict(form: type[Form], path: Path, error: type[DpmergeError], if_missing: str) -> Form:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise error(f"{path}: no such file; {if_missing}") from None
     except (OSError, UnicodeDecodeError) as fault:
@@ -49,10 +52,13 @@ def load_strict(form: type[Form], path: Path, error: type[DpmergeError], if_miss
     return parse_strict(form, text, str(path), error)
 
 
-def parse_strict(form: type[Form], text: str, source: str, error: type[DpmergeError]) -> Form:
-    """Validate JSON text; `source` names it in errors."""
+def parse_strict(
+    form: type[Form], text: str, source: str, error: type[DpmergeError], too_large: Callable[[Any], str] = lambda _: ""
+) -> Form:
+    """Validate JSON text; `source` names it in errors. What is `too_large` is not validated: each fault would be collected."""
     try:
-        json.loads(text, object_pairs_hook=refuse_duplicates)
+        if large := too_large(json.loads(text, object_pairs_hook=refuse_duplicates)):
+            raise error(f"{source}: too large: {large}")
         return form.model_validate_json(text)
     except ValidationError as fault:
         raise error(f"{source}: {_first_fault(fault, form)}") from None

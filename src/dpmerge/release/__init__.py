@@ -1,5 +1,6 @@
 """Merge, certify, verify, and a ledger: the only place where guarantee and tensors meet."""
 
+from dpmerge.release.bounds import MOST_SECONDS as MOST_SECONDS
 from dpmerge.release.card import model_card as model_card
 from dpmerge.release.certificate import (
     CARD as CARD,

@@ -14,6 +14,7 @@ from dpmerge.files import canonical, sha256
 from dpmerge.planning import Averaging
 from dpmerge.profiles import Conversion
 from dpmerge.records import Adjacency, DpSgd, Extended, Mechanism, Model, Portfolio, Record, Strict, joined, parse_strict
+from dpmerge.release.bounds import beyond, too_many_values
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
@@ -159,13 +160,15 @@ class Certificate(Extended):
             text = content.decode("utf-8")
         except UnicodeDecodeError as fault:
             raise CertificateError(f"{source}: cannot be read: {fault}") from None
-        return parse_strict(cls, text, source, CertificateError)
+        return parse_strict(cls, text, source, CertificateError, too_many_values)
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Certificate:
         """Refuse fields that contradict each other: else a true guarantee could be attached to another release."""
         rule, merge = self.rule, self.merge
         records = {name: form.record for name, form in self.records.items()}
+        if (large := next(beyond(records, rule.rule == "combination"), None)) is not None:
+            raise ValueError(f"too large: {large}")
         for contradiction, there in {
             "records of other models than the rule involves": set(records) != rule.involved,
             "another dataset than its records": any(record.dataset != self.dataset for record in records.values()),

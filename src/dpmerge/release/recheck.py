@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dpmerge.errors import CertificateError, DpmergeError
+from dpmerge.errors import CertificateError, DpmergeError, printable
 from dpmerge.files import sha256
 from dpmerge.notebook import html_table
 from dpmerge.records import Portfolio
@@ -19,7 +19,7 @@ from dpmerge.release.forms import COVERS_INPUTS
 from dpmerge.release.joining import RECORD
 from dpmerge.release.known import contents_of
 from dpmerge.release.ladder import Ladders, spared
-from dpmerge.rules import Combination, covers, why_joint
+from dpmerge.rules import Combination, Standing, covers, why_joint
 from dpmerge.tensors import (
     ADAPTER_CONFIG,
     INDEX,
@@ -41,7 +41,9 @@ class Verdict:
     """What was checked and holds, what does not, what could not be checked; `warnings`: guarantees that promise little.
 
     `uncovered` names files that are not certified. `certified` is the guarantee that followed again, with its standing, and
-    `assumptions` is what it assumes.
+    `assumptions` is what it assumes; `epsilon`, `delta` and `standing` are its parts, None and empty where it did not follow.
+    `granted` are those assumptions that whoever made the release granted, and that no theorem or record gives. `left_out` says
+    what this verdict does not speak of, whatever it is.
     """
 
     holds: list[str] = field(default_factory=list)
@@ -51,6 +53,11 @@ class Verdict:
     uncovered: list[str] = field(default_factory=list)
     certified: str = ""
     assumptions: list[str] = field(default_factory=list)
+    epsilon: float | None = None
+    delta: float | None = None
+    standing: Standing | Literal[""] = ""
+    granted: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -78,12 +85,13 @@ class Verdict:
             return None
 
     def __repr__(self) -> str:
-        return f"<Verdict: {'; '.join([self.sentence, *self.broken, *self.unchecked, *self.warnings])}>"
+        return printable(f"<Verdict: {'; '.join([self.sentence, *self.broken, *self.unchecked, *self.warnings])}>")
 
     def _repr_html_(self) -> str:
         found = {"does NOT hold": self.broken, "not checked": self.unchecked, "beware": self.warnings, "holds": self.holds}
         found |= {"not certified": self.uncovered}
         found |= {"certified": [self.certified] if self.certified else [], "assumes": self.assumptions}
+        found |= {"granted by whoever made it": self.granted, "not covered": self.left_out}
         return html_table([], [(name, tuple(texts)) for name, texts in found.items() if texts])
 
 

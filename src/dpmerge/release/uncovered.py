@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import islice
 from pathlib import Path
 
-from dpmerge.tensors import CONFIG, WEIGHTS_FIELD
+from dpmerge.errors import CheckpointError, printable
+from dpmerge.release.bounds import MOST_BYTES
+from dpmerge.tensors import CONFIG, WEIGHTS_FIELD, read_inside
 
 _WEIGHTS = re.compile(
     r".*\.(safetensors|bin|pth?|pt2|ckpt|h5|hdf5|keras|msgpack|gguf|ggml|onnx|ort|ot|np[zy]|pkl|pickle|joblib|dill|tflite|pb"
@@ -27,6 +30,7 @@ _MEASURED = re.compile(r"(.*[_-])?(results|metrics|trainer_state)\.json")
 # Folders that Transformers looks into on its own.
 _FOLDERS = {"additional_chat_templates", "custom_generate"}
 _MOST = 1000  # files of a sub-folder that are looked at
+MOST_FILES = 10_000  # of a released folder
 
 
 def loaded(name: str) -> str | None:
@@ -41,17 +45,20 @@ def loaded(name: str) -> str | None:
 def uncovered(folder: Path, covered: set[str]) -> tuple[list[str], list[str], list[str]]:
     """What the folder holds beside the covered names: faults, warnings, and all other names. A sub-folder is one name."""
     faults, warnings, others = [], [], []
-    for path in sorted(folder.iterdir()):
+    there = list(islice(folder.iterdir(), MOST_FILES + 1))
+    if len(there) > MOST_FILES:
+        return [f"the folder has more than {MOST_FILES:,} files: they were not looked at"], [], []
+    for path in sorted(there):
         if path.name in covered:
             continue
-        name, kind = _shown(path.name), loaded(path.name)
+        name, kind = printable(path.name), loaded(path.name)
         if path.is_dir():
             others.append(f"{name}/")
-            inside = None if name.startswith(".") else _inside(path)
+            inside = None if name.startswith(".") or path.is_symlink() else _inside(path)
             if path.name.lower() in _FOLDERS:
                 faults.append(f"{name}/ is not part of what was certified, and Transformers loads from it")
             elif inside is not None:
-                warnings.append(f"{name}/ is not certified: whoever loads {_shown(inside)} loads something else than what is")
+                warnings.append(f"{name}/ is not certified: whoever loads {inside} loads something else than what is")
         elif kind is not None:
             faults.append(f"{name} is not part of what was certified, and a loader may take it for the model's {kind}")
         else:
@@ -61,10 +68,9 @@ def uncovered(folder: Path, covered: set[str]) -> tuple[list[str], list[str], li
 
 def elsewhere(folder: Path, covered: set[str]) -> tuple[list[str], list[str]]:
     """Faults and warnings about a configuration that makes Transformers load other weights, or code, than what is certified."""
-    path = folder / CONFIG
     try:
-        config = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        config = json.loads(read_inside(folder, CONFIG, MOST_BYTES))
+    except (CheckpointError, ValueError, RecursionError):
         return [], []
     if not isinstance(config, dict):
         return [], []
@@ -72,11 +78,6 @@ def elsewhere(folder: Path, covered: set[str]) -> tuple[list[str], list[str]]:
     certified = weights is None or (isinstance(weights, str) and weights in covered)
     faults = [] if certified else [f"{CONFIG} makes Transformers load {weights!r:.80}, which is not certified"]
     return faults, [f"{CONFIG} names code that is not certified (auto_map); it runs if it is trusted"] if code else []
-
-
-def _shown(name: str) -> str:
-    """A name that cannot pass for lines of a verdict, whatever characters it has."""
-    return name if name.isprintable() else ascii(name)
 
 
 def _inside(folder: Path) -> str | None:
@@ -87,7 +88,7 @@ def _inside(folder: Path) -> str | None:
         for name in sorted(names):
             seen += 1
             if loaded(name) is not None:
-                return (Path(place) / name).relative_to(folder.parent).as_posix()
+                return printable((Path(place) / name).relative_to(folder.parent).as_posix())
             if seen >= _MOST:
                 return f"one of more than {_MOST} files there"
     return None

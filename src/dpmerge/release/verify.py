@@ -1,6 +1,7 @@
 """Recheck a release from its files alone, and from the private portfolio if it is there. Any change anywhere is named.
 
-A certificate is data from elsewhere: nothing in it is taken for true, no path in it is followed, no code it names is run.
+A certificate is data from elsewhere: nothing in it is taken for true, no path in it is followed, no code it names is run. Only
+regular files of the folder are read, no more of them than `bounds` allows, and the guarantee is given so much memory and time.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpmerge.cache import without_cache
-from dpmerge.errors import CertificateError, DpmergeError, SignatureError
+from dpmerge.errors import CertificateError, CheckpointError, DpmergeError, GridTooLarge, SignatureError, TakesTooLong
 from dpmerge.files import sha256
-from dpmerge.profiles import grids_of_accuracy, without_closed_forms
+from dpmerge.profiles import effort_of_at_most, grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp, looks_like
+from dpmerge.release.bounds import MOST_BYTES, MOST_MODEL_BYTES, MOST_POINTS, MOST_SECONDS
 from dpmerge.release.card import model_card
 from dpmerge.release.certificate import CARD, NAME, Certificate, GuaranteeForm
+from dpmerge.release.coverage import granted, left_out
 from dpmerge.release.entries import became, standing
 from dpmerge.release.joining import RECORD, record_of
 from dpmerge.release.ledger import Ledger
@@ -27,8 +30,8 @@ from dpmerge.release.renoise import check_rounding
 from dpmerge.release.signing import signed_by
 from dpmerge.release.uncovered import elsewhere, uncovered
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
+from dpmerge.tensors import file_inside, read_inside
 
-_SMALL = 64 << 20  # of a text
 _SAME = 1e-6  # what processors may differ by on the same path
 # How much two grids may differ, relatively and near 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
 _CLOSE, _CLOSE_PAIRS, _BESIDE_ZERO = 1e-4, 1e-2, 1e-6
@@ -43,21 +46,27 @@ def verify(
     base: Path | None = None,
     method: str | None = None,
     strict: bool = False,
+    seconds: float = MOST_SECONDS,
 ) -> Verdict:
     """Recheck the release in `folder`: hashes, signature, guarantee by a second path, and with the portfolio the tensors.
 
     Files that the certificate does not cover are listed; with `strict`, or where a loader could take one for part of the model,
     the release does not hold. `base` is the folder of the public base model, and `method` the user's own function, that the
-    merge was made with.
+    merge was made with. The guarantee is computed for `seconds` at most.
     """
     verdict = Verdict()
     path = folder / NAME
     try:
-        content = path.read_bytes()
+        path.lstat()
     except OSError as fault:
         seen = looks_like(folder) if fault.errno in (errno.ENOENT, errno.ENOTDIR) else ""
         why = f"{folder} is {seen}" if seen else f"{folder}: no such folder" if not folder.exists() else fault.strerror
         verdict.unchecked.append(f"{path}: there is no certificate to check ({why})")
+        return verdict
+    try:
+        content = read_inside(folder, NAME, MOST_BYTES)
+    except CheckpointError as fault:
+        verdict.unchecked.append(f"there is no certificate to check ({fault})")
         return verdict
     try:
         certificate = Certificate.parse(content, str(path))
@@ -69,21 +78,22 @@ def verify(
         faults.append(f"{NAME} was edited: it says the same, but not in the bytes that were written")
     verdict.note(faults, "the certificate has the hash it states")
     _check_signature(certificate, trust, verdict)
-    _check_outputs(folder, certificate, strict, verdict)
-    _check_guarantee(certificate, verdict)
+    readable = _check_outputs(folder, certificate, strict, verdict)
+    _check_guarantee(certificate, seconds, verdict)
     _check_card(folder, certificate, verdict)
     _check_record(certificate, verdict)
-    if certificate.rule.renoised is not None:
+    if certificate.rule.renoised is not None and readable:
         check_rounding(folder, certificate, verdict)
     if portfolio is None and certificate.rule.noise is not None:
         secret = "its key was thrown away" if certificate.parent else "only the private portfolio has its secret"
         verdict.warnings.append(
             f"that noise of standard deviation {certificate.rule.deviation:.6g} was added was not checked: {secret}"
         )
-    if portfolio is not None:
+    if portfolio is not None and readable:
         Recheck(folder, certificate, portfolio, base, method, verdict).run()
     if ledger is not None:
         _check_ledger(certificate, ledger, verdict)
+    verdict.left_out += left_out(certificate, with_portfolio=portfolio is not None, with_ledger=ledger is not None, trust=trust)
     return verdict
 
 
@@ -111,14 +121,21 @@ def _check_signature(certificate: Certificate, trust: str | None, verdict: Verdi
         verdict.unchecked.append(str(fault))
 
 
-def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict: Verdict) -> None:
-    """Every file certified is there and the same, and nothing else is there that a loader would take."""
-    faults = []
+def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict: Verdict) -> bool:
+    """Every file certified is there and the same, and nothing else is there that a loader would take.
+
+    Whether all of them are regular files in the folder: else nothing else is read of it.
+    """
+    faults, unreadable = [], []
     for name, digest in certificate.outputs.items():
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            faults.append(f"{name} is missing")
-        elif verdict.digest(path) not in (digest, None):
+        try:
+            path = file_inside(folder, name, str(folder))
+            if path.stat().st_size > MOST_MODEL_BYTES:
+                raise CheckpointError(f"{folder}: {name} is larger than {MOST_MODEL_BYTES:,} bytes")
+        except CheckpointError as fault:
+            unreadable.append(str(fault).removeprefix(f"{folder}: "))
+            continue
+        if verdict.digest(path) not in (digest, None):
             faults.append(f"{name} was changed: it does not have the hash certified{_line_ends(path, digest)}")
     covered = {NAME, CARD, *certificate.outputs}
     more, warnings, verdict.uncovered = uncovered(folder, covered)
@@ -126,24 +143,32 @@ def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict
     if strict:
         more += [f"{name} is not part of what was certified" for name in verdict.uncovered]
     verdict.warnings += warnings + warnings_of_config
-    verdict.note(faults + faults_of_config + more, f"all {len(certificate.outputs)} files have the hashes certified")
+    faults += unreadable + faults_of_config + more
+    verdict.note(faults, f"all {len(certificate.outputs)} files have the hashes certified")
+    return not unreadable
 
 
 def _line_ends(path: Path, digest: str) -> str:
     """A hint where git has turned the line ends of a text into those of its system."""
-    if path.stat().st_size > _SMALL or sha256(path.read_bytes().replace(b"\r\n", b"\n")) != digest:
+    if path.stat().st_size > MOST_BYTES or sha256(path.read_bytes().replace(b"\r\n", b"\n")) != digest:
         return ""
     return "; only its line ends were converted (git's core.autocrlf does that: turn it off, and check it out again)"
 
 
-def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
+def _check_guarantee(certificate: Certificate, seconds: float, verdict: Verdict) -> None:
     """Twice from the certified records and weights, without the cache: as it was computed, and by another path."""
     stated, question = certificate.guarantee, certificate.numerics
     try:
-        with without_cache():
+        with without_cache(), effort_of_at_most(MOST_POINTS, seconds):
             rule = certificate.rule.build(certificate.portfolio())
             again = question.answer(rule, stated.epsilon, stated.delta)
             second = _second_path(certificate, rule)
+    except (TakesTooLong, GridTooLarge) as fault:
+        verdict.unchecked.append(f"the guarantee was not computed again: {fault}")
+        return
+    except MemoryError:
+        verdict.unchecked.append("the guarantee was not computed again: there is not enough memory")
+        return
     except DpmergeError as fault:
         verdict.broken.append(f"no guarantee follows from what is certified: {fault}")
         return
@@ -165,6 +190,8 @@ def _check_guarantee(certificate: Certificate, verdict: Verdict) -> None:
         faults.append(f"a second path gives {_pair(second)} from loss distributions on finer grids, more than is certified")
     if verdict.note(faults, f"the guarantee follows again{',' if second is None else ';'} {how}"):
         verdict.certified, verdict.assumptions = replace(again, warnings=()).claim, [*again.assumptions]
+        verdict.epsilon, verdict.delta, verdict.standing = stated.epsilon, stated.delta, stated.standing
+        verdict.granted = [*granted(certificate.rule)]
 
 
 def _in_words(certificate: Certificate, second: Guarantee) -> str:
@@ -237,18 +264,18 @@ def _check_card(folder: Path, certificate: Certificate, verdict: Verdict) -> Non
         verdict.broken.append(f"{CARD} does not say what is certified")
         return
     section = model_card(certificate)
-    if not (folder / CARD).is_file():
+    if not (folder / CARD).exists():
         verdict.broken.append(f"{CARD}, which shows what is certified, is missing")
         return
     try:
-        text = (folder / CARD).read_bytes()
+        text = read_inside(folder, CARD, MOST_BYTES)
         if certificate.card is None:
             faults = [] if text == section.encode() else [f"{CARD} does not say what is certified"]
             verdict.note(faults, f"{CARD} says what is certified")
             return
         same = certified_section(text.decode("utf-8")) == section and sha256(section.encode()) == certificate.card
-    except OSError as fault:
-        verdict.broken.append(f"{CARD}, whose section is certified, cannot be read: {fault.strerror}")
+    except CheckpointError as fault:
+        verdict.broken.append(f"{CARD}, whose section is certified, cannot be read: {fault}")
     except (UnicodeDecodeError, CertificateError) as fault:
         verdict.broken.append(f"{CARD} does not show what is certified: {fault}")
     else:

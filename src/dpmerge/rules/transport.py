@@ -15,7 +15,15 @@ from functools import cached_property
 
 import numpy as np
 
-from dpmerge.profiles import FloatArray, ShuffleAsPoisson, binomial_quantile, binomial_survival, record_effect, sampling_rate
+from dpmerge.profiles import (
+    FloatArray,
+    ShuffleAsPoisson,
+    binomial_quantile,
+    binomial_survival,
+    record_effect,
+    sampling_rate,
+    spend,
+)
 from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model, Shard
 
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
@@ -264,6 +272,7 @@ def drifts(runs: Trajectories, candidates: list[Candidate]) -> FloatArray:
     whole = np.cumsum(energy[::-1])[window - 1]  # of each candidate's window
     by_noise = np.array([c.by_noise for c in candidates])[order] & (whole > 0)
     for t in range(first, steps):
+        spend()
         active = int(np.searchsorted(-window, -(steps - t), side="right"))
         u, z = distance[:active], debt[:active]
         s, nu, tame = runs.effect[:, t], runs.noise[:, t], runs.tame[:, t]

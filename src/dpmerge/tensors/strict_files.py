@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpmerge.errors import CheckpointError
+from dpmerge.files import read_regular
 from dpmerge.records import refuse_duplicates
 
 
@@ -29,6 +30,14 @@ def read_object(path: Path, where: str) -> dict[str, Any]:
         return parse_object(path.read_bytes(), where)
     except OSError as fault:
         raise CheckpointError(f"{where}: cannot be read: {fault.strerror}") from None
+
+
+def read_inside(folder: Path, name: str, most: int) -> bytes:
+    """The content of a file of the folder, which may not lead elsewhere nor be larger than `most` bytes."""
+    try:
+        return read_regular(file_inside(folder, name, str(folder)), most)
+    except OSError as fault:
+        raise CheckpointError(f"{folder}: {name} cannot be read: {fault.strerror}") from None
 
 
 def file_inside(folder: Path, name: str, where: str) -> Path:

@@ -95,7 +95,8 @@ export class Releases {
       const wrong = [...found.broken, ...found.unchecked, ...found.warnings, ...others];
       fill(result, h("strong", { class: `verdict-${kind}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.sentence),
         wrong.length ? list(wrong) : null, folded(`${found.holds.length} checks hold`, [list(found.holds)]),
-        found.certified && !found.broken.length ? folded("What is certified, and what it assumes", [h("p", {}, found.certified), list(found.assumptions)]) : null);
+        found.certified && !found.broken.length ? folded("What is certified, and what it assumes", [h("p", {}, found.certified), list([...found.assumptions, ...found.granted.map((text) => `granted by whoever made it: ${text}`)])]) : null,
+        folded("What was not checked", [list(found.left_out)]));
     };
     button.addEventListener("click", async () => {
       button.disabled = true;
