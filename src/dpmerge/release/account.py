@@ -11,7 +11,7 @@ from dpmerge.errors import AccountingError, LedgerError
 from dpmerge.planning import Total
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.release.counting import Counted, charged, least_noisy
+from dpmerge.release.counting import Counted, charged, first_of_each, least_noisy
 from dpmerge.release.entries import Budget, Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels
@@ -57,6 +57,10 @@ class Account:
         self._releases = [Counted.of(one, known.add(one, source), adjacency, settled) for source, one, settled in contents]
         # Of each ladder the least noisy one that depends on none; and of those that no longer can be voided.
         self._least, self._settled = least_noisy(self._releases), least_noisy(one for one in self._releases if one.settled)
+        self._first, self._first_settled = (
+            first_of_each(self._releases),
+            first_of_each(one for one in self._releases if one.settled),
+        )
         self._models = known.models
         if self._models:  # under every rule: contradictory records of one run give no bound
             Portfolio(tuple(self._models.values()))
@@ -76,12 +80,19 @@ class Account:
         ]
 
     def is_free(self, one: Counted) -> bool:
-        """Whether a ladder's release is a function of a less noisy one that is charged (§9).
+        """Whether it is a function of another that is charged: of a less noisy one of its ladder (§9), or the same again.
 
         One that depends on others may rely on what stays charged alone: else it would depend on outcomes what is.
         """
+        if self._is_again(one):
+            return True
         least = None if one.ladder is None else (self._settled if one.dependent else self._least).get(one.ladder)
         return least is not None and least is not one and least.noise <= one.noise
+
+    def _is_again(self, one: Counted) -> bool:
+        """Whether the same function of the same tensors is charged already: then it has shown what this one shows."""
+        charged = None if one.same is None else (self._first_settled if one.dependent else self._first).get(one.same)
+        return charged is not None and charged is not one
 
     @property
     def is_tight(self) -> bool:
@@ -123,7 +134,11 @@ class Account:
     @property
     def _independent(self) -> list[Counted]:
         """Releases that depend on none. All of a ladder are functions of the least noisy one and of fresh noise (§9)."""
-        return [one for one in self._releases if not one.dependent and (one.ladder is None or one is self._least[one.ladder])]
+        return [
+            one
+            for one in self._releases
+            if not one.dependent and (one.ladder is None or one is self._least[one.ladder]) and not self._is_again(one)
+        ]
 
     def rules(self) -> list[Rule]:
         """Rules that each bound the independent releases together with everything declared."""
@@ -198,6 +213,8 @@ class Account:
     def about_last(self) -> list[str]:
         """Whether the last release adds nothing because of its ladder, in words."""
         last = self._releases[-1]
+        if self._is_again(last):
+            return ["this release adds nothing to the total: the same average of the same models was charged before"]
         if last.ladder is None or not self.is_free(last):
             return []
         least = self._least[last.ladder].noise

@@ -14,6 +14,7 @@ from dpmerge.planning import Option, Total, blend
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.account import Account
 from dpmerge.release.choice import form_of
+from dpmerge.release.closing import certificates_at
 from dpmerge.release.entries import Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import identities
@@ -57,14 +58,25 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
             yield made
         notes += ledger.complete(entry, made.certificates)
     except BaseException as fault:
+        entry = entry or _entered_all_the_same(ledger, temporary, fault)
         if entry is None:
-            remove_proof(temporary)
             raise
-        told = _what_was_spent(ledger, entry, temporary)
+        told = _what_was_spent(ledger, entry, temporary, out)
         if isinstance(fault, DpmergeError):
             raise type(fault)(f"{fault}; {told}") from fault
         fault.add_note(told)
         raise
+
+
+def _entered_all_the_same(ledger: Ledger, temporary: Path, fault: BaseException) -> Entry | None:
+    """An entry whose transaction was committed, though its maker was not told so: a connection may be lost in between."""
+    try:
+        found = None if isinstance(fault, BudgetExceeded) else ledger.entry_in(temporary)
+    except LedgerError:
+        return None  # the folder stays, as the proof by which the next release voids the entry, if there is one
+    if found is None:
+        remove_proof(temporary)
+    return found
 
 
 def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights) -> Entry:
@@ -75,13 +87,15 @@ def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights) -> Entry:
         raise BudgetExceeded(f"{refusal}; {in_words(ledger, planned.portfolio, weights, planned.dependent)}") from None
 
 
-def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
+def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path, out: Path) -> str:
     """Void the entry of a release that failed, where its folder still has its temporary name; and say so."""
     where = f"entry {entry.number} of {ledger.name}"
     if not is_proof(temporary):
         total = entry.content["total"]
-        spent = f"({round_up(total['epsilon'])}, {significant(total['delta'])})-DP"
-        return f"{where} stands, for the release may have been seen: all releases together are {spent}"
+        spent = f"all releases together are ({round_up(total['epsilon'])}, {significant(total['delta'])})-DP"
+        if certificates_at(entry):
+            return f"the release is out, at {out}: {where} counts, and the next release or check with it completes it; {spent}"
+        return f"{where} stands, for the release may have been seen: {spent}"
     try:
         ledger.void_unseen(entry, "it failed before its folder got its name")
     except LedgerError as fault:

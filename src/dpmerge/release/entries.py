@@ -51,6 +51,10 @@ def voided(number: int, reason: str, by: str) -> dict[str, Any]:
     return {"kind": "voided", "at": now(), "of": number, "reason": reason, "by": by}
 
 
+def completed(number: int, certificates: Sequence[str]) -> dict[str, Any]:
+    return {"kind": "completed", "at": now(), "of": number, "certificates": list(certificates)}
+
+
 def unfinished(entries: Sequence[Entry]) -> list[Entry]:
     """Releases that were entered, but neither completed, recovered nor voided."""
     closed = _about(entries, "completed", "recovered")

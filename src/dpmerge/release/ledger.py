@@ -8,7 +8,6 @@ anything is written: a crash in between over-counts, never under-counts. An entr
 from __future__ import annotations
 
 import math
-import os
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -23,8 +22,21 @@ from dpmerge.planning import Total
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
-from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
+from dpmerge.release.closing import adoptable, output_at, require_unseen
+from dpmerge.release.entries import (
+    SCHEMA,
+    Budget,
+    Entry,
+    PendingEntry,
+    became,
+    checked,
+    completed,
+    drawn_before,
+    standing,
+    unfinished,
+    voided,
+)
+from dpmerge.release.processes import maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
 from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted, why_more
 from dpmerge.rules import Guarantee, Target, round_up, significant
@@ -103,10 +115,6 @@ class Ledger:
         account = Account(self.budget, self.history() if entries is None else entries)
         return None if account.is_empty else account.total().guarantee
 
-    def delta_spent(self, entries: Sequence[Entry] | None = None) -> float:
-        """δ of all releases at the budget's ε; all of it, where a filter counts."""
-        return Account(self.budget, self.history() if entries is None else entries).delta_spent()
-
     def share(self, entries: Sequence[Entry], planned: PendingEntry) -> float:
         """How much of the budget all releases would take with one more: at most 1 if it may be made."""
         self.require_same_data(planned.portfolio)
@@ -121,7 +129,6 @@ class Ledger:
             "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
             "spent": {
                 "epsilon": 0.0 if spent is None else spent.epsilon,
-                "delta_at_budget_epsilon": self.delta_spent(entries),
                 "standing": "proved" if spent is None else spent.standing,
                 "theorem": None if spent is None else spent.theorem,
                 "assumptions": [] if spent is None else list(spent.assumptions),
@@ -197,24 +204,42 @@ class Ledger:
         """Say that an entered release is out, under the hashes of its certificates; if it was voided, it counts again."""
         with self._transaction(alone=True) as connection:
             entries = self._entries(connection)
-            content = {"kind": "completed", "at": now(), "of": entry.number, "certificates": list(certificates)}
-            self._append(connection, entries, content)
-        if entry.number in {one.number for one in standing(entries)}:
+            counts = entry.number in {one.number for one in standing(entries)}
+            if counts and any(one["certificates"] == [*certificates] for one in became(entries, entry, "completed")):
+                return []  # whoever found it has said so
+            self._append(connection, entries, completed(entry.number, certificates))
+        if counts:
             return []
         return [
             f"entry {entry.number} was voided while this release was made: it is out, so it counts again, and releases entered "
             "in between did not count it"
         ]
 
+    def adopt(self) -> list[str]:
+        """Complete what was interrupted after its release had appeared, by the certificate that is found there."""
+        if not adoptable(self.history()):
+            return []
+        notes = []
+        with self._transaction(alone=True) as connection:
+            entries = self._entries(connection)
+            counted = {one.number for one in standing(entries)}
+            for number, certificates in adoptable(entries).items():
+                told = (
+                    f"entry {number} was interrupted after its release had appeared: it was completed by the certificate there"
+                )
+                notes.append(told if number in counted else f"{told}; it had been voided, and counts again")
+                entries.append(self._append(connection, entries, {**completed(number, certificates), "adopted": True}))
+        return notes
+
     def recover(self) -> list[str]:
-        """Close what was interrupted: voided where nothing of it can have been seen; else it stands.
+        """Close what was interrupted: completed where it is out, voided where nothing of it can have been seen; else it stands.
 
         A folder that still has its temporary name was never renamed. After a power failure that is no proof, since a rename
         that was seen may be lost.
         """
+        notes = self.adopt()
         if all(under_way(entry.content) for entry in unfinished(self.history())):
-            return []
-        notes = []
+            return notes
         with ExitStack() as held:  # the locks of what is voided, until it is removed
             left: list[Path] = []
             with self._transaction(alone=True) as connection:
@@ -229,7 +254,7 @@ class Ledger:
                         entries.append(self._append(connection, entries, voided(entry.number, reason, "proof")))
                         notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
                         continue
-                    state = "present" if os.path.lexists(entry.content["out"]) else "absent"
+                    state = output_at(entry)
                     content = {"kind": "recovered", "at": now(), "of": entry.number, "output": state}
                     entries.append(self._append(connection, entries, content))
                     notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
@@ -238,6 +263,11 @@ class Ledger:
             for folder in left:
                 remove_proof(folder)
         return notes
+
+    def entry_in(self, temporary: Path) -> Entry | None:
+        """The release that was entered with this temporary folder."""
+        found = (entry for entry in self.history() if entry.content.get("temporary") == str(temporary))
+        return next(found, None)
 
     def void_unseen(self, entry: Entry, reason: str) -> None:
         """Void a release of which the caller has proof that nothing of it was seen."""
@@ -256,30 +286,12 @@ class Ledger:
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
                 raise LedgerError(f"{self.name}: entry {number} is not a release, so there is nothing to void")
-            self._require_unseen(entries, found[0], machine_is_gone)
+            try:
+                require_unseen(entries, found[0], machine_is_gone)
+            except LedgerError as fault:
+                raise LedgerError(f"{self.name}: {fault}") from None
             word = {"machine_is_gone": True} if machine_is_gone else {}
             self._append(connection, entries, {**voided(number, reason.strip(), "user"), **word})
-
-    def _require_unseen(self, entries: Sequence[Entry], entry: Entry, machine_is_gone: bool) -> None:
-        """Refuse to void what was seen, or may still be."""
-        became = {one.kind: one.content for one in entries if one.content.get("of") == entry.number}
-        out, by = entry.content["out"], entry.content["by"]
-        with maker_gone(entry.content) as gone:
-            runs, certain = gone is False or (gone is None and still_runs(by)), gone is False or can_be_seen(by)
-        maker = f"process {by['pid']} on {by['host']}"
-        faults = {
-            "was voided already": "voided" in became,
-            "was completed: its release is out, and it counts": "completed" in became,
-            "left its output, which was there when it was recovered: it counts": became.get("recovered", {}).get("output")
-            == "present",
-            f"has its output at {out}: it counts": os.path.lexists(out),
-            f"is still under way ({maker}): end it first": not became and runs and certain,
-            f"is still under way, as far as can be known here ({maker}): end it first, there; if that machine or container is "
-            "gone for good, say so (machine_is_gone)": not became and runs and not (certain or machine_is_gone),
-        }
-        for fault, holds in faults.items():
-            if holds:
-                raise LedgerError(f"{self.name}: entry {entry.number} {fault}")
 
     def _append(self, connection: Connection, entries: Sequence[Entry], content: dict[str, Any]) -> Entry:
         try:
