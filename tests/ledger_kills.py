@@ -43,7 +43,7 @@ def _hook(kill_at: int) -> Counter[str]:
         if event.split(".")[0] in ("open", "os", "sqlite3", "shutil", "fcntl", "ctypes"):
             seen["points"] += 1
             seen["after"] += bool(seen["after"]) or arguments[1:] == ("renameat2",)
-            if kill_at in (seen["points"], 1 - seen["after"]) and kill_at:
+            if kill_at and kill_at == (seen["points"] if kill_at > 0 else 1 - seen["after"]):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)  # which cannot be taken back: only in a child

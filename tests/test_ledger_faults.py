@@ -20,6 +20,8 @@ import dpmerge as library
 from dpmerge.errors import BudgetExceeded, CheckpointError, DependentRuns, LedgerError
 from dpmerge.records import Portfolio
 from dpmerge.release import Ledger, Merge, choose, release, release_together, verify
+from dpmerge.release.account import Account
+from dpmerge.release.entries import PendingEntry
 from dpmerge.release.processes import this_process
 from tests import ledger_kills
 from tests.effort import EFFORT
@@ -303,7 +305,7 @@ def test_an_entry_whose_answer_was_lost_is_voided(tmp_path: Path, file: Path, mo
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
     enter = Ledger.enter
 
-    def cut_off(self: Ledger, pending: Any) -> Any:
+    def cut_off(self: Ledger, pending: Any, notes: Any) -> Any:
         enter(self, pending)
         raise LedgerError("the connection was lost")
 
@@ -331,6 +333,48 @@ def test_a_refusal_leaves_no_folder(tmp_path: Path, file: Path) -> None:
     with pytest.raises(LedgerError, match="depends on what earlier ones showed"):
         release(portfolio, choice, tmp_path / "out", ledger=ledger, dependent=True)
     assert names_in(tmp_path) == {"p", "ledger.db"}
+
+
+# --- accounting outside the lock --------------------------------------------------------------------------------------
+
+
+def test_a_release_is_accounted_for_while_others_may_write(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what they write meanwhile is counted: the budget is not passed, however often it happens."""
+    new(file, epsilon=1.0001 * joint("b", "c"))
+    ledger, total_of = Ledger(file), Account.total
+    meanwhile: list[PendingEntry] = []
+
+    def slow(self: Account) -> Any:
+        found = total_of(self)
+        if meanwhile:
+            Ledger(file).enter(meanwhile.pop())  # would wait for ten minutes if the lock were held
+        return found
+
+    monkeypatch.setattr(Account, "total", slow)
+    meanwhile.append(planned(THREE, c=1.0))
+    entry = ledger.enter(planned(THREE, b=1.0))
+    assert (entry.number, entry.content["total"]["epsilon"]) == (2, pytest.approx(joint("b", "c"), rel=PRECISE))
+    file = file.with_name("other.db")
+    other = new(file, epsilon=1.0001 * joint("b"))
+    meanwhile.append(planned(THREE, c=1.0))
+    with pytest.raises(BudgetExceeded):  # it fitted before the other one was entered
+        other.enter(planned(THREE, b=1.0))
+    assert [entry.kind for entry in other.history()] == ["release"]
+
+
+def test_after_some_attempts_outside_the_lock_it_is_held(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a release is entered however busy the ledger is."""
+    ledger, total_of, counted = new(file, epsilon=30.0), Account.total, []
+
+    def busy(self: Account) -> Any:
+        counted.append(1)
+        if len(counted) in (1, 3, 5):
+            Ledger(file).enter(planned(THREE, c=1.0))
+        return total_of(self)
+
+    monkeypatch.setattr(Account, "total", busy)
+    assert ledger.enter(planned(THREE, b=1.0)).number == 4
+    assert len(counted) == 7
 
 
 # --- another machine --------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
     entries = ledger.history()
     found = {entry.number: (entry.content, state_of(entry)) for entry in unfinished(entries)}
     running = {state.replace(" ", "_"): [number for number, (_, one) in found.items() if one == state] for state in _UNFINISHED}
-    free = ledger.free_now()
+    free = ledger.free_now(entries)
     state = {**ledger.summary(entries), **running, **({"free": free} if free else {}), **(more or {})}
     if json:
         print_json(state)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from dpmerge.errors import AccountingError, LedgerError
 from dpmerge.planning import Total
@@ -62,6 +64,7 @@ class Account:
             first_of_each(one for one in self._releases if one.settled),
         )
         self._models = known.models
+        self._shown_by: dict[str, frozenset[str]] = {}
         if self._models:  # under every rule: contradictory records of one run give no bound
             Portfolio(tuple(self._models.values()))
         self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry, _ in counted)
@@ -131,7 +134,7 @@ class Account:
     def _runs_of(self, names: Iterable[str]) -> str:
         return ", ".join(f"run {run!r}" for run in sorted(self._runs(names)))
 
-    @property
+    @cached_property
     def _independent(self) -> list[Counted]:
         """Releases that depend on none. All of a ladder are functions of the least noisy one and of fresh noise (§9)."""
         return [
@@ -157,7 +160,7 @@ class Account:
         shown += [one.exposure for one in releases if one not in alone]
         return [_with_validation(Releases(whole, shown, _shuffle(forms), beside), forms)]
 
-    @property
+    @cached_property
     def _portfolio(self) -> Portfolio:
         return Portfolio(tuple(self._models[name] for name in sorted(self._models)))
 
@@ -174,24 +177,31 @@ class Account:
         """The least noisy one of each ladder of whose runs nothing else was released: down to its noise all of it is free."""
         return self._ladders if self.is_tight else []
 
-    @property
+    @cached_property
     def _ladders(self) -> list[Counted]:
-        releases, whole = self._independent, self._portfolio
-        declared = self._shown_runs(self._declared)
+        shown = Counter(self._shown_runs(self._declared))
+        for one in self._independent:
+            shown.update(self._shown_runs(one.involved))
 
         def is_alone(one: Counted) -> bool:
-            others = [self._shown_runs(other.involved) for other in releases if other is not one]
-            apart = self._runs(one.involved).isdisjoint(declared.union(*others))
-            return one.ladder is not None and apart and _is_itself(one.forms[0], whole, one.exposure)
+            own = self._shown_runs(one.involved)
+            apart = all(shown[run] == (run in own) for run in self._runs(one.involved))  # nothing but itself shows its runs
+            return apart and _is_itself(one.forms[0], self._portfolio, one.exposure)
 
-        return [one for one in releases if is_alone(one)]
+        return [one for one in self._independent if one.ladder is not None and is_alone(one)]
 
     def _runs(self, names: Iterable[str]) -> set[str]:
         return {self._models[name].run for name in names}
 
     def _shown_runs(self, names: Iterable[str]) -> set[str]:
         """With the runs that forks start from, which count up to there."""
-        return {run.run for name in names for run in (self._models[name], *self._models[name].starts)}
+        return {run for name in names for run in self._shown(name)}
+
+    def _shown(self, name: str) -> frozenset[str]:
+        if name not in self._shown_by:
+            model = self._models[name]
+            self._shown_by[name] = frozenset(run.run for run in (model, *model.starts))
+        return self._shown_by[name]
 
     def once_more(self) -> Guarantee | None:
         """The least that all releases cost once anything else of the runs of an average is released; None without averages."""
@@ -226,6 +236,10 @@ class Account:
 
     def total(self) -> Total:
         """By the tight count if it applies and fits, else by the filter."""
+        return self._total
+
+    @cached_property
+    def _total(self) -> Total:
         found = self._tight()
         if self.filter is None or (found is not None and found.fits):
             assert found is not None, "no releases, or no way to count them"

@@ -12,7 +12,6 @@ from typing import Any
 from dpmerge.errors import AccountingError, BudgetExceeded, DpmergeError, LedgerError
 from dpmerge.planning import Option, Total, blend
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release.account import Account
 from dpmerge.release.choice import form_of
 from dpmerge.release.closing import certificates_at
 from dpmerge.release.entries import Entry, PendingEntry
@@ -51,8 +50,7 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
     try:
         with new_folder(out, proof=True) as folder:
             temporary = folder.resolve()
-            entry = _enter(ledger, replace(planned, temporary=str(temporary)), weights)
-            notes += ledger.about(planned, before=entry)
+            entry = _enter(ledger, replace(planned, temporary=str(temporary)), weights, notes)
             drawn = tuple(entry.content["names"][name] for name in entry.content.get("drawn", ()))
             made = Entered(folder, entry, notes, drawn)
             yield made
@@ -79,10 +77,10 @@ def _entered_all_the_same(ledger: Ledger, temporary: Path, fault: BaseException)
     return found
 
 
-def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights) -> Entry:
+def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights, notes: list[str]) -> Entry:
     """A refusal says what would still fit."""
     try:
-        return ledger.enter(planned)
+        return ledger.enter(planned, notes)
     except BudgetExceeded as refusal:
         raise BudgetExceeded(f"{refusal}; {in_words(ledger, planned.portfolio, weights, planned.dependent)}") from None
 
@@ -112,7 +110,7 @@ def total_after(ledger: Ledger, option: Option) -> Total:
     portfolio, form = option.weights.portfolio, form_of(option)
     assert option.guarantee is not None
     if form.noise is not None:
-        known = Account(ledger.budget, ledger.history()).ladder_of(form.renamed(identities(portfolio)))
+        known = ledger.account().ladder_of(form.renamed(identities(portfolio)))
         kept = [Ladders(model.folder.parent) for model in portfolio.models[:1] if model.folder is not None]
         again = known is not None and any(known in ladders.ids() for ladders in kept)
         form = form.model_copy(update={"ladder": known if again else NEW_LADDER})
