@@ -53,7 +53,9 @@ def planned(
     portfolio: Portfolio, rule: str = "selection", *, dependent: bool = False, delta: float = DELTA, **given: Any
 ) -> PendingEntry:
     """A release that is only entered: weights by name, and other fields of the rule's form."""
-    fields = {name: given.pop(name) for name in ("looked_at", "kappa", "validation", "shuffle_rate") if name in given}
+    fields = {
+        name: given.pop(name) for name in ("looked_at", "kappa", "validation", "shuffle_rate", "last_only") if name in given
+    }
     weights = {name: float(value).hex() for name, value in given.items()}
     form = RuleForm.model_validate({"rule": rule, "weights": weights, **fields})
     own = form.build(portfolio).guarantee(delta=delta)

@@ -13,6 +13,7 @@ import pytest
 from dpmerge.errors import BudgetExceeded, DependentRuns, PortfolioError
 from dpmerge.records import Model, Portfolio, Weights
 from dpmerge.release import choose, release, release_together, what_fits
+from dpmerge.release.account import Account
 from dpmerge.release.entries import PendingEntry
 from dpmerge.release.forms import ValidationForm
 from dpmerge.rules import Accounting, Exposure, Joint, Releases, Selection, Tempered
@@ -49,7 +50,7 @@ def test_draws_cost_the_union_of_the_models_drawn(tmp_path: Path, file: Path) ->
         ("completed", 5),
     ]
     assert ledger.history()[1].content["certificates"] == [made[0].certificate.sha256]
-    assert ledger.delta_spent() == pytest.approx(
+    assert Account(ledger.budget, ledger.history()).delta_spent() == pytest.approx(
         Releases(THREE, [Exposure.drawn(THREE.weights({"b": 0.25, "c": 0.75}))] * 3).guarantee(epsilon=30.0).delta, rel=1e-6
     )
 
@@ -295,7 +296,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path,
     fitting = Weights.parse(portfolio, suggested[1])
     assert fitting.as_dict()["a"] > 0
     release(portfolio, choose(portfolio, "selection", delta=DELTA, weights=fitting), tmp_path / "out", ledger=ledger)
-    assert 0.97 * 5.0 < total(ledger) <= 5.0 or ledger.delta_spent() <= DELTA
+    assert 0.97 * 5.0 < total(ledger) <= 5.0 or Account(ledger.budget, ledger.history()).delta_spent() <= DELTA
 
 
 def test_when_no_model_fits_it_says_so(tmp_path: Path, file: Path) -> None:

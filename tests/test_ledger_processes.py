@@ -82,23 +82,29 @@ def test_a_release_that_was_killed_is_voided_or_stands(tmp_path: Path, file: Pat
         while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < until
             time.sleep(0.01)
-        assert "entry 1 was interrupted; it counts" in command("ledger", "show", str(file))
+        shown = {
+            "absent": "entry 1 was interrupted; it counts",
+            "present": f"entry 1 was interrupted after its release had appeared at {out / 'released-0'}; it counts, and",
+        }
+        while "is under way" in (said := " ".join(command("ledger", "show", str(file)).split())):
+            assert time.monotonic() < until  # its threads hold the lock until they end too
+        assert shown[state] in said
         release(portfolio, choice, out / "beside")  # without the ledger: it clears away tensors, and leaves the proof
         notes = {
             "absent": "entry 1 was interrupted before anything of it was seen: it was voided",
-            "present": "entry 1 was interrupted (its output is present); it stands and counts",
+            "present": "entry 1 was interrupted after its release had appeared: it was completed by the certificate there",
         }
         assert ledger.recover() == [notes[state]]
     assert process.returncode == -signal.SIGKILL
     assert ledger.recover() == []
     closing = ledger.history()[-1]
-    assert (closing.kind, closing.content["of"]) == ("voided" if state == "absent" else "recovered", 1)
+    assert (closing.kind, closing.content["of"]) == ("voided" if state == "absent" else "completed", 1)
     assert unfinished(ledger.history()) == []
     assert {path.name for path in out.iterdir()} == {"beside"} | ({"released-0"} if state == "present" else set())
     release(portfolio, choice, out / "next", ledger=ledger)
     assert total(ledger) == pytest.approx(joint("a", "b") if state == "present" else joint("b"), rel=PRECISE)
     history = command("ledger", "history", str(file))
-    told = {"absent": "voided entry 1: it was interrupted before", "present": "recovered entry 1: output present"}
+    told = {"absent": "voided entry 1: it was interrupted before", "present": "completed entry 1"}
     assert told[state] in " ".join(history.split())
 
 
@@ -191,7 +197,12 @@ def test_a_release_that_may_have_been_seen_stands_and_the_error_says_so(
 ) -> None:
     portfolio, ledger = written(tmp_path / "p"), new(file, epsilon=30.0)
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"b": 1.0}))
-    monkeypatch.setattr(Ledger, "complete", lambda *_: (_ for _ in ()).throw(LedgerError("the disk is gone")))
+
+    def moved_away(*_: Any) -> None:
+        (tmp_path / "out").rename(tmp_path / "elsewhere")
+        raise LedgerError("the disk is gone")
+
+    monkeypatch.setattr(Ledger, "complete", moved_away)
     with pytest.raises(LedgerError, match=r"the disk is gone; entry 1 of .* stands, for the release may have been seen: all"):
         release(portfolio, choice, tmp_path / "out", ledger=ledger)
     assert total(ledger) == pytest.approx(joint("b"), rel=PRECISE)

@@ -255,7 +255,6 @@ interface SimplexAnswer {
 
 interface Spent {
   epsilon: number | null;
-  delta_at_budget_epsilon: number;
   standing: string;
   theorem: string | null;
   assumptions: Array<string>;

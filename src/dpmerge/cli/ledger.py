@@ -10,8 +10,8 @@ from dpmerge.cli.commands import JsonOption, argument, group, option
 from dpmerge.cli.options import AnyDeltaOption, MergeAccounting, PortfolioArgument
 from dpmerge.cli.output import echo, print_assumptions, print_json, print_lines, print_warnings, table
 from dpmerge.records import Adjacency, Portfolio, Weights
-from dpmerge.release import ENTRY_COLUMNS, Ledger, enter_floor, entry_row, under_way, unfinished, what_fits
-from dpmerge.rules import about_delta, require_wanted, round_up, significant
+from dpmerge.release import ENTRY_COLUMNS, Ledger, State, enter_floor, entry_row, state_of, unfinished, what_fits
+from dpmerge.rules import about_delta, require_wanted, round_up
 
 LedgerArgument = Annotated[str, argument("The ledger: a file, or a database URL.")]
 
@@ -126,14 +126,23 @@ def void(
     _show(opened, json)
 
 
+_UNFINISHED: dict[State, str] = {
+    "under way": "is under way; it counts",
+    "elsewhere": (
+        "was begun by process {pid} on {host}, which cannot be seen from here; it counts. If that process ended, the next "
+        "merge with this ledger on {host} closes it; if {host} is gone for good and nothing of it was seen, so does ledger "
+        "void with --machine-is-gone"
+    ),
+    "out": "was interrupted after its release had appeared at {out}; it counts, and the next merge or verify completes it",
+    "interrupted": "was interrupted; it counts",
+}
+
+
 def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> None:
     entries = ledger.history()
-    found = {entry.number: under_way(entry.content) for entry in unfinished(entries)}
-    running = {
-        "under_way": [number for number, runs in found.items() if runs],
-        "interrupted": [number for number, runs in found.items() if not runs],
-    }
-    free = ledger.free_now()
+    found = {entry.number: (entry.content, state_of(entry)) for entry in unfinished(entries)}
+    running = {state.replace(" ", "_"): [number for number, (_, one) in found.items() if one == state] for state in _UNFINISHED}
+    free = ledger.free_now(entries)
     state = {**ledger.summary(entries), **running, **({"free": free} if free else {}), **(more or {})}
     if json:
         print_json(state)
@@ -141,13 +150,14 @@ def _show(ledger: Ledger, json: bool, more: dict[str, Any] | None = None) -> Non
     budget, spent = state["budget"], state["spent"]
     echo(f"{ledger.name}: dataset {state['dataset']!r}, {state['adjacency']} neighbours")
     echo(f"  budget ({budget['epsilon']:g}, {budget['delta']:g}), {state['releases']} releases")
-    at_epsilon = f"δ = {significant(spent['delta_at_budget_epsilon'])} at ε = {budget['epsilon']:g}"
-    echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g}; {at_epsilon} ({spent['standing']})")
+    # One answer: δ at the budget's ε is another question, which rules may answer less tightly.
+    echo(f"  spent: ε = {round_up(spent['epsilon'])} at δ = {budget['delta']:g} ({spent['standing']})")
     print_assumptions(spent["assumptions"])
     print_warnings(state["warnings"], "  ")
     print_lines("  ", state["counted"])
-    print_lines("  ", (f"entry {number} is under way; it counts" for number in state["under_way"]))
-    print_lines("  ", (f"entry {number} was interrupted; it counts" for number in state["interrupted"]))
+    told = ({"pid": about["by"]["pid"], "host": about["by"]["host"], "out": about["out"]} for about, _ in found.values())
+    for (number, (_, one)), where in zip(found.items(), told, strict=True):
+        print_lines("  ", [f"entry {number} {_UNFINISHED[one].format(**where)}"])
     print_lines("", state.get("fits", {}).get("text", []))
     print_lines("  ", [state["why_more"]] if state.get("why_more") else [])
 

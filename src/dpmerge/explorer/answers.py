@@ -206,7 +206,6 @@ class Spent(_Answer):
     """The guarantee of all releases together."""
 
     epsilon: float | None
-    delta_at_budget_epsilon: float
     standing: str
     theorem: str | None
     assumptions: list[str]

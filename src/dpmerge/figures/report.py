@@ -222,8 +222,7 @@ def _ledger(ledger: LedgerState) -> Iterator[str]:
     asked, delta = _target(budget.epsilon), style.epsilon_text(budget.delta)
     told = [
         f"The budget for all releases from this data together is ({asked}, {delta}). Releases so far: {known.releases}; "
-        f"together they have spent ε = {round_up(spent.epsilon)} at δ = {delta}, and "
-        f"δ = {significant(spent.delta_at_budget_epsilon)} at ε = {asked} ({_MARKS[spent.standing]}), "
+        f"together they have spent ε = {round_up(spent.epsilon)} at δ = {delta} ({_MARKS[spent.standing]}), "
         "under what the certificates of the releases assume.",
         *(f"{text[:1].upper()}{text[1:]}." for text in known.counted),
         f"May still be released alone: {', '.join(fits.alone) or 'none of the models here'}.",

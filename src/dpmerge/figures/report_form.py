@@ -81,7 +81,6 @@ class Target(Form):
 
 class Spent(Form):
     epsilon: Epsilon
-    delta_at_budget_epsilon: float
     standing: ShownStanding
 
 

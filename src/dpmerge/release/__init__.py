@@ -10,6 +10,7 @@ from dpmerge.release.certificate import (
     draft as draft,
 )
 from dpmerge.release.choice import Chosen as Chosen, choose as choose, chosen as chosen
+from dpmerge.release.closing import State as State, state_of as state_of
 from dpmerge.release.entering import total_after as total_after, what_fits as what_fits
 from dpmerge.release.entries import Entry as Entry, unfinished as unfinished
 from dpmerge.release.floor import Floor as Floor, enter_floor as enter_floor
@@ -18,7 +19,6 @@ from dpmerge.release.joining import RECORD as RECORD, record_of as record_of
 from dpmerge.release.ladder import spared as spared
 from dpmerge.release.ledger import Ledger as Ledger
 from dpmerge.release.making import Merge as Merge, Released as Released
-from dpmerge.release.processes import under_way as under_way
 from dpmerge.release.readme import CardTemplate as CardTemplate, certified_section as certified_section
 from dpmerge.release.recheck import Verdict as Verdict
 from dpmerge.release.release import (

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from dpmerge.errors import AccountingError, LedgerError
 from dpmerge.planning import Total
 from dpmerge.profiles import ShuffleAsPoisson
 from dpmerge.records import Portfolio
-from dpmerge.release.counting import Counted, charged, least_noisy
+from dpmerge.release.counting import Counted, charged, first_of_each, least_noisy
 from dpmerge.release.entries import Budget, Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import KnownModels
@@ -57,7 +59,12 @@ class Account:
         self._releases = [Counted.of(one, known.add(one, source), adjacency, settled) for source, one, settled in contents]
         # Of each ladder the least noisy one that depends on none; and of those that no longer can be voided.
         self._least, self._settled = least_noisy(self._releases), least_noisy(one for one in self._releases if one.settled)
+        self._first, self._first_settled = (
+            first_of_each(self._releases),
+            first_of_each(one for one in self._releases if one.settled),
+        )
         self._models = known.models
+        self._shown_by: dict[str, frozenset[str]] = {}
         if self._models:  # under every rule: contradictory records of one run give no bound
             Portfolio(tuple(self._models.values()))
         self._filtered = any(entry.content["total"]["theorem"] == FILTER for entry, _ in counted)
@@ -76,12 +83,19 @@ class Account:
         ]
 
     def is_free(self, one: Counted) -> bool:
-        """Whether a ladder's release is a function of a less noisy one that is charged (§9).
+        """Whether it is a function of another that is charged: of a less noisy one of its ladder (§9), or the same again.
 
         One that depends on others may rely on what stays charged alone: else it would depend on outcomes what is.
         """
+        if self._is_again(one):
+            return True
         least = None if one.ladder is None else (self._settled if one.dependent else self._least).get(one.ladder)
         return least is not None and least is not one and least.noise <= one.noise
+
+    def _is_again(self, one: Counted) -> bool:
+        """Whether the same function of the same tensors is charged already: then it has shown what this one shows."""
+        charged = None if one.same is None else (self._first_settled if one.dependent else self._first).get(one.same)
+        return charged is not None and charged is not one
 
     @property
     def is_tight(self) -> bool:
@@ -120,10 +134,14 @@ class Account:
     def _runs_of(self, names: Iterable[str]) -> str:
         return ", ".join(f"run {run!r}" for run in sorted(self._runs(names)))
 
-    @property
+    @cached_property
     def _independent(self) -> list[Counted]:
         """Releases that depend on none. All of a ladder are functions of the least noisy one and of fresh noise (§9)."""
-        return [one for one in self._releases if not one.dependent and (one.ladder is None or one is self._least[one.ladder])]
+        return [
+            one
+            for one in self._releases
+            if not one.dependent and (one.ladder is None or one is self._least[one.ladder]) and not self._is_again(one)
+        ]
 
     def rules(self) -> list[Rule]:
         """Rules that each bound the independent releases together with everything declared."""
@@ -142,7 +160,7 @@ class Account:
         shown += [one.exposure for one in releases if one not in alone]
         return [_with_validation(Releases(whole, shown, _shuffle(forms), beside), forms)]
 
-    @property
+    @cached_property
     def _portfolio(self) -> Portfolio:
         return Portfolio(tuple(self._models[name] for name in sorted(self._models)))
 
@@ -159,24 +177,31 @@ class Account:
         """The least noisy one of each ladder of whose runs nothing else was released: down to its noise all of it is free."""
         return self._ladders if self.is_tight else []
 
-    @property
+    @cached_property
     def _ladders(self) -> list[Counted]:
-        releases, whole = self._independent, self._portfolio
-        declared = self._shown_runs(self._declared)
+        shown = Counter(self._shown_runs(self._declared))
+        for one in self._independent:
+            shown.update(self._shown_runs(one.involved))
 
         def is_alone(one: Counted) -> bool:
-            others = [self._shown_runs(other.involved) for other in releases if other is not one]
-            apart = self._runs(one.involved).isdisjoint(declared.union(*others))
-            return one.ladder is not None and apart and _is_itself(one.forms[0], whole, one.exposure)
+            own = self._shown_runs(one.involved)
+            apart = all(shown[run] == (run in own) for run in self._runs(one.involved))  # nothing but itself shows its runs
+            return apart and _is_itself(one.forms[0], self._portfolio, one.exposure)
 
-        return [one for one in releases if is_alone(one)]
+        return [one for one in self._independent if one.ladder is not None and is_alone(one)]
 
     def _runs(self, names: Iterable[str]) -> set[str]:
         return {self._models[name].run for name in names}
 
     def _shown_runs(self, names: Iterable[str]) -> set[str]:
         """With the runs that forks start from, which count up to there."""
-        return {run.run for name in names for run in (self._models[name], *self._models[name].starts)}
+        return {run for name in names for run in self._shown(name)}
+
+    def _shown(self, name: str) -> frozenset[str]:
+        if name not in self._shown_by:
+            model = self._models[name]
+            self._shown_by[name] = frozenset(run.run for run in (model, *model.starts))
+        return self._shown_by[name]
 
     def once_more(self) -> Guarantee | None:
         """The least that all releases cost once anything else of the runs of an average is released; None without averages."""
@@ -198,6 +223,8 @@ class Account:
     def about_last(self) -> list[str]:
         """Whether the last release adds nothing because of its ladder, in words."""
         last = self._releases[-1]
+        if self._is_again(last):
+            return ["this release adds nothing to the total: the same average of the same models was charged before"]
         if last.ladder is None or not self.is_free(last):
             return []
         least = self._least[last.ladder].noise
@@ -209,6 +236,10 @@ class Account:
 
     def total(self) -> Total:
         """By the tight count if it applies and fits, else by the filter."""
+        return self._total
+
+    @cached_property
+    def _total(self) -> Total:
         found = self._tight()
         if self.filter is None or (found is not None and found.fits):
             assert found is not None, "no releases, or no way to count them"

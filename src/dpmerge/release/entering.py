@@ -12,8 +12,8 @@ from typing import Any
 from dpmerge.errors import AccountingError, BudgetExceeded, DpmergeError, LedgerError
 from dpmerge.planning import Option, Total, blend
 from dpmerge.records import Portfolio, Weights
-from dpmerge.release.account import Account
 from dpmerge.release.choice import form_of
+from dpmerge.release.closing import certificates_at
 from dpmerge.release.entries import Entry, PendingEntry
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import identities
@@ -50,38 +50,50 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
     try:
         with new_folder(out, proof=True) as folder:
             temporary = folder.resolve()
-            entry = _enter(ledger, replace(planned, temporary=str(temporary)), weights)
-            notes += ledger.about(planned, before=entry)
+            entry = _enter(ledger, replace(planned, temporary=str(temporary)), weights, notes)
             drawn = tuple(entry.content["names"][name] for name in entry.content.get("drawn", ()))
             made = Entered(folder, entry, notes, drawn)
             yield made
         notes += ledger.complete(entry, made.certificates)
     except BaseException as fault:
+        entry = entry or _entered_all_the_same(ledger, temporary, fault)
         if entry is None:
-            remove_proof(temporary)
             raise
-        told = _what_was_spent(ledger, entry, temporary)
+        told = _what_was_spent(ledger, entry, temporary, out)
         if isinstance(fault, DpmergeError):
             raise type(fault)(f"{fault}; {told}") from fault
         fault.add_note(told)
         raise
 
 
-def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights) -> Entry:
+def _entered_all_the_same(ledger: Ledger, temporary: Path, fault: BaseException) -> Entry | None:
+    """An entry whose transaction was committed, though its maker was not told so: a connection may be lost in between."""
+    try:
+        found = None if isinstance(fault, BudgetExceeded) else ledger.entry_in(temporary)
+    except LedgerError:
+        return None  # the folder stays, as the proof by which the next release voids the entry, if there is one
+    if found is None:
+        remove_proof(temporary)
+    return found
+
+
+def _enter(ledger: Ledger, planned: PendingEntry, weights: Weights, notes: list[str]) -> Entry:
     """A refusal says what would still fit."""
     try:
-        return ledger.enter(planned)
+        return ledger.enter(planned, notes)
     except BudgetExceeded as refusal:
         raise BudgetExceeded(f"{refusal}; {in_words(ledger, planned.portfolio, weights, planned.dependent)}") from None
 
 
-def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path) -> str:
+def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path, out: Path) -> str:
     """Void the entry of a release that failed, where its folder still has its temporary name; and say so."""
     where = f"entry {entry.number} of {ledger.name}"
     if not is_proof(temporary):
         total = entry.content["total"]
-        spent = f"({round_up(total['epsilon'])}, {significant(total['delta'])})-DP"
-        return f"{where} stands, for the release may have been seen: all releases together are {spent}"
+        spent = f"all releases together are ({round_up(total['epsilon'])}, {significant(total['delta'])})-DP"
+        if certificates_at(entry):
+            return f"the release is out, at {out}: {where} counts, and the next release or check with it completes it; {spent}"
+        return f"{where} stands, for the release may have been seen: {spent}"
     try:
         ledger.void_unseen(entry, "it failed before its folder got its name")
     except LedgerError as fault:
@@ -98,7 +110,7 @@ def total_after(ledger: Ledger, option: Option) -> Total:
     portfolio, form = option.weights.portfolio, form_of(option)
     assert option.guarantee is not None
     if form.noise is not None:
-        known = Account(ledger.budget, ledger.history()).ladder_of(form.renamed(identities(portfolio)))
+        known = ledger.account().ladder_of(form.renamed(identities(portfolio)))
         kept = [Ladders(model.folder.parent) for model in portfolio.models[:1] if model.folder is not None]
         again = known is not None and any(known in ladders.ids() for ladders in kept)
         form = form.model_copy(update={"ladder": known if again else NEW_LADDER})

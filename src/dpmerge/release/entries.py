@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dpmerge.errors import LedgerError
 from dpmerge.files import canonical, sha256
@@ -27,12 +27,21 @@ class Entry:
     def following(cls, entries: Sequence[Entry], start: str, content: dict[str, Any]) -> Entry:
         """The next entry of a chain that begins with the hash `start`."""
         number, previous = len(entries) + 1, entries[-1].hash if entries else start
-        return cls(number, content, previous, _hash(number, content, previous))
+        return cls(number, content, previous, _hash(number, canonical(content).decode(), previous))
 
     @property
     def kind(self) -> str:
         """`release`, its outcome (`completed`, `recovered`, `voided`), `floor`, or `filter`, `portfolio` at the start."""
         return str(self.content["kind"])
+
+
+class Row(NamedTuple):
+    """An entry as it is written."""
+
+    number: int
+    content: str
+    previous: str
+    hash: str
 
 
 def standing(entries: Sequence[Entry]) -> list[Entry]:
@@ -51,6 +60,10 @@ def voided(number: int, reason: str, by: str) -> dict[str, Any]:
     return {"kind": "voided", "at": now(), "of": number, "reason": reason, "by": by}
 
 
+def completed(number: int, certificates: Sequence[str]) -> dict[str, Any]:
+    return {"kind": "completed", "at": now(), "of": number, "certificates": list(certificates)}
+
+
 def unfinished(entries: Sequence[Entry]) -> list[Entry]:
     """Releases that were entered, but neither completed, recovered nor voided."""
     closed = _about(entries, "completed", "recovered")
@@ -61,21 +74,30 @@ def _about(entries: Sequence[Entry], *kinds: str) -> set[int]:
     return {entry.content["of"] for entry in entries if entry.kind in kinds}
 
 
-def checked(start: str, rows: Sequence[Mapping[str, Any]], length: int, head: str) -> list[Entry]:
-    """Check the chain from the hash `start` to the hash `head` and return its entries; the error names what was changed."""
-    entries: list[Entry] = []
-    for number, row in enumerate(rows, start=1):
-        if row["number"] != number:
+def checked(start: str, rows: Sequence[Row], length: int, head: str, known: Sequence[Entry] = ()) -> list[Entry]:
+    """Check the chain from the hash `start` to the hash `head` and return its entries; the error names what was changed.
+
+    `known` are entries of the first rows, which were checked when they were read before.
+    """
+    entries = [*known[: max(length, 0)]]
+    records: dict[str, Any] = {}
+    for number, row in enumerate(rows[len(entries) :], start=len(entries) + 1):
+        if row.number != number:
             raise LedgerError(f"entry {number} is missing")
         if number > length:
             raise LedgerError(f"entry {number} was put in from outside")
-        content = _parsed(row["content"])
-        if content is None or row["hash"] != _hash(number, content, row["previous"]):
+        # Of the text itself, so that there is one way to write an entry.
+        content = _parsed(row.content) if row.hash == _hash(number, row.content, row.previous) else None
+        if content is None:
             raise LedgerError(f"entry {number} was edited")
-        if row["previous"] != (entries[-1].hash if entries else start):
+        if row.previous != (entries[-1].hash if entries else start):
             before = f"entry {number - 1}" if entries else "the declared budget"
             raise LedgerError(f"{before} was edited, or entry {number} replaced: the second does not follow from the first")
-        entries.append(Entry(number, content, row["previous"], row["hash"]))
+        if isinstance(stated := content.get("records"), dict):  # the same ones in most entries: kept once
+            content["records"] = {
+                name: one if records.setdefault(name, one) != one else records[name] for name, one in stated.items()
+            }
+        entries.append(Entry(number, content, row.previous, row.hash))
     if len(entries) < length:
         raise LedgerError(f"entry {len(entries) + 1} is missing")
     if head != (entries[-1].hash if entries else start):
@@ -85,16 +107,17 @@ def checked(start: str, rows: Sequence[Mapping[str, Any]], length: int, head: st
 
 
 def _parsed(text: Any) -> dict[str, Any] | None:
-    """The content of an entry, or nothing if it is not written in the one way that this program writes."""
     try:
         content = json.loads(text)
-        return content if isinstance(content, dict) and canonical(content).decode() == text else None
+        return content if isinstance(content, dict) else None
     except (ValueError, TypeError, RecursionError):
         return None
 
 
-def _hash(number: int, content: dict[str, Any], previous: Any) -> str:
-    return sha256(canonical({"number": number, "content": content, "previous": str(previous)}))
+def _hash(number: int, content: str, previous: Any) -> str:
+    """Of the canonical form of all three, of which the content has its own already."""
+    rest = canonical({"number": number, "previous": str(previous)}).decode()
+    return sha256(f'{{"content":{content},{rest[1:]}'.encode())
 
 
 # --- the budget, and a release that is about to be entered -------------------------------------------------------------------

@@ -43,7 +43,7 @@ def enter_floor(
     It must not depend on what earlier releases showed; what is released above it may.
     """
     ledger.require_same_data(portfolio)
-    account = Account(ledger.budget, ledger.history())
+    account = ledger.account()
     wanted = ledger.budget.epsilon if epsilon is None else float(epsilon)
     if wanted > ledger.budget.epsilon:
         raise BudgetExceeded(f"{ledger.name}: the floor has ε = {wanted:g}; the budget is ε = {ledger.budget.epsilon:g}")

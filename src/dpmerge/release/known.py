@@ -28,15 +28,22 @@ class KnownModels:
         self._names: dict[tuple[str, ...], str] = {}
         self._states: dict[_State, tuple[str, str]] = {}
         self._contents: dict[str, tuple[str, str]] = {}
+        self._added: dict[tuple[str, str, str | None], tuple[dict[str, Any], str]] = {}
 
     def add(self, content: Mapping[str, Any], source: str) -> dict[str, str]:
         """Take in the models of an entry; returns the name that each of its names has here."""
         digests = content.get("contents", {})
         names = {}
         for name, stated in content["records"].items():
-            label, record = content["names"][name], Record.parse(json.dumps(stated), source=source)
+            label = content["names"][name]
+            before = self._added.get((name, label, digests.get(name)))
+            if before is not None and before[0] == stated:  # said already, in the same words: it changes nothing
+                names[name] = before[1]
+                continue
+            record = Record.parse(json.dumps(stated), source=source)
             model = Model(label, record)
             names[name] = own = self._own_name(model, name)
+            self._added[name, label, digests.get(name)] = stated, own
             self._keep(Model(own, record), f"{label!r} ({source})")
             require_known_starts(self._states, model, f"the start of {label!r} ({source})")
             if name in digests and model.covers_iterates:

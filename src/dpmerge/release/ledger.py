@@ -1,17 +1,18 @@
 """A ledger: what was released from one private dataset, and what that costs in all (docs/theory.md §5).
 
 One SQLite file, or PostgreSQL by URL. Entries are only ever appended, each carrying the hash of the one before; the chain is
-checked whenever it is read. A release is checked and entered in one transaction that no other can pass, and entered before
-anything is written: a crash in between over-counts, never under-counts. An entry of which nothing was ever seen may be voided.
+checked whenever it is read. A release is entered in a transaction that no other can pass, beside the very entries that it was
+checked with, and before anything is written: a crash in between over-counts, never under-counts. An entry of which nothing was
+ever seen may be voided, and one whose release is found at its output is completed.
 """
 
 from __future__ import annotations
 
+import gc
 import math
-import os
 import secrets
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,22 @@ from dpmerge.planning import Total
 from dpmerge.records import Adjacency, Portfolio
 from dpmerge.release.account import FILTER, Account
 from dpmerge.release.certificate import now
-from dpmerge.release.entries import SCHEMA, Budget, Entry, PendingEntry, checked, drawn_before, standing, unfinished, voided
-from dpmerge.release.processes import can_be_seen, maker_gone, still_runs, this_process, under_way
+from dpmerge.release.closing import adoptable, output_at, require_unseen
+from dpmerge.release.entries import (
+    SCHEMA,
+    Budget,
+    Entry,
+    PendingEntry,
+    Row,
+    became,
+    checked,
+    completed,
+    drawn_before,
+    standing,
+    unfinished,
+    voided,
+)
+from dpmerge.release.processes import maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
 from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted, why_more
 from dpmerge.rules import Guarantee, Target, round_up, significant
@@ -35,11 +50,16 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
+_OUTSIDE = 3  # times that a release is accounted for outside the lock; then the next one waits for it
+
+
 class Ledger:
     """Opens a ledger that exists; `Ledger.create` makes one."""
 
     def __init__(self, where: str | Path) -> None:
         self._engine, self.name = _tables().engine_for(str(where))
+        self._known: tuple[list[Row], list[Entry]] = ([], [])  # rows as they were read last, and their entries
+        self._counted: tuple[str, Account] | None = None
         with self._transaction(alone=False) as connection:
             self.budget, _ = self._read(connection)
 
@@ -110,14 +130,19 @@ class Ledger:
         """The entries, in order."""
         return frame(entry_row(entry) for entry in self.history())
 
+    def account(self, entries: Sequence[Entry] | None = None) -> Account:
+        """These entries counted together; kept, since several questions are asked of the same ones."""
+        entries = self.history() if entries is None else entries
+        head = entries[-1].hash if entries else self.budget.hash
+        if self._counted is None or self._counted[0] != head:
+            with _collecting_later():
+                self._counted = head, Account(self.budget, entries)
+        return self._counted[1]
+
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
         """What all releases together guarantee at the budget's δ, or nothing if there were none."""
-        account = Account(self.budget, self.history() if entries is None else entries)
+        account = self.account(entries)
         return None if account.is_empty else account.total().guarantee
-
-    def delta_spent(self, entries: Sequence[Entry] | None = None) -> float:
-        """δ of all releases at the budget's ε; all of it, where a filter counts."""
-        return Account(self.budget, self.history() if entries is None else entries).delta_spent()
 
     def share(self, entries: Sequence[Entry], planned: PendingEntry) -> float:
         """How much of the budget all releases would take with one more: at most 1 if it may be made."""
@@ -133,14 +158,13 @@ class Ledger:
             "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
             "spent": {
                 "epsilon": 0.0 if spent is None else spent.epsilon,
-                "delta_at_budget_epsilon": self.delta_spent(entries),
                 "standing": "proved" if spent is None else spent.standing,
                 "theorem": None if spent is None else spent.theorem,
                 "assumptions": [] if spent is None else list(spent.assumptions),
             },
             "releases": len(standing(entries)),
             "warnings": [] if spent is None else list(spent.warnings),
-            "counted": how_counted(self.budget, entries, spent),
+            "counted": how_counted(self.account(entries), entries, spent),
         }
 
     def total_with(self, planned: PendingEntry) -> Total:
@@ -150,51 +174,65 @@ class Ledger:
         account.require_provision(self.name)
         return account.total()
 
-    def about(self, planned: PendingEntry, *, before: Entry) -> list[str]:
-        """What is to be said of a release beside the entries that were there before it."""
-        return Account(self.budget, self.history()[: before.number - 1], planned).about_last()
-
-    def free_now(self) -> list[dict[str, Any]]:
+    def free_now(self, entries: Sequence[Entry] | None = None) -> list[dict[str, Any]]:
         """The ladders whose releases cost nothing more, each down to which noise and up to which ε."""
-        entries = self.history()
-        return free_now(self.budget, entries, self.cumulative(entries))
+        entries = self.history() if entries is None else entries
+        return free_now(self.account(entries), entries, self.cumulative(entries))
 
     def why_more(self) -> str:
         """Why a second release of the runs of an average costs more than it does alone; empty where it does not."""
         entries = self.history()
-        return why_more(self.budget, entries, self.cumulative(entries))
+        return why_more(self.account(entries), self.cumulative(entries))
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
-    def enter(self, planned: PendingEntry) -> Entry:
-        """Check a release against the budget and enter it, in one transaction; refuse it if it does not fit."""
+    def enter(self, planned: PendingEntry, notes: list[str] | None = None) -> Entry:
+        """Check a release against the budget and enter it, or refuse it if it does not fit; `notes` gets what is to be said.
+
+        It is entered in a transaction that no other can pass, if the ledger is still the one that it was checked against.
+        """
         self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
         # A certified guarantee must not come from a file of the cache.
-        with self._transaction(alone=True) as connection, without_cache():
-            entries = self._entries(connection)
+        with without_cache():
+            for _ in range(_OUTSIDE):
+                entries = self.history()
+                content, told = self._charge(entries, planned)  # takes long where entries are many: others need not wait
+                with self._transaction(alone=True) as connection:
+                    if self._entries(connection)[-1:] == entries[-1:]:  # nothing was entered since: it still fits
+                        (notes if notes is not None else []).extend(told)
+                        return self._append(connection, entries, content)
+            with self._transaction(alone=True) as connection:
+                entries = self._entries(connection)
+                content, told = self._charge(entries, planned)
+                (notes if notes is not None else []).extend(told)
+                return self._append(connection, entries, content)
+
+    def _charge(self, entries: Sequence[Entry], planned: PendingEntry) -> tuple[dict[str, Any], list[str]]:
+        """The entry of a release that fits the budget beside these entries, and what is to be said; else it is refused."""
+        with _collecting_later():
             account = Account(self.budget, entries, planned)
             account.require_provision(self.name)
             found = account.total()
-            total = found.guarantee
-            if not found.fits:
-                raise BudgetExceeded(f"{self.name}: {self._refusal(account, found)}")
-            about = planned.content()
-            if (again := drawn_before(entries, about)) is not None:
-                about["drawn"] = again
-            made = {"by": this_process(), "out": planned.out} if planned.kind == "release" else {}
-            content = {
-                "kind": planned.kind,
-                "at": now(),
-                "nonce": secrets.token_hex(32),  # the published hash must not reveal the entry
-                **made,
-                **({} if planned.temporary is None else {"temporary": planned.temporary}),
-                **about,
-                "own": [{"epsilon": one.epsilon, "delta": one.delta} for one in planned.guarantees],
-                "total": {"epsilon": total.epsilon, "delta": total.delta, "standing": total.standing, "theorem": total.theorem},
-            }
-            return self._append(connection, entries, content)
+        total = found.guarantee
+        if not found.fits:
+            raise BudgetExceeded(f"{self.name}: {self._refusal(account, found)}")
+        about = planned.content()
+        if (again := drawn_before(entries, about)) is not None:
+            about["drawn"] = again
+        made = {"by": this_process(), "out": planned.out} if planned.kind == "release" else {}
+        content = {
+            "kind": planned.kind,
+            "at": now(),
+            "nonce": secrets.token_hex(32),  # the published hash must not reveal the entry
+            **made,
+            **({} if planned.temporary is None else {"temporary": planned.temporary}),
+            **about,
+            "own": [{"epsilon": one.epsilon, "delta": one.delta} for one in planned.guarantees],
+            "total": {"epsilon": total.epsilon, "delta": total.delta, "standing": total.standing, "theorem": total.theorem},
+        }
+        return content, account.about_last()
 
     def _refusal(self, account: Account, found: Total) -> str:
         if found.guarantee.theorem == FILTER:
@@ -209,24 +247,46 @@ class Ledger:
         """Say that an entered release is out, under the hashes of its certificates; if it was voided, it counts again."""
         with self._transaction(alone=True) as connection:
             entries = self._entries(connection)
-            content = {"kind": "completed", "at": now(), "of": entry.number, "certificates": list(certificates)}
-            self._append(connection, entries, content)
-        if entry.number in {one.number for one in standing(entries)}:
+            counts = entry.number in {one.number for one in standing(entries)}
+            if counts and any(one["certificates"] == [*certificates] for one in became(entries, entry, "completed")):
+                return []  # whoever found it has said so
+            self._append(connection, entries, completed(entry.number, certificates))
+        if counts:
             return []
         return [
             f"entry {entry.number} was voided while this release was made: it is out, so it counts again, and releases entered "
             "in between did not count it"
         ]
 
+    def adopt(self) -> list[str]:
+        """Complete what was interrupted after its release had appeared, by the certificate that is found there."""
+        return self._adopt(self.history())
+
+    def _adopt(self, found: Sequence[Entry]) -> list[str]:
+        notes: list[str] = []
+        if not adoptable(found):
+            return notes
+        with self._transaction(alone=True) as connection:
+            entries = self._entries(connection)
+            counted = {one.number for one in standing(entries)}
+            for number, certificates in adoptable(entries).items():
+                told = (
+                    f"entry {number} was interrupted after its release had appeared: it was completed by the certificate there"
+                )
+                notes.append(told if number in counted else f"{told}; it had been voided, and counts again")
+                entries.append(self._append(connection, entries, {**completed(number, certificates), "adopted": True}))
+        return notes
+
     def recover(self) -> list[str]:
-        """Close what was interrupted: voided where nothing of it can have been seen; else it stands.
+        """Close what was interrupted: completed where it is out, voided where nothing of it can have been seen; else it stands.
 
         A folder that still has its temporary name was never renamed. After a power failure that is no proof, since a rename
         that was seen may be lost.
         """
-        if all(under_way(entry.content) for entry in unfinished(self.history())):
-            return []
-        notes = []
+        found = self.history()
+        notes = self._adopt(found)
+        if all(under_way(entry.content) for entry in unfinished(found)):
+            return notes
         with ExitStack() as held:  # the locks of what is voided, until it is removed
             left: list[Path] = []
             with self._transaction(alone=True) as connection:
@@ -241,7 +301,7 @@ class Ledger:
                         entries.append(self._append(connection, entries, voided(entry.number, reason, "proof")))
                         notes.append(f"entry {entry.number} was interrupted before anything of it was seen: it was voided")
                         continue
-                    state = "present" if os.path.lexists(entry.content["out"]) else "absent"
+                    state = output_at(entry)
                     content = {"kind": "recovered", "at": now(), "of": entry.number, "output": state}
                     entries.append(self._append(connection, entries, content))
                     notes.append(f"entry {entry.number} was interrupted (its output is {state}); it stands and counts")
@@ -250,6 +310,11 @@ class Ledger:
             for folder in left:
                 remove_proof(folder)
         return notes
+
+    def entry_in(self, temporary: Path) -> Entry | None:
+        """The release that was entered with this temporary folder."""
+        found = (entry for entry in self.history() if entry.content.get("temporary") == str(temporary))
+        return next(found, None)
 
     def void_unseen(self, entry: Entry, reason: str) -> None:
         """Void a release of which the caller has proof that nothing of it was seen."""
@@ -268,30 +333,12 @@ class Ledger:
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
                 raise LedgerError(f"{self.name}: entry {number} is not a release, so there is nothing to void")
-            self._require_unseen(entries, found[0], machine_is_gone)
+            try:
+                require_unseen(entries, found[0], machine_is_gone)
+            except LedgerError as fault:
+                raise LedgerError(f"{self.name}: {fault}") from None
             word = {"machine_is_gone": True} if machine_is_gone else {}
             self._append(connection, entries, {**voided(number, reason.strip(), "user"), **word})
-
-    def _require_unseen(self, entries: Sequence[Entry], entry: Entry, machine_is_gone: bool) -> None:
-        """Refuse to void what was seen, or may still be."""
-        became = {one.kind: one.content for one in entries if one.content.get("of") == entry.number}
-        out, by = entry.content["out"], entry.content["by"]
-        with maker_gone(entry.content) as gone:
-            runs, certain = gone is False or (gone is None and still_runs(by)), gone is False or can_be_seen(by)
-        maker = f"process {by['pid']} on {by['host']}"
-        faults = {
-            "was voided already": "voided" in became,
-            "was completed: its release is out, and it counts": "completed" in became,
-            "left its output, which was there when it was recovered: it counts": became.get("recovered", {}).get("output")
-            == "present",
-            f"has its output at {out}: it counts": os.path.lexists(out),
-            f"is still under way ({maker}): end it first": not became and runs and certain,
-            f"is still under way, as far as can be known here ({maker}): end it first, there; if that machine or container is "
-            "gone for good, say so (machine_is_gone)": not became and runs and not (certain or machine_is_gone),
-        }
-        for fault, holds in faults.items():
-            if holds:
-                raise LedgerError(f"{self.name}: entry {entry.number} {fault}")
 
     def _append(self, connection: Connection, entries: Sequence[Entry], content: dict[str, Any]) -> Entry:
         try:
@@ -316,7 +363,8 @@ class Ledger:
 
     def _read(self, connection: Connection) -> tuple[Budget, list[Entry]]:
         """The budget and the entries; refused if anything was changed but by appending."""
-        found = _tables().read(connection)
+        with _collecting_later():
+            found = _tables().read(connection)
         if found is None:
             raise LedgerError(f"{self.name}: holds no ledger; make one under another name")
         header, rows = found
@@ -325,7 +373,13 @@ class Ledger:
         try:
             epsilon, delta = float.fromhex(header["epsilon"]), float.fromhex(header["delta"])
             budget = Budget(header["dataset"], header["adjacency"], epsilon, delta, header["created"])
-            return budget, checked(budget.hash, rows, int(header["entries"]), header["head"])
+            before, entries = self._known
+            same = next((place for place, pair in enumerate(zip(rows, before, strict=False)) if pair[0] != pair[1]), None)
+            known = entries[: min(len(rows), len(before)) if same is None else same]
+            with _collecting_later():
+                entries = checked(budget.hash, rows, int(header["entries"]), header["head"], known)
+            self._known = rows, entries
+            return budget, [*entries]
         except (ValueError, TypeError, OverflowError):
             raise LedgerError(f"{self.name}: the declared budget was edited: it cannot be read") from None
         except LedgerError as fault:
@@ -333,6 +387,18 @@ class Ledger:
 
     def require_same_data(self, portfolio: Portfolio) -> None:
         self.budget.require_same_data(portfolio, self.name)
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Without a search for garbage meanwhile: it would go over all entries again and again, and find none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _tables() -> Any:

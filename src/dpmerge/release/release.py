@@ -37,6 +37,8 @@ from dpmerge.tensors import (
     open_plan,
     plan_copy,
     require_absent,
+    require_finite,
+    require_space,
 )
 
 _DEPENDENT = "this release depends on earlier ones, so only the ledger's total covers it"
@@ -46,11 +48,15 @@ _AVERAGE, _PLAIN = Merge(), CardTemplate()
 
 @dataclass(frozen=True)
 class Files:
-    """The names of a release's files: those of a merge, or by each model that may be drawn; and whether openings are kept."""
+    """The names of a release's files: those of a merge, or by each model that may be drawn; and whether openings are kept.
+
+    `size` is how many bytes it takes at most.
+    """
 
     always: tuple[str, ...]
     if_drawn: Mapping[str, tuple[str, ...]]
     openings: bool
+    size: int
 
 
 @dataclass(frozen=True)
@@ -92,13 +98,15 @@ def release(
         require_absent(out)
         folders = folders_of(portfolio)
         _check_choice(portfolio, choice, merge, dependent, ledger)
-        _check_files(choice, folders, merge)
+        require_space(out, _check_files(choice, folders, merge).size)
         used = [folders[name] for name in choice.form.weights]
         before = _file_states(used)
         hashed = _to_hash(portfolio, [choice], ledger)
         surveys.begin(model.name for model in hashed)
         choice = settled(choice, folders, surveys if hashed else None)
         contents = contents_of(hashed, surveys)
+        if hashed:
+            _require_finite(choice, folders, merge, surveys)
         drawn = (draw(choice),) if choice.form.draws else ()
         # The ladder is on the disk before the ledger is charged: whoever makes this release again has the same noise.
         ladder = None if choice.form.noise is None else Ladders.beside(folders, choice.form).find_or_make(choice.form, contents)
@@ -144,14 +152,15 @@ def release_together(
     """
     portfolio.require_outside(out)
     require_absent(out)
-    folders = folders_of(portfolio)
+    folders, size = folders_of(portfolio), 0
     for name, choice in choices.items():
         if choice.form.rule != "selection":
             raise CertificateError(f"only random selections can share a uniform number, not {choice.form.rule}")
         if Path(name).name != name:
             raise CertificateError(f"{name!r} is not the name of a folder for one of several releases")
         _check_choice(portfolio, choice, _AVERAGE, dependent, ledger)
-        _check_files(choice, folders, _AVERAGE)
+        size += _check_files(choice, folders, _AVERAGE).size
+    require_space(out, size)
     weights = [choice.weights for choice in choices.values()]
     outcomes = coupled_outcomes(weights)
     drawn = outcomes[secure_draw([probability for probability, _ in outcomes])][1]
@@ -263,11 +272,22 @@ def _check_files(choice: Chosen, folders: Mapping[str, Path], merge: Merge, depe
                 "noise": _any_noise(choice.form, _spared(choice.weights.portfolio, choice.form, folders)),
             }
             checkpoints, plan = open_plan(stack, {name: folders[name] for name in used}, used, **how)
-            return Files((*plan.names, *own), {}, _has_openings(choice, checkpoints))
+            return Files((*plan.names, *own), {}, _has_openings(choice, checkpoints), plan.size)
         # Any of them may be drawn, and a draw that cannot be released would tell which.
         drawn = [stack.enter_context(open_model(folders[name], name)) for name in used]
-        names = {checkpoint.model: plan_copy(checkpoint).names for checkpoint in drawn}
-        return Files(own, names, _has_openings(choice, drawn))
+        plans = {checkpoint.model: plan_copy(checkpoint) for checkpoint in drawn}
+        names, size = {name: plan.names for name, plan in plans.items()}, max(plan.size for plan in plans.values())
+        return Files(own, names, _has_openings(choice, drawn), size)
+
+
+def _require_finite(choice: Chosen, folders: Mapping[str, Path], merge: Merge, surveys: Surveys) -> None:
+    """Refuse, before anything is charged, numbers that would stop the merge; the surveys have read them already."""
+    used = choice.form.values
+    if choice.form.draws or all(math.isfinite(surveys[name].spacing) for name in used):
+        return
+    with ExitStack() as stack:
+        _, plan = open_plan(stack, {name: folders[name] for name in used}, used, **merge.arguments())
+        require_finite(plan.outputs)
 
 
 def settled(choice: Chosen, folders: Mapping[str, Path], surveys: Surveys | None = None) -> Chosen:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpmerge.errors import AccountingError
-from dpmerge.release.account import FILTER, Account, filter_of
-from dpmerge.release.entries import Budget, Entry
+from dpmerge.release.account import FILTER, Account
+from dpmerge.release.entries import Entry
 from dpmerge.rules import THEOREMS, Guarantee, round_down, round_up, significant
 
 
-def free_now(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[dict[str, Any]]:
+def free_now(account: Account, entries: Sequence[Entry], spent: Guarantee | None) -> list[dict[str, Any]]:
     """The ladders whose releases are free down to the noise that was charged: nothing else of their runs was released."""
-    account = Account(budget, entries)
     names = {own: name for entry in entries for own, name in entry.content.get("names", {}).items()}
     found = []
     for least in account.ladders if spent is not None else ():
@@ -31,9 +30,8 @@ def free_now(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) 
     return found
 
 
-def why_more(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> str:
+def why_more(account: Account, spent: Guarantee | None) -> str:
     """Why a second release of the runs of an average costs more than it does alone; empty where it does not."""
-    account = Account(budget, entries)
     if spent is None or not account.is_tight:
         return ""
     try:
@@ -49,18 +47,18 @@ def why_more(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) 
     )
 
 
-def how_counted(budget: Budget, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
+def how_counted(account: Account, entries: Sequence[Entry], spent: Guarantee | None) -> list[str]:
     """How releases are counted, in words."""
     told = [] if spent is None else [f"counted by: {THEOREMS[spent.theorem].title}"]
-    told += [ladder["text"] for ladder in free_now(budget, entries, spent)]
+    told += [ladder["text"] for ladder in free_now(account, entries, spent)]
     declared = {name for entry in entries if entry.kind == "portfolio" for name in entry.content["names"].values()}
     if declared:
         told.append(f"declared, so counted whole and free to choose from: {', '.join(sorted(declared))}")
-    rule = filter_of(budget, entries)
+    rule = account.filter
     if rule is not None:
         so_far = "releases so far do not pass it"
         with contextlib.suppress(AccountingError):
-            used = Account(budget, entries).used(rule)
+            used = account.used(rule)
             closed = "" if rule.allows(used) else ", so it is closed"
             so_far = f"releases so far use {used.divergence:.4g} of {rule.room:.4g}{closed}"
         told.append(f"filter of order {rule.order:g} with δ = {significant(rule.delta + rule.pairs)}: {so_far}")

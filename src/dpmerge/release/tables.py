@@ -10,13 +10,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Integer, MetaData, NullPool, Table, Text, create_engine, inspect, make_url
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    NullPool,
+    Table,
+    Text,
+    create_engine,
+    inspect,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from dpmerge.errors import LedgerError
 from dpmerge.files import canonical
 from dpmerge.records import looks_like
-from dpmerge.release.entries import Entry
+from dpmerge.release.entries import Entry, Row
 
 metadata = MetaData()
 header = Table(
@@ -132,7 +145,7 @@ def exist(connection: Connection) -> bool:
     return any(found.has_table(table.name) for table in (header, entries))
 
 
-def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+def read(connection: Connection) -> tuple[dict[str, Any], list[Row]] | None:
     """The header and the entries as they are written, or nothing if this is not a ledger."""
     found = inspect(connection)
     if not all(found.has_table(table.name) for table in (header, entries)):
@@ -140,8 +153,9 @@ def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]]] 
     headers = connection.execute(header.select()).mappings().all()
     if len(headers) != 1:
         return None
-    rows = connection.execute(entries.select().order_by(entries.c.number)).mappings()
-    return dict(headers[0]), [dict(row) for row in rows]
+    columns = [entries.c[name] for name in Row._fields]
+    rows = connection.execute(select(*columns).order_by(entries.c.number)).all()  # at once: row by row takes longer
+    return dict(headers[0]), [Row(*row) for row in rows]
 
 
 def key_for_exports(connection: Connection) -> bytes | None:

@@ -13,7 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpmerge.cache import without_cache
-from dpmerge.errors import CertificateError, CheckpointError, DpmergeError, GridTooLarge, SignatureError, TakesTooLong
+from dpmerge.errors import (
+    CertificateError,
+    CheckpointError,
+    DpmergeError,
+    GridTooLarge,
+    LedgerError,
+    SignatureError,
+    TakesTooLong,
+)
 from dpmerge.files import sha256
 from dpmerge.profiles import effort_of_at_most, grids_of_accuracy, without_closed_forms
 from dpmerge.records import ApproxDp, DpSgd, Mechanism, Portfolio, Rdp, looks_like
@@ -305,6 +313,12 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
     if entry is None or entry.kind != "release" or entry.hash != stated.entry:
         verdict.broken.append(f"{where} is not the one certified: it was edited, replaced or deleted")
         return
+    if not became(entries, entry, "completed"):
+        try:
+            verdict.warnings += ledger.adopt()
+        except LedgerError as fault:
+            verdict.warnings.append(f"{where} was not completed, and could not be: {fault}")
+        entries = ledger.history()
     completed = became(entries, entry, "completed")
     certified = stated.model_dump(include={"epsilon", "delta", "theorem"}, exclude_none=True)
     if entry not in standing(entries):
@@ -313,8 +327,12 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
     elif not certified.items() <= entry.content["total"].items():
         verdict.broken.append(f"{where} has another total than the one certified")
     elif not completed:
-        verdict.unchecked.append(f"{where} was never completed: it does not say which certificate is its own")
+        verdict.unchecked.append(
+            f"{where} was never completed: it does not say which certificate is its own. If this release was moved, put it "
+            f"back to {entry.content['out']} and check it there: then the entry is completed"
+        )
     elif certificate.sha256 not in completed[0]["certificates"]:
         verdict.broken.append(f"{where} was completed with another certificate")
     else:
-        verdict.holds.append(f"{where} is the one certified, and was completed with this certificate")
+        how = ", which was found at its output after it was interrupted" if completed[0].get("adopted") else ""
+        verdict.holds.append(f"{where} is the one certified, and was completed with this certificate{how}")

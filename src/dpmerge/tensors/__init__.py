@@ -10,6 +10,7 @@ from dpmerge.tensors.folder import (
     new_folder as new_folder,
     remove_proof as remove_proof,
     require_absent as require_absent,
+    require_space as require_space,
     temporary_folder as temporary_folder,
 )
 from dpmerge.tensors.kernel import weighted_sum as weighted_sum
@@ -26,7 +27,7 @@ from dpmerge.tensors.plan import (
 )
 from dpmerge.tensors.safetensors_file import FileState as FileState, header_bytes as header_bytes
 from dpmerge.tensors.score import MergedScore as MergedScore, find_evaluator as find_evaluator
-from dpmerge.tensors.stream import coarsest_spacing as coarsest_spacing
+from dpmerge.tensors.stream import coarsest_spacing as coarsest_spacing, require_finite as require_finite
 from dpmerge.tensors.strict_files import file_inside as file_inside, read_inside as read_inside, read_object as read_object
 from dpmerge.tensors.survey import Surveys as Surveys, content_digest as content_digest
 from dpmerge.tensors.verify import (

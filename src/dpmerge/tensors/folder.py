@@ -83,6 +83,13 @@ def require_absent(target: Path) -> None:
         raise CheckpointError(f"{target}: there is no folder {target.parent}; make it first")
 
 
+def require_space(target: Path, size: int) -> None:
+    """Refuse what will not fit on the disk, of so many bytes."""
+    free = shutil.disk_usage(target.parent).free
+    if free < size:
+        raise CheckpointError(f"{target}: cannot be written: it takes {size:,} bytes, and {free:,} are free there")
+
+
 def is_proof(folder: Path) -> bool:
     """Whether this is a folder of `new_folder` with `proof` that was never renamed."""
     found = _TEMPORARY.fullmatch(folder.name)

@@ -57,6 +57,11 @@ class MergePlan:
         """Every file that will be written, those with tensors first."""
         return (*(file.name for file in self.files), *([INDEX] if self.sharded else []), *sorted(self.companions))
 
+    @property
+    def size(self) -> int:
+        """Bytes of tensors and of what goes with them; headers come on top."""
+        return sum(output.nbytes for output in self.outputs) + sum(map(len, self.companions.values()))
+
     def stream(self, threads: int | None = None, progress: Progress | None = None) -> Stream:
         """One pass over the tensors; in one thread with a method, since a user's function need not be thread-safe."""
         return Stream(self.outputs, 1 if self.by_method else threads, progress)

@@ -144,6 +144,18 @@ def _coarsest(output: Output) -> float:
     return widest
 
 
+def require_finite(outputs: Sequence[Output]) -> None:
+    """Refuse, by name, numbers that no merge can compute with; what is kept as it is may hold them."""
+    computed = [output for output in outputs if not isinstance(output.rule, Keep)]
+    in_threads(_require_finite, [tensor for output in computed for tensor in output.inputs])
+
+
+def _require_finite(tensor: Tensor) -> None:
+    for start in range(0, tensor.size, BLOCK):
+        if (fault := _first_not_finite(tensor, start, min(BLOCK, tensor.size - start))) is not None:
+            raise fault
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reads blocks of inputs into a thread's scratch memory, past the digests."""
@@ -225,12 +237,18 @@ def _whole(output: Output, rule: Whole, reader: _Reader) -> Raw:
 def _not_finite(output: Output, start: int, count: int) -> CheckpointError:
     """Say which model it was; a sum of finite values that is not finite has overflowed."""
     for tensor in output.inputs:
-        values = widened(tensor.part(start, count), tensor.dtype)
-        places = np.flatnonzero(~np.isfinite(values))
-        if places.size:
-            first = int(places[0])
-            return CheckpointError(f"{tensor}: element {start + first} is {values[first]}; a merge needs finite values")
+        if (fault := _first_not_finite(tensor, start, count)) is not None:
+            return fault
     return CheckpointError(
         f"tensor {output.name!r}: the weighted sum is beyond the range of {output.dtype.name}; weights that sum to 1 never are "
         "unless noise is added"
     )
+
+
+def _first_not_finite(tensor: Tensor, start: int, count: int) -> CheckpointError | None:
+    values = widened(tensor.part(start, count), tensor.dtype)
+    places = np.flatnonzero(~np.isfinite(values))
+    if not places.size:
+        return None
+    first = int(places[0])
+    return CheckpointError(f"{tensor}: element {start + first} is {values[first]}; a merge needs finite values")
