@@ -191,6 +191,7 @@ class Ledger:
 
         It is entered in a transaction that no other can pass, if the ledger is still the one that it was checked against.
         """
+        notes = [] if notes is None else notes
         self.require_same_data(planned.portfolio)
         if not all(math.isfinite(one.epsilon) for one in planned.guarantees):
             raise LedgerError("this release has no finite ε of its own, so nothing can be certified of it")
@@ -201,20 +202,20 @@ class Ledger:
                 content, told = self._charge(entries, planned)  # takes long where entries are many: others need not wait
                 with self._transaction(alone=True) as connection:
                     if self._entries(connection)[-1:] == entries[-1:]:  # nothing was entered since: it still fits
-                        (notes if notes is not None else []).extend(told)
+                        notes += told
                         return self._append(connection, entries, content)
             with self._transaction(alone=True) as connection:
                 entries = self._entries(connection)
                 content, told = self._charge(entries, planned)
-                (notes if notes is not None else []).extend(told)
+                notes += told
                 return self._append(connection, entries, content)
 
     def _charge(self, entries: Sequence[Entry], planned: PendingEntry) -> tuple[dict[str, Any], list[str]]:
         """The entry of a release that fits the budget beside these entries, and what is to be said; else it is refused."""
         with _collecting_later():
             account = Account(self.budget, entries, planned)
-            account.require_provision(self.name)
-            found = account.total()
+        account.require_provision(self.name)
+        found = account.total()
         total = found.guarantee
         if not found.fits:
             raise BudgetExceeded(f"{self.name}: {self._refusal(account, found)}")
