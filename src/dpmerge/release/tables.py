@@ -101,8 +101,6 @@ def engine_for(where: str, *, new: bool = False) -> tuple[Engine, str]:
 
 
 def _sqlite(path: str, new: bool) -> Engine:
-    if new and os.path.lexists(path):
-        raise LedgerError(f"{path}: exists already; a ledger is never overwritten: choose another name")
     if new and not Path(path).parent.is_dir():
         raise LedgerError(f"{path}: there is no folder {Path(path).parent}; make it first")
     if not new and not Path(path).is_file():
@@ -110,9 +108,10 @@ def _sqlite(path: str, new: bool) -> Engine:
         raise LedgerError(f"{path}: is {seen}, not a ledger" if seen else f"{path}: no such ledger; make one first")
     if new:
         try:
-            os.close(
-                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            )  # SQLite's other files get the mode of this one
+            # SQLite's other files get the mode of this one.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise LedgerError(f"{path}: exists already; a ledger is never overwritten: choose another name") from None
         except OSError as fault:
             raise LedgerError(f"{path}: cannot be made a ledger: {fault.strerror}") from None
     uri = f"{Path(path).absolute().as_uri()}?mode=rw"
