@@ -784,7 +784,7 @@ def test_every_term_is_explained_by_keyboard_and_assumptions_stay_in_sight(serve
 
 
 def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> None:
-    noise = {"a": 2.0, "b": 8.0, "c": 4.0, "d": 3.0, "e": 5.0}  # a search that takes a while
+    noise = {"a": 2.0, "b": 8.0, "c": 4.0, "d": 3.0, "e": 5.0, "f": 6.0, "g": 7.0}  # a search that takes a while
     on_disk(tmp_path / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=700, sampling=0.01) for name, sigma in noise.items()))
     with serving(tmp_path, targets=1) as slow, visiting(slow, chromium) as visit:
         page = visit.page
