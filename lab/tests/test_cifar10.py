@@ -91,5 +91,11 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
         cifar10.cifar10_pretrained(Options(folder=tmp_path))
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments import cifar10_training
+
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "pretraining-views.json").write_text("{}")  # its moving average, of the same training, is missing
+    with pytest.raises(TrainingError, match="makes it anew; remove it"):
+        cifar10_training.make(["pretraining-views-ema"], None, "cpu", cifar10_settings.QUICK, tmp_path / "2")
     with pytest.raises(DataError, match="no such file"):
         cifar10.cifar10(Options(folder=tmp_path, data=tmp_path))

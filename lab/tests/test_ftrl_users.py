@@ -57,6 +57,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
 from dpmerge_lab.experiments import ftrl_users as experiment, ftrl_users_runs as runs  # noqa: E402
+from dpmerge_lab.experiments.aggregation_scores import gain  # noqa: E402
 from dpmerge_lab.experiments.ftrl_users import BANDED, CASES, DELTA, METHODS, ftrl_users  # noqa: E402
 from dpmerge_lab.experiments.ftrl_users_pictures import ERRORS, PAPER  # noqa: E402
 from dpmerge_lab.experiments.ftrl_users_runs import QUICK, Case, Work  # noqa: E402
@@ -114,8 +115,8 @@ def test_the_table_is_complete(result: Result) -> None:
         found = result.numbers[case.name]
         assert tuple(found["test accuracy"]) == METHODS and set(found["gain over no aggregation"]) == {*METHODS} - {"No Agg"}
         means = {method: one["mean"] for method, one in found["test accuracy"].items()}
-        for method, gain in found["gain over no aggregation"].items():
-            assert gain["mean"] == pytest.approx(means[method] - means["No Agg"]) and gain["standard error"] >= 0
+        for method, gained in found["gain over no aggregation"].items():
+            assert gained["mean"] == pytest.approx(means[method] - means["No Agg"]) and gained["standard error"] >= 0
     assert result.numbers["epsinf"]["test accuracy"]["No Agg"]["mean"] > 0.3  # by chance 0.1; fresh coins every time
     errors = result.numbers[ERRORS]
     assert errors["7 bands"] < errors["tree, variance reduced"] < errors["tree"]
@@ -153,11 +154,11 @@ def test_a_run_is_measured_by_its_own_iterates(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_standard_errors_of_pairs_and_of_two_samples() -> None:
-    paired, apart = (experiment._gain([0.5, 0.7, 0.9], [0.4, 0.5, 0.9], paired) for paired in (True, False))
+    paired, apart = (gain([0.5, 0.7, 0.9], [0.4, 0.5, 0.9], paired=paired) for paired in (True, False))
     assert paired["mean"] == apart["mean"] == pytest.approx(0.1)
     assert paired["standard error"] == pytest.approx(0.1 / math.sqrt(3))
     assert apart["standard error"] == pytest.approx(math.sqrt((0.04 + 0.07) / 3))
-    assert experiment._gain([0.5], [0.4], True)["standard error"] is None
+    assert gain([0.5], [0.4])["standard error"] is None
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

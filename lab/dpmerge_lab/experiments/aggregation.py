@@ -20,6 +20,7 @@ TAILS = (3, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 BASELINE_DECAY = 0.9999  # what De et al. 2022 took over from training without privacy
 METHODS = ("No Agg", "EMA tr", "UTA tr", "EMA baseline", "EMA inf", "UTA inf", "OPA", "OMV")
 LAST, TRAINED, AFTERWARDS = METHODS[0], METHODS[1:3], METHODS[3:]
+ON_TOP = tuple(f"{method} + inf" for method in TRAINED)  # what the paper's columns EMA_tr and UTA_tr show (§4.2.1)
 Probabilities = npt.NDArray[np.floating[Any]]
 Predict = Callable[[Any], Probabilities]
 Accuracies = dict[str, float]

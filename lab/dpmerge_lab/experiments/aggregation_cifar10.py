@@ -15,7 +15,7 @@ from typing import Any
 
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
-from dpmerge_lab.experiments.aggregation import LAST, METHODS, TAILS, TRAINED
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, METHODS, ON_TOP, TAILS, TRAINED
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, gain, parameters, scores
 from dpmerge_lab.experiments.aggregation_settings import QUICK, SETTINGS, Size
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
@@ -50,7 +50,7 @@ _TITLES = {
     "shifting-eps1": "periodic shift, ε = 1",
 }
 _TUNED = {"ema": "EMA inf", "uta": "UTA inf", "opa": "OPA", "omv": "OMV"}
-_SHOWN = (LAST, *(name for method in TRAINED for name in (method, f"{method} + inf")), *METHODS[3:])
+_SHOWN = (LAST, *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *AFTERWARDS)
 
 
 def aggregation_cifar10(options: Options) -> Result:
@@ -82,11 +82,11 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     plain = _those(runs, "plain")
     found = scores(plain)
     pairs = {method: (values, found[LAST]) for method, values in found.items()}
-    for method in TRAINED:
+    for method, on_top in zip(TRAINED, ON_TOP, strict=True):
         if branches := _those(runs, method):
             pairs[method] = [one["measured"][LAST]["test"] for one in branches], [one["last"] for one in branches]
         if branches := [one for one in branches if len(one["measured"]) > 1]:  # some were scored alone
-            pairs[f"{method} + inf"] = scores(branches)[CHOSEN], [one["last"] for one in branches]
+            pairs[on_top] = scores(branches)[CHOSEN], [one["last"] for one in branches]
     every = [run["measured"]["plain"]["every parameter"] for run in runs]
     tables = {
         _TUNED[kind]: {
@@ -160,7 +160,7 @@ def _table(numbers: Mapping[str, Any]) -> dict[str, Any]:
         bars = error_bars([one or measured[LAST] for one in shown])
         for key in ("y", "low", "high"):
             bars[key] = [value * 100 if one else None for value, one in zip(bars[key], shown, strict=True)]
-        paper = dict(zip((LAST, *(f"{method} + inf" for method in TRAINED), *METHODS[3:]), PAPER[name], strict=True))
+        paper = dict(zip((LAST, *ON_TOP, *AFTERWARDS), PAPER[name], strict=True))
         lines = [
             {"label": "measured here", **bars},
             {

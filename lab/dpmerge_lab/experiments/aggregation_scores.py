@@ -29,11 +29,15 @@ def chosen(measured: Mapping[str, Any]) -> Any:
     return max((measured[method] for method in AFTERWARDS), key=lambda one: one["validation"])
 
 
-def gain(values: Sequence[float], last: Sequence[float]) -> dict[str, float | None]:
-    """Mean of the differences run by run, its standard error, and their ratio; runs on aggregates are paired by number only."""
-    differences = np.subtract(values, last)
-    error = float(differences.std(ddof=1) / math.sqrt(len(differences))) if len(differences) > 1 else None
-    mean = float(differences.mean())
+def gain(values: Sequence[float], last: Sequence[float], *, paired: bool = True) -> dict[str, float | None]:
+    """Mean difference, its standard error, and their ratio: run by run, or of two samples of runs.
+
+    Runs on aggregates that are taken run by run are paired by number only.
+    """
+    mean, error = float(np.mean(values) - np.mean(last)), None
+    if len(values) > 1:
+        variance = np.var(np.subtract(values, last), ddof=1) if paired else np.var(values, ddof=1) + np.var(last, ddof=1)
+        error = math.sqrt(variance / len(values))
     return {"mean": mean, "standard error": error, "ratio": mean / error if error else None}
 
 

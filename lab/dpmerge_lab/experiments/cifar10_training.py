@@ -182,6 +182,11 @@ def pretrain(task: Task, name: str, learning_rate: float = 0.1, decay: float = 0
     The moving average of the iterates is kept under a name of its own: Recycling Scraps §4.4.1 tunes on from there.
     """
     views, _ = PRETRAININGS[name]
+    together = {called: averaged for called, (with_views, averaged) in PRETRAININGS.items() if with_views == views}
+    for called in filter(task.is_done, together):
+        raise TrainingError(
+            f"{task.out / f'{called}.json'}: the training that makes {name} makes it anew; remove it, and its runs"
+        )
     images, labels = task.halves[0]
     network = task.built(SEED)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -207,23 +212,22 @@ def pretrain(task: Task, name: str, learning_rate: float = 0.1, decay: float = 0
             history.append({"epoch": epoch, **task.score(network), "moving average": task.score(average.module)})
             print(f"{name}: epoch {epoch}, accuracy {history[-1]['accuracy']:.4f}", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - clock
-    for called, (with_views, averaged) in PRETRAININGS.items():
-        if with_views == views:
-            kept = (average.module if averaged else network).state_dict()
-            state = {key: tensor.detach().cpu().contiguous() for key, tensor in kept.items()}
-            torch.save({task.size.pretraining_epochs: state}, task.states / f"{called}.pt")
-            task.write(
-                called,
-                {
-                    "optimizer": {"kind": "sgd", "learning_rate": learning_rate, "momentum": 0, "weight_decay": 0},
-                    "images": "moved by up to 4 pixels and mirrored" if views else "as they are",
-                    "kept": f"the moving average with decay {decay}" if averaged else "the last iterate",
-                    "dataset": f"{task.size.data}-train-{task.size.examples}-public-half-seed42",
-                    "started": started.isoformat(timespec="seconds"),
-                    "training_seconds": round(seconds, 1),
-                    "history": history,
-                },
-            )
+    for called, averaged in together.items():
+        kept = (average.module if averaged else network).state_dict()
+        state = {key: tensor.detach().cpu().contiguous() for key, tensor in kept.items()}
+        torch.save({task.size.pretraining_epochs: state}, task.states / f"{called}.pt")
+        task.write(
+            called,
+            {
+                "optimizer": {"kind": "sgd", "learning_rate": learning_rate, "momentum": 0, "weight_decay": 0},
+                "images": "moved by up to 4 pixels and mirrored" if views else "as they are",
+                "kept": f"the moving average with decay {decay}" if averaged else "the last iterate",
+                "dataset": f"{task.size.data}-train-{task.size.examples}-public-half-seed42",
+                "started": started.isoformat(timespec="seconds"),
+                "training_seconds": round(seconds, 1),
+                "history": history,
+            },
+        )
 
 
 def merge(task: Task, name: str) -> None:

@@ -21,17 +21,18 @@ from dpmerge.jobs import Finished, run_all
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
 from dpmerge_lab.experiments import ftrl_users_runs as runs_of
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
+from dpmerge_lab.experiments.aggregation_scores import gain, parameters, scores as scores_of
 from dpmerge_lab.experiments.calibration import least_noise_of
 from dpmerge_lab.experiments.ftrl_users_pictures import ERRORS, PAPER, pictures
-from dpmerge_lab.experiments.ftrl_users_runs import INFERENCE, LAST, QUICK, Case, Design, Work
+from dpmerge_lab.experiments.ftrl_users_runs import QUICK, Case, Design, Work
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge_lab.training.banded_noise import BandedNoise
 from dpmerge_lab.training.ftrl_recipe import FtrlRecipe
 from dpmerge_lab.training.tuning import TunedTraining, tune_training
 
-DELTA, TRAINED = 1e-6, ("EMA tr", "UTA tr")
-ON_TOP = tuple(f"{method} + inf" for method in TRAINED)  # what the paper's columns EMA_tr and UTA_tr show (§4.2.1)
-METHODS = (LAST, *TRAINED, *ON_TOP, *INFERENCE)
+DELTA = 1e-6
+METHODS = (LAST, *TRAINED, *ON_TOP, *AFTERWARDS)
 CASES = tuple(Case(epsilon, shifting) for shifting in (False, True) for epsilon in (math.inf, 18.9, 8.2))
 BANDED = tuple(Case(8.2, shifting, True) for shifting in (False, True))
 
@@ -107,28 +108,26 @@ def _case(work: Work, options: Options, finished: Finished | None) -> dict[str, 
     work = replace(work, learning_rate=rates.best.parameter)
     trials = {"server learning rate": rates}
     plain = run_all(partial(runs_of.plain_run, work), range(options.seeds), **keys("runs", options.seeds))
-    scores = {method: [run["measured"][method]["test"] for run in plain] for method in (LAST, *INFERENCE)}
+    scores = scores_of(plain)
     history = {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
     if not work.case.banded:
-        for method, values in zip(TRAINED, (design.weights, design.tails), strict=True):
+        for method, on_top, values in zip(TRAINED, ON_TOP, (design.weights, design.tails), strict=True):
             trials[method] = tune(method, partial(runs_of.aggregate_trial, work, method), values)
             again = [(method, trials[method].best.parameter)] * options.seeds
             runs = run_all(partial(runs_of.aggregated_run, work), again, **keys(method, options.seeds))
             scores[method] = [run["alone"]["test"] for run in runs]
-            scores[f"{method} + inf"] = [run["on top"]["test"] for run in runs]
+            scores[on_top] = [run["on top"]["test"] for run in runs]
             history[method] = [run["history"] for run in runs]
     return {
         "epsilon": math.inf if not work.noise else _epsilon(design, work.banded, work.noise),
         "noise multiplier": work.noise,
         "test accuracy": {method: mean_and_deviation(scores[method]) for method in METHODS if method in scores},
         "gain over no aggregation": {
-            method: _gain(scores[method], scores[LAST], paired=method in INFERENCE)
+            method: gain(scores[method], scores[LAST], paired=method in AFTERWARDS)
             for method in METHODS
             if method in scores and method != LAST
         },
-        "chosen on the validation half": {
-            method: [run["measured"][method]["parameter"] for run in plain] for method in INFERENCE[1:]
-        },
+        "chosen on the validation half": parameters(plain),
         "tuning": {what: found.as_dict() for what, found in trials.items()},
         "the paper's StackOverflow accuracy, percent": PAPER.get(name),
         "price of tuning": None if not work.noise else _together(trials).price(DELTA, by="pld"),
@@ -144,12 +143,3 @@ def _together(trials: Mapping[str, TunedTraining]) -> TunedTraining:
         replace(trial, start=index) for index, found in enumerate(trials.values()) for trial in found.trials
     ]  # their names tell them apart by p and τ, and τ is 0 in all
     return TunedTraining(tuple(every))
-
-
-def _gain(values: Sequence[float], last: Sequence[float], paired: bool) -> dict[str, float | None]:
-    """Mean difference to the last iterate and its standard error: of the same runs pair by pair, else of two samples."""
-    error = None
-    if len(values) > 1:
-        variance = np.var(np.subtract(values, last), ddof=1) if paired else np.var(values, ddof=1) + np.var(last, ddof=1)
-        error = math.sqrt(variance / len(values))
-    return {"mean": float(np.mean(values) - np.mean(last)), "standard error": error}

@@ -16,7 +16,7 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from dpmerge.records import Record
-from dpmerge_lab.experiments.aggregation import Probabilities, Watcher, accuracies, tuned
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, Probabilities, Watcher, accuracies, tuned
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.tasks.user_images import UserImages
 from dpmerge_lab.training.averaging import Aggregate, MovingAverage, TailMean, TrainingOn
@@ -24,7 +24,6 @@ from dpmerge_lab.training.banded_noise import BandedNoise
 from dpmerge_lab.training.ftrl import Clients, ShiftingClients, checkpoints
 from dpmerge_lab.training.ftrl_recipe import FtrlRecipe
 
-LAST, INFERENCE = "No Agg", ("EMA baseline", "EMA inf", "UTA inf", "OPA", "OMV")
 Vector = npt.NDArray[np.float32]
 
 
@@ -191,7 +190,7 @@ def plain_run(work: Work, _: int) -> dict[str, Any]:
         for line, found in ((LAST, iterates), ("EMA inf", ema), ("UTA inf", uta))
     }
     return {
-        "measured": {method: measured[method] for method in (LAST, *INFERENCE)},
+        "measured": {method: measured[method] for method in (LAST, *AFTERWARDS)},
         "history": history,
         "record": record.as_dict(),
     }
