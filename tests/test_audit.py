@@ -199,6 +199,10 @@ def test_ceiling_is_the_bound_of_a_perfect_attack() -> None:
         Attack.count("", Threshold(0.5, True), np.ones(3), np.zeros(4), 0.01)
 
 
+def test_round_down_of_next_to_nothing_is_nothing() -> None:
+    assert [round_down(value) for value in (5e-324, 1e-320, 4e-13)] == [0.0, 0.0, 0.0]
+
+
 @given(value=st.floats(1e-9, 1e6))
 def test_round_down_never_goes_up(value: float) -> None:
     assert 0.998 * value <= round_down(value) <= value

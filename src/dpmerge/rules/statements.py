@@ -34,6 +34,8 @@ def round_down(value: float, digits: int = 4) -> float:
     """
     if value <= 0 or not math.isfinite(value):
         return value
+    if value < 1e-12:  # no digit of it is shown, and below 1e-320 there is no unit to count in
+        return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
     return min(round(math.floor(value / unit) * unit, 12), value)
 

@@ -91,7 +91,7 @@ def read_data_key(path: Path) -> bytes:
         key = bytes.fromhex(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         raise SignatureError(
-            f"{path}: holds no key for fingerprints of data, which is one line of hexadecimal digits"
+            f"{path}: holds no key for fingerprints of data, one line of hexadecimal digits; dpmerge record key makes one"
         ) from None
     data_key_id(key)
     return key
