@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +54,13 @@ class Private:
 
 
 def as_a_new_process() -> None:
-    """Forget what recorders of this process know of earlier trainings."""
+    """Forget what recorders of this process know of earlier trainings, and accelerate of earlier settings."""
     known = ("_SAVED", "_NAMED", "_FOLLOWED", "_ENDED", "_LEFT", "_BARE")
     for one in (*recorder_randomness._USED.values(), *(getattr(recorder_start, name) for name in known)):
         one.clear()
+    if accelerate := sys.modules.get("accelerate.state"):  # whoever uses it next would train in the last one's precision
+        accelerate.AcceleratorState._reset_state(True)
+        accelerate.GradientState._reset_state()
 
 
 def examples(count: int = 60) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ pytest.importorskip("opacus", reason="Opacus is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
@@ -26,13 +24,10 @@ pytestmark = [pytest.mark.filterwarnings(text) for text in OPACUS_WARNINGS]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(recorder_randomness, "_COST", 2)  # the same hash, made cheap
     as_a_new_process()
-    yield
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
 
 
 def prepared(run: Private, **options: Any) -> tuple[Private, Any]:
@@ -168,7 +163,7 @@ def test_what_no_record_can_say_is_refused() -> None:
     run, _ = prepared(private(), gradient_accumulation_steps=4)
     with pytest.raises(TrainingError, match="accumulates gradients over 4 batches"):
         record(*run.parts, dataset="d")
-    GradientState._reset_state()
+    as_a_new_process()
     run, _ = prepared(private())
     run.optimizer.scaler = object()
     with pytest.raises(TrainingError, match="scales the loss"):
