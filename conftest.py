@@ -3,6 +3,7 @@
 import os
 import pkgutil
 import sqlite3
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,6 +22,9 @@ os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 os.environ["DPMERGE_CACHE"] = "off"
 # No test is about a power cut: what the operating system holds is there, also where a process was killed.
 os.fsync = os.fstat  # type: ignore[assignment]
+# Ledgers of tests are remembered in a folder of this run.
+if "DPMERGE_TESTED" not in os.environ:  # the workers of one run share it
+    os.environ["DPMERGE_TESTED"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dpmerge-state-")
 # How long an example takes says how busy the machine is.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")

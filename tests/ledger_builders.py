@@ -72,6 +72,11 @@ def drawn(*weights: Weights) -> float:
     return Releases(weights[0].portfolio, [Exposure.drawn(one) for one in weights]).guarantee(delta=DELTA).epsilon
 
 
+def names_in(folder: Path) -> set[str]:
+    """What is in a folder, but for what ledgers keep beside them."""
+    return {path.name for path in folder.iterdir() if path.suffix != ".heads"}
+
+
 def total(ledger: Ledger) -> float:
     found = ledger.cumulative()
     assert found is not None

@@ -25,7 +25,7 @@ from dpmerge.release.entries import PendingEntry
 from dpmerge.release.processes import this_process
 from tests import ledger_kills
 from tests.effort import EFFORT
-from tests.ledger_builders import PRECISE, THREE, command, joint, new, planned, total, written
+from tests.ledger_builders import PRECISE, THREE, command, joint, names_in, new, planned, total, written
 from tests.ledger_workers import DELTA
 from tests.release_builders import on_disk
 from tests.test_hidden_surfaces import convex
@@ -42,10 +42,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, **other: str) -> None:
     """Releases are entered as if by this other process, by default one that ended."""
     maker = {**this_process(), **(other or {"started": "1"})}
     monkeypatch.setattr("dpmerge.release.ledger.this_process", lambda: maker)
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 # --- before the charge ------------------------------------------------------------------------------------------------

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +23,9 @@ from dpmerge.errors import BudgetExceeded, CheckpointError, LedgerError
 from dpmerge.records import Portfolio
 from dpmerge.release import Ledger, choose, release, unfinished, verify
 from tests import builders
-from tests.ledger_builders import PRECISE, THREE, command, drawn, joint, new, planned, three, total, written
+from tests.ledger_builders import PRECISE, THREE, command, drawn, joint, names_in, new, planned, three, total, written
 from tests.ledger_workers import DELTA, wait_for
+from tests.postgresql_server import Server, sql, started_server
 
 ROOT = Path(__file__).parent.parent
 RELEASING = sys.modules[release.__module__]  # the module, whose name the package gives to its function
@@ -160,7 +158,7 @@ def test_a_merge_that_does_not_fit_on_the_disk_spends_nothing(tmp_path: Path, fi
     assert ledger.history()[1].content["by"] == "proof"
     assert ledger.cumulative() is None
     assert ledger.recover() == []
-    assert {path.name for path in tmp_path.iterdir()} == {"p", "ledger.db"}
+    assert names_in(tmp_path) == {"p", "ledger.db"}
     assert ledger.summary(ledger.history())["releases"] == 0
 
 
@@ -222,7 +220,7 @@ def test_an_entry_that_cannot_be_voided_counts_until_the_next_release(
     assert total(ledger) == pytest.approx(joint("b"), rel=PRECISE)
     made = release(portfolio, choice, tmp_path / "out", ledger=ledger)
     assert made.notes == ("entry 1 was interrupted before anything of it was seen: it was voided",)
-    assert {path.name for path in tmp_path.iterdir()} == {"p", "ledger.db", "out"}
+    assert names_in(tmp_path) == {"p", "ledger.db", "out"}
 
 
 def test_voiding_by_hand(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,85 +385,17 @@ def test_a_release_that_is_out_counts_though_it_was_voided(tmp_path: Path, file:
 # --- SQLite and PostgreSQL, and many processes ------------------------------------------------------------------------
 
 
-def server_programs() -> Path | None:
-    """Where PostgreSQL's server is, if it is."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3].partition(".")[0]))
-    initdb = str(found[-1]) if found else shutil.which("initdb")
-    return None if initdb is None else Path(initdb).resolve().parent
-
-
-def installed_server() -> Path | None:
-    """The server's programs, from Debian's packages if they are not there and can be had."""
-    programs = server_programs()
-    if programs is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        line = ["timeout", "90", "apt-get", "install", "--yes", "--no-install-recommends", "postgresql"]
-        subprocess.run(line, env=environment, capture_output=True, check=False)
-        programs = server_programs()
-    return programs
-
-
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    """A PostgreSQL server of this session's own, on a Unix socket; its URL but for the database's name."""
-    pytest.importorskip("psycopg")
-    programs = installed_server()
-    if programs is None:
-        pytest.skip("no PostgreSQL server here, and none could be installed (Debian: apt-get install postgresql)")
-    # The server refuses to run as root.
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    user = None if os.geteuid() else "postgres" if "postgres" in known else "nobody"
-    folder = Path(tempfile.mkdtemp(prefix="dpmerge-pg-", dir="/tmp"))  # short: a socket's path has at most 107 characters
-    try:
-        if user is not None:
-            shutil.chown(folder, user)
-        run: dict[str, Any] = {"user": user, "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        # Without a locale the server does not know its text's encoding, which is the hardest case.
-        subprocess.run(
-            [programs / "initdb", "--pgdata=data", "--auth=trust", "--username=tester", "--locale=C", "--no-sync"],
-            check=True,
-            **run,
-        )
-        settings = ["listen_addresses=", f"unix_socket_directories={folder}", "fsync=off", "max_connections=60"]
-        line = [str(programs / "postgres"), "-D", "data", *(part for setting in settings for part in ("-c", setting))]
-        with subprocess.Popen(line, **run) as process:
-            try:
-                yield url_of_server(folder)
-            finally:
-                process.send_signal(signal.SIGINT)
-    finally:
-        shutil.rmtree(folder)
-
-
-def url_of_server(folder: Path) -> str:
-    import psycopg
-
-    until = time.monotonic() + 30
-    while True:
-        try:
-            psycopg.connect(host=str(folder), user="tester", dbname="postgres").close()
-            return f"postgresql://tester@/DATABASE?host={folder}"
-        except psycopg.OperationalError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-
-
-def sql(url: str, *statements: str) -> None:
-    """Behind the ledger's back."""
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
+def server() -> Iterator[Server]:
+    """A PostgreSQL server of this session's own."""
+    with started_server() as started:
+        yield started
 
 
 @pytest.fixture
-def postgresql(server: str, request: pytest.FixtureRequest) -> str:
+def postgresql(server: Server, request: pytest.FixtureRequest) -> str:
     """The URL of an empty database."""
-    name = f"test_{abs(hash(request.node.nodeid))}"
-    sql(server.replace("DATABASE", "postgres"), f"CREATE DATABASE {name}")
-    return server.replace("DATABASE", name)
+    return server.new_database(f"test_{abs(hash(request.node.nodeid))}")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -68,6 +68,15 @@ def write_private(content: bytes, path: Path) -> None:
         file.write(content)
 
 
+def sync(path: Path) -> None:
+    """A file's content, or a folder's names, are on the disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_regular(path: Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Pipes and devices are not opened; every refusal is an OSError."""
     if not stat.S_ISREG(path.stat().st_mode):

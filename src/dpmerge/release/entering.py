@@ -54,6 +54,7 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
             drawn = tuple(entry.content["names"][name] for name in entry.content.get("drawn", ()))
             made = Entered(folder, entry, notes, drawn)
             yield made
+            ledger.require_entered(entry)
         notes += ledger.complete(entry, made.certificates)
     except BaseException as fault:
         entry = entry or _entered_all_the_same(ledger, temporary, fault)
@@ -89,6 +90,10 @@ def _what_was_spent(ledger: Ledger, entry: Entry, temporary: Path, out: Path) ->
     """Void the entry of a release that failed, where its folder still has its temporary name; and say so."""
     where = f"entry {entry.number} of {ledger.name}"
     if not is_proof(temporary):
+        try:
+            ledger.require_entered(entry)
+        except LedgerError as fault:
+            return f"the release may be out, at {out}, and may not be counted: {fault}"
         total = entry.content["total"]
         spent = f"all releases together are ({round_up(total['epsilon'])}, {significant(total['delta'])})-DP"
         if certificates_at(entry):

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dpmerge.errors import CertificateError
-from dpmerge.files import canonical, private_folder, sha256
+from dpmerge.files import canonical, private_folder, sha256, sync
 from dpmerge.records import Model, Strict, load_strict, trained_tensors
 from dpmerge.release.commitment import Digest
 from dpmerge.release.forms import HexFloat, LadderId, PositiveFloat, RuleForm
@@ -142,11 +142,7 @@ class Ladders:
         finally:
             temporary.unlink(missing_ok=True)
         for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(folder)
 
 
 def _steps(form: RuleForm, contents: Mapping[str, str]) -> dict[str, Step]:

@@ -39,6 +39,7 @@ from dpmerge.release.entries import (
     unfinished,
     voided,
 )
+from dpmerge.release.heads import Heads, require_heads
 from dpmerge.release.processes import maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
 from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted, why_more
@@ -61,7 +62,9 @@ class Ledger:
         self._known: tuple[list[Row], list[Entry]] = ([], [])  # rows as they were read last, and their entries
         self._counted: tuple[str, Account] | None = None
         with self._transaction(alone=False) as connection:
-            self.budget, _ = self._read(connection)
+            self.budget, _ = self._header(connection)
+        self._heads = Heads.of(self.budget, None if "://" in self.name else Path(self.name).absolute())
+        self.history()
 
     @classmethod
     def create(
@@ -113,7 +116,7 @@ class Ledger:
         with self._transaction(alone=False) as connection:
             key, entries = _tables().key_for_exports(connection), self._entries(connection)
         if key is None:
-            with self._transaction(alone=True) as connection:
+            with self._writing() as connection:
                 key = _tables().make_key_for_exports(connection)
         return exported(self.budget, entries, key)
 
@@ -200,11 +203,11 @@ class Ledger:
             for _ in range(_OUTSIDE):
                 entries = self.history()
                 content, told = self._charge(entries, planned)  # takes long where entries are many: others need not wait
-                with self._transaction(alone=True) as connection:
+                with self._writing() as connection:
                     if self._entries(connection)[-1:] == entries[-1:]:  # nothing was entered since: it still fits
                         notes += told
                         return self._append(connection, entries, content)
-            with self._transaction(alone=True) as connection:
+            with self._writing() as connection:
                 entries = self._entries(connection)
                 content, told = self._charge(entries, planned)
                 notes += told
@@ -246,8 +249,9 @@ class Ledger:
 
     def complete(self, entry: Entry, certificates: Sequence[str]) -> list[str]:
         """Say that an entered release is out, under the hashes of its certificates; if it was voided, it counts again."""
-        with self._transaction(alone=True) as connection:
+        with self._writing() as connection:
             entries = self._entries(connection)
+            self._require_there(entry, entries)
             counts = entry.number in {one.number for one in standing(entries)}
             if counts and any(one["certificates"] == [*certificates] for one in became(entries, entry, "completed")):
                 return []  # whoever found it has said so
@@ -259,6 +263,17 @@ class Ledger:
             "in between did not count it"
         ]
 
+    def require_entered(self, entry: Entry) -> None:
+        """Refuse to go on with a release whose entry is not in the ledger any more: its maker asks before anything is seen."""
+        self._require_there(entry, self.history())
+
+    def _require_there(self, entry: Entry, entries: Sequence[Entry]) -> None:
+        if entry.hash not in (one.hash for one in entries[entry.number - 1 : entry.number]):
+            raise LedgerError(
+                f"{self.name}: entry {entry.number} is not in the ledger any more, though it was made: a backup was restored "
+                "meanwhile, or the locks of its file system do nothing"
+            )
+
     def adopt(self) -> list[str]:
         """Complete what was interrupted after its release had appeared, by the certificate that is found there."""
         return self._adopt(self.history())
@@ -267,7 +282,7 @@ class Ledger:
         notes: list[str] = []
         if not adoptable(found):
             return notes
-        with self._transaction(alone=True) as connection:
+        with self._writing() as connection:
             entries = self._entries(connection)
             counted = {one.number for one in standing(entries)}
             for number, certificates in adoptable(entries).items():
@@ -290,7 +305,7 @@ class Ledger:
             return notes
         with ExitStack() as held:  # the locks of what is voided, until it is removed
             left: list[Path] = []
-            with self._transaction(alone=True) as connection:
+            with self._writing() as connection:
                 entries = self._entries(connection)
                 for entry in unfinished(entries):
                     gone = held.enter_context(maker_gone(entry.content))
@@ -319,7 +334,7 @@ class Ledger:
 
     def void_unseen(self, entry: Entry, reason: str) -> None:
         """Void a release of which the caller has proof that nothing of it was seen."""
-        with self._transaction(alone=True) as connection:
+        with self._writing() as connection:
             self._append(connection, self._entries(connection), voided(entry.number, reason, "proof"))
 
     def void(self, number: int, reason: str, *, machine_is_gone: bool = False) -> None:
@@ -329,7 +344,7 @@ class Ledger:
         """
         if not reason.strip():
             raise LedgerError("a release is voided for a reason, which stays in the ledger: say why nothing of it was seen")
-        with self._transaction(alone=True) as connection:
+        with self._writing() as connection:
             entries = self._entries(connection)
             found = [entry for entry in entries if entry.number == number and entry.kind == "release"]
             if not found:
@@ -351,40 +366,56 @@ class Ledger:
 
     # --- the database -----------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Exclusive transaction; what the ledger ends with is kept outside it as soon as that is on the disk."""
+        with self._transaction(alone=True) as connection:
+            yield connection
+            _, (number, head) = self._header(connection)
+        if number:
+            self._heads.keep(number, head, self.name)
+
     def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
         """Exclusive transaction to write, or a snapshot to read."""
         found: AbstractContextManager[Connection] = _tables().transaction(self._engine, self.name, alone=alone)
         return found
 
-    def _entries(self, connection: Connection) -> list[Entry]:
-        budget, entries = self._read(connection)
-        if budget != self.budget:
-            raise LedgerError(f"{self.name}: the declared budget was edited since the ledger was opened")
-        return entries
-
-    def _read(self, connection: Connection) -> tuple[Budget, list[Entry]]:
-        """The budget and the entries; refused if anything was changed but by appending."""
-        with _collecting_later():
-            found = _tables().read(connection)
-        if found is None:
+    def _header(self, connection: Connection) -> tuple[Budget, tuple[int, str]]:
+        """The budget, and the number and the hash of the last entry, as they are stated."""
+        header = _tables().read_header(connection)
+        if header is None:
             raise LedgerError(f"{self.name}: holds no ledger; make one under another name")
-        header, rows = found
         if header["schema"] != SCHEMA:
             raise LedgerError(f"{self.name}: a ledger of version {header['schema']}; this program reads version {SCHEMA}")
         try:
             epsilon, delta = float.fromhex(header["epsilon"]), float.fromhex(header["delta"])
             budget = Budget(header["dataset"], header["adjacency"], epsilon, delta, header["created"])
+            assert budget.hash  # it can be computed: all of it is text and numbers
+            return budget, (int(header["entries"]), header["head"])
+        except (ValueError, TypeError, OverflowError):
+            raise LedgerError(f"{self.name}: the declared budget was edited: it cannot be read") from None
+
+    def _entries(self, connection: Connection) -> list[Entry]:
+        """The entries; refused if anything was changed but by appending, or if one that was made is not there."""
+        seen = self._heads.seen()  # before the database is read
+        budget, (length, head) = self._header(connection)
+        if budget != self.budget:
+            raise LedgerError(f"{self.name}: the declared budget was edited since the ledger was opened")
+        with _collecting_later():
+            rows = _tables().read_rows(connection)
             before, entries = self._known
             same = next((place for place, pair in enumerate(zip(rows, before, strict=False)) if pair[0] != pair[1]), None)
             known = entries[: min(len(rows), len(before)) if same is None else same]
-            with _collecting_later():
-                entries = checked(budget.hash, rows, int(header["entries"]), header["head"], known)
-            self._known = rows, entries
-            return budget, [*entries]
-        except (ValueError, TypeError, OverflowError):
-            raise LedgerError(f"{self.name}: the declared budget was edited: it cannot be read") from None
+            try:
+                entries = checked(budget.hash, rows, length, head, known)
+            except LedgerError as fault:
+                raise LedgerError(f"{self.name}: {fault}; nothing is released from a ledger that was tampered with") from None
+        try:
+            require_heads(seen, entries)
         except LedgerError as fault:
-            raise LedgerError(f"{self.name}: {fault}; nothing is released from a ledger that was tampered with") from None
+            raise LedgerError(f"{self.name}: {fault}") from None
+        self._known = rows, entries
+        return [*entries]
 
     def require_same_data(self, portfolio: Portfolio) -> None:
         self.budget.require_same_data(portfolio, self.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +74,9 @@ _BEGIN = {
     ("postgresql", True): (
         "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
         f"SET LOCAL lock_timeout = '{_PATIENCE}s'",
+        # Where the server does not wait for its disk, a release could outlive its entry; who asks for more gets more.
+        "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' "
+        "THEN 'remote_apply' ELSE 'on' END, true)",
         f"SELECT pg_advisory_xact_lock({_LOCK})",
     ),
 }
@@ -114,13 +119,20 @@ def _sqlite(path: str, new: bool) -> Engine:
             raise LedgerError(f"{path}: exists already; a ledger is never overwritten: choose another name") from None
         except OSError as fault:
             raise LedgerError(f"{path}: cannot be made a ledger: {fault.strerror}") from None
-    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
+    uri = _uri(path)
 
     def connect() -> sqlite3.Connection:
         # No BEGIN of the driver's own: it is deferred, and two readers would both try to write.
-        return sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
+        connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
+        # The default syncs no folder: after a power cut the journal could be there again, and take a commit back.
+        connection.execute("PRAGMA synchronous = EXTRA")
+        return connection
 
     return create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+
+def _uri(path: str) -> str:
+    return f"{Path(path).absolute().as_uri()}?mode=rw"
 
 
 @contextmanager
@@ -130,6 +142,10 @@ def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connectio
         with engine.begin() as connection:
             for statement in _BEGIN[engine.dialect.name, alone]:
                 connection.exec_driver_sql(statement)
+            if alone and engine.dialect.name == "sqlite":
+                _require_locks(connection, name)
+            elif alone and connection.exec_driver_sql("SHOW fsync").scalar() == "off":
+                raise LedgerError(f"{name}: the server runs with fsync = off, so entries could be lost; turn it on")
             yield connection
     except SQLAlchemyError as fault:
         if isinstance(getattr(fault, "orig", None), sqlite3.DatabaseError) and "not a database" in str(fault):
@@ -138,23 +154,53 @@ def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connectio
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
 
 
+_PROBE = """
+import sqlite3, sys
+try:
+    sqlite3.connect(sys.argv[1], uri=True, timeout=0, isolation_level=None).execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as fault:
+    print(fault)
+"""
+
+
+_locking: set[int] = set()  # devices whose locks were seen to keep another process out
+
+
+def _require_locks(connection: Connection, name: str) -> None:
+    """Refuse a file system on which another process gets the lock that this one holds now."""
+    path = connection.exec_driver_sql("PRAGMA database_list").one()[2]
+    device = os.stat(path).st_dev
+    if device in _locking:
+        return
+    line = [sys.executable, "-I", "-S", "-c", _PROBE, _uri(path)]
+    if "locked" not in subprocess.run(line, capture_output=True, text=True, check=False).stdout:
+        raise LedgerError(
+            f"{name}: the locks of its file system do nothing, so two releases could be entered at once: move the ledger to "
+            "another one, or use PostgreSQL"
+        )
+    _locking.add(device)
+
+
 def exist(connection: Connection) -> bool:
     """Whether this database holds any part of a ledger."""
     found = inspect(connection)
     return any(found.has_table(table.name) for table in (header, entries))
 
 
-def read(connection: Connection) -> tuple[dict[str, Any], list[Row]] | None:
-    """The header and the entries as they are written, or nothing if this is not a ledger."""
+def read_header(connection: Connection) -> dict[str, Any] | None:
+    """The header as it is written, or nothing if this is not a ledger."""
     found = inspect(connection)
     if not all(found.has_table(table.name) for table in (header, entries)):
         return None
     headers = connection.execute(header.select()).mappings().all()
-    if len(headers) != 1:
-        return None
+    return dict(headers[0]) if len(headers) == 1 else None
+
+
+def read_rows(connection: Connection) -> list[Row]:
+    """The entries as they are written, in order."""
     columns = [entries.c[name] for name in Row._fields]
     rows = connection.execute(select(*columns).order_by(entries.c.number)).all()  # at once: row by row takes longer
-    return dict(headers[0]), [Row(*row) for row in rows]
+    return [Row(*row) for row in rows]
 
 
 def key_for_exports(connection: Connection) -> bytes | None:

@@ -310,7 +310,11 @@ def _check_ledger(certificate: Certificate, ledger: Ledger, verdict: Verdict) ->
         return
     entries, where = ledger.history(), f"entry {stated.number} of the ledger"
     entry = next((one for one in entries if one.number == stated.number), None)
-    if entry is None or entry.kind != "release" or entry.hash != stated.entry:
+    if entry is None:
+        ends = f"it ends with entry {len(entries)}"
+        verdict.broken.append(f"{where} is not there: {ends}. It is a restored backup, or another one")
+        return
+    if entry.kind != "release" or entry.hash != stated.entry:
         verdict.broken.append(f"{where} is not the one certified: it was edited, replaced or deleted")
         return
     if not became(entries, entry, "completed"):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dpmerge.errors import CheckpointError
+from dpmerge.files import sync
 
 _TEMPORARY = re.compile(r"\..+\.dpmerge-(tmp|proof)-\d+-[0-9a-f]{16}")
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
@@ -39,7 +40,7 @@ def new_folder(target: Path, *, proof: bool = False, private: bool = False) -> I
             _rename(folder, target)
             if not private:
                 os.fchmod(lock, mode)  # not before: what was looked into and never renamed would be taken for unseen
-            _sync(target.parent)
+            sync(target.parent)
     except OSError as fault:
         raise CheckpointError(f"{target}: cannot be written: {fault.strerror or fault}") from fault
 
@@ -177,16 +178,8 @@ def _discard(folder: Path) -> None:
 
 def _sync_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
+    sync(folder)
 
 
 def _rename(folder: Path, target: Path) -> None:
