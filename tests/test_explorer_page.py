@@ -653,7 +653,7 @@ def test_what_is_slow_keeps_nothing_else_from_following(server: Server, chromium
 def test_the_handle_says_what_stands_beside_it(visit: Visit) -> None:
     page = visit.page
     said = "document.getElementById('handle').getAttribute('aria-valuetext')"
-    assert "proved" in page.evaluate(said)
+    page.wait_for_function(f"() => {said}.includes('proved')")
     page.fill("#weight-0", "0.9")
     assert page.evaluate(said).endswith(": nothing is accounted")
     page.fill("#weight-0", "0.35")

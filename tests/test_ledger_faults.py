@@ -404,6 +404,6 @@ def test_an_entry_of_another_machine_has_an_answer(tmp_path: Path, file: Path, m
 def test_kills_at_chosen_points_leave_no_release_that_cannot_be_verified(tmp_path: Path) -> None:
     """More of them: `make audit`, or `python -m tests.ledger_kills 500`."""
     kills = 40 * EFFORT
-    points = ledger_kills.seeded(ledger_kills.prepared(tmp_path), kills, seed=21)
-    seen = ledger_kills.killed(tmp_path, points)
+    place = ledger_kills.Place(tmp_path, str(tmp_path / "ledger.db"))
+    seen = place.killed(ledger_kills.seeded(*place.prepared(), kills, seed=21))
     assert seen["adopted"] >= kills // 4 and seen["voided"] >= kills // 8

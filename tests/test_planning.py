@@ -31,6 +31,7 @@ from dpmerge.profiles import Profile, gaussian_delta
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Accounting, Selection, Tempered, least_noise, round_up
 from tests import builders
+from tests.release_builders import runs
 
 NAMES = "abcd"
 
@@ -479,3 +480,11 @@ def test_a_learning_rate_that_is_too_large_is_named() -> None:
     how: dict[str, Any] = {"sigma": 4.0, "steps": 10, "smoothness": 0.5, "convex": "unclipped", "eta": 6.0, "sampling": 0.1}
     why = plan(Portfolio([builders.dp_sgd(name, **how) for name in "ab"]), epsilon=0.05, delta=1e-6).why_no_noise
     assert "'a' was trained with learning rate 6, and above 3.41 steps can drive two models apart" in why
+
+
+def test_a_little_of_a_better_model_may_be_worth_more_than_noise_on_it(tmp_path: Path) -> None:
+    runs(tmp_path)
+    found = plan(Portfolio(tmp_path / "runs"), epsilon=0.31, delta=1e-5)
+    with_noise = [option.utility for option in found.options if option.feasible and option.noise]
+    assert found.best is not None and found.best.rule == "combination" and found.best.noise == 0
+    assert with_noise and found.best.utility > 1.02 * max(with_noise)  # type: ignore[operator, type-var]

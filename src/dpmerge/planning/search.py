@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -100,13 +101,17 @@ class Search:
         return [asked.option("tempered", weights, found, utility=float(expected))]
 
     def _combination(self) -> list[Option]:
-        """The best model and average with noise, or the best average without; and every candidate the user names."""
+        """The best model and average with noise, the best average without where one fits; every candidate the user names."""
         asked = self.question
         options, noising = [], Noising(asked, self.epsilon)
         if asked.looked:  # no average is covered: none is searched for
             options.append(self._accounted(asked.vertex(asked.most_private)))
         elif asked.with_noise:
             options += noising.options()
+        if options and not asked.looked and self._fits_alone(asked.most_private):
+            # Close to a model that fits, a little of a better one may be worth more than noise on that.
+            with suppress(AccountingError):
+                options.append(self._accounted(self._best_average()))
         if not options:
             try:
                 options.append(self._accounted(self._best_average()))
@@ -115,6 +120,10 @@ class Search:
                 options.append(asked.option("combination", most_useful, None, str(error)))
             options = [replace(option, noiseless=noising.refusal() if asked.with_noise else "") for option in options]
         return options + [self._accounted(weights) for weights in asked.candidates]
+
+    def _fits_alone(self, name: str) -> bool:
+        found = self.question.alone[name]
+        return isinstance(found, Guarantee) and found.epsilon < self.epsilon
 
     def _accounted(self, weights: Weights) -> Option:
         """This average, with noise where it does not meet the target without."""
