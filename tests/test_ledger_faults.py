@@ -23,7 +23,7 @@ from dpmerge.release import Ledger, Merge, choose, release, release_together, ve
 from dpmerge.release.account import Account
 from dpmerge.release.entries import PendingEntry
 from dpmerge.release.processes import this_process
-from tests import ledger_kills
+from tests import ledger_kills, power_loss
 from tests.effort import EFFORT
 from tests.ledger_builders import PRECISE, THREE, command, joint, names_in, new, planned, total, written
 from tests.ledger_workers import DELTA
@@ -407,3 +407,10 @@ def test_kills_at_chosen_points_leave_no_release_that_cannot_be_verified(tmp_pat
     place = ledger_kills.Place(tmp_path, str(tmp_path / "ledger.db"))
     seen = place.killed(ledger_kills.seeded(*place.prepared(), kills, seed=21))
     assert seen["adopted"] >= kills // 4 and seen["voided"] >= kills // 8
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here (Debian: apt-get install strace)")
+def test_a_power_cut_at_any_point_loses_no_entry_of_what_was_seen(tmp_path: Path) -> None:
+    """More draws of what the disk kept: `make audit`, or `python -m tests.power_loss 100`."""
+    seen = power_loss.cut(tmp_path / "home", drawn=2 * EFFORT)
+    assert seen["points"] > 90 and seen["counted, gone"] and seen["counted, there"] and seen["not counted, never seen"]

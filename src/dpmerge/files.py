@@ -60,12 +60,16 @@ def private_folder(path: Path) -> None:
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():  # also where a parent may not be listed
             folder.mkdir(mode=0o700, exist_ok=True)
+            sync(folder.parent)
 
 
 def write_private(content: bytes, path: Path) -> None:
-    """Write a new file that its owner alone may read; one that is there is never overwritten."""
+    """Write a new file that its owner alone may read, and that is on the disk then; one that is there is never overwritten."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

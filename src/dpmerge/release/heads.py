@@ -86,10 +86,7 @@ def _names(place: Path) -> Iterator[Head]:
 
 
 def _keep(place: Path, number: int, digest: str, ledger: str) -> None:
-    if not place.is_dir():
-        private_folder(place)
-        for parent in place.parents[:2]:
-            sync(parent)
+    private_folder(place)
     with contextlib.suppress(FileExistsError), (place / f"{number}-{digest}").open("x") as file:
         file.write(ledger)  # for the reader of an error: the name says all that is compared
     sync(place)
