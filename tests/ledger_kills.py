@@ -141,7 +141,7 @@ def _hook(ledger: Ledger, kill_at: int) -> Counter[str]:
 
 
 def seeded(last: list[int], seconds: float, kills: int, seed: int = 0) -> list[Point]:
-    """Points for so many kills, in turn of each kind: a quarter anywhere, a half from the rename on, a quarter at a moment."""
+    """Points for so many kills, in turn of each kind: half anywhere, a quarter from the rename on, a quarter at a moment."""
     generator = random.Random(seed)
     ends = [last[number % len(last)] for number in range(kills)]
     drawn: list[Point] = []
@@ -150,7 +150,7 @@ def seeded(last: list[int], seconds: float, kills: int, seed: int = 0) -> list[P
         if at == 3:
             drawn.append(generator.uniform(0, seconds))
         else:
-            drawn.append(generator.randint(1, end) if at == 0 else -generator.randint(1, AFTER_RENAME))
+            drawn.append(generator.randint(1, end) if at < 2 else -generator.randint(1, AFTER_RENAME))
     return drawn
 
 

@@ -406,7 +406,7 @@ def test_kills_at_chosen_points_leave_no_release_that_cannot_be_verified(tmp_pat
     kills = 40 * EFFORT
     place = ledger_kills.Place(tmp_path, str(tmp_path / "ledger.db"))
     seen = place.killed(ledger_kills.seeded(*place.prepared(), kills, seed=21))
-    assert seen["adopted"] >= kills // 4 and seen["voided"] >= kills // 8
+    assert seen["adopted"] >= kills // 8 and seen["voided"] >= kills // 8
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here (Debian: apt-get install strace)")

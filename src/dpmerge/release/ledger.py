@@ -204,7 +204,7 @@ class Ledger:
                 entries = self.history()
                 content, told = self._charge(entries, planned)  # takes long where entries are many: others need not wait
                 with self._writing() as connection:
-                    if self._entries(connection)[-1:] == entries[-1:]:  # nothing was entered since: it still fits
+                    if self._entries(connection, len(entries))[-1:] == entries[-1:]:  # nothing was entered since: it still fits
                         notes += told
                         return self._append(connection, entries, content)
             with self._writing() as connection:
@@ -250,7 +250,7 @@ class Ledger:
     def complete(self, entry: Entry, certificates: Sequence[str]) -> list[str]:
         """Say that an entered release is out, under the hashes of its certificates; if it was voided, it counts again."""
         with self._writing() as connection:
-            entries = self._entries(connection)
+            entries = self._entries(connection, entry.number)
             self._require_there(entry, entries)
             counts = entry.number in {one.number for one in standing(entries)}
             if counts and any(one["certificates"] == [*certificates] for one in became(entries, entry, "completed")):
@@ -265,7 +265,8 @@ class Ledger:
 
     def require_entered(self, entry: Entry) -> None:
         """Refuse to go on with a release whose entry is not in the ledger any more: its maker asks before anything is seen."""
-        self._require_there(entry, self.history())
+        with self._transaction(alone=False) as connection:
+            self._require_there(entry, self._entries(connection, entry.number))
 
     def _require_there(self, entry: Entry, entries: Sequence[Entry]) -> None:
         if entry.hash not in (one.hash for one in entries[entry.number - 1 : entry.number]):
@@ -395,15 +396,19 @@ class Ledger:
         except (ValueError, TypeError, OverflowError):
             raise LedgerError(f"{self.name}: the declared budget was edited: it cannot be read") from None
 
-    def _entries(self, connection: Connection) -> list[Entry]:
-        """The entries; refused if anything was changed but by appending, or if one that was made is not there."""
+    def _entries(self, connection: Connection, since: int = 1) -> list[Entry]:
+        """The entries; refused if anything was changed but by appending, or if one that was made is not there.
+
+        Rows before the one numbered `since`, which this process read a moment ago, are not read again.
+        """
         seen = self._heads.seen()  # before the database is read
         budget, (length, head) = self._header(connection)
         if budget != self.budget:
             raise LedgerError(f"{self.name}: the declared budget was edited since the ledger was opened")
         with _collecting_later():
-            rows = _tables().read_rows(connection)
             before, entries = self._known
+            rows = before[: max(0, since - 1)]
+            rows += _tables().read_rows(connection, after=rows[-1].number if rows else None)
             same = next((place for place, pair in enumerate(zip(rows, before, strict=False)) if pair[0] != pair[1]), None)
             known = entries[: min(len(rows), len(before)) if same is None else same]
             try:

@@ -196,11 +196,12 @@ def read_header(connection: Connection) -> dict[str, Any] | None:
     return dict(headers[0]) if len(headers) == 1 else None
 
 
-def read_rows(connection: Connection) -> list[Row]:
-    """The entries as they are written, in order."""
-    columns = [entries.c[name] for name in Row._fields]
-    rows = connection.execute(select(*columns).order_by(entries.c.number)).all()  # at once: row by row takes longer
-    return [Row(*row) for row in rows]
+def read_rows(connection: Connection, after: int | None) -> list[Row]:
+    """The entries as they are written, in order: all, or those after this number."""
+    chosen = select(*(entries.c[name] for name in Row._fields)).order_by(entries.c.number)
+    if after is not None:
+        chosen = chosen.where(entries.c.number > after)
+    return [Row(*row) for row in connection.execute(chosen).all()]  # at once: row by row takes longer
 
 
 def key_for_exports(connection: Connection) -> bytes | None:
