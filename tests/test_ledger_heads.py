@@ -15,6 +15,7 @@ from sqlalchemy import event
 
 from dpmerge.errors import LedgerError
 from dpmerge.release import Ledger, choose, release, tables, verify
+from dpmerge.release.heads import Heads
 from tests.ledger_builders import THREE, names_in, new, planned, written
 from tests.ledger_workers import DELTA, race, release_one
 from tests.postgresql_server import started_server
@@ -138,6 +139,40 @@ def test_an_entry_that_vanishes_while_its_release_is_made(
         release(portfolio, choice, tmp_path / "out", ledger=ledger)
     assert ("the release may be out" in str(caught.value)) == (when == "after")
     assert (tmp_path / "out").exists() == (when == "after")
+
+
+def test_a_ledger_has_one_place_beside_it_under_any_name(file: Path, state: Path) -> None:
+    ledger = new(file, epsilon=30.0)
+    backup = file.read_bytes()
+    other = file.parent.with_name("link.db")
+    other.symlink_to(file)
+    Ledger(other).enter(planned(THREE, c=1.0))
+    shutil.rmtree(state)
+    file.write_bytes(backup)
+    with pytest.raises(LedgerError, match="entry 1 was made"):
+        ledger.history()
+
+
+def test_where_nobody_is_at_home_what_is_kept_beside_an_sqlite_file_is_enough(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    new(file, epsilon=30.0).enter(planned(THREE, c=1.0))
+    assert kept(file.with_name("ledger.db.heads")) == [1]
+    with pytest.raises(LedgerError, match="there is no folder in which to keep what this ledger ends with: set XDG_STATE_HOME"):
+        Heads.of(Ledger(file).budget, None)
+
+
+def test_heads_that_may_not_be_read_are_not_passed_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new(file)
+
+    def forbidden(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dpmerge.release.heads.os.listdir", forbidden)
+    with pytest.raises(LedgerError, match=r"what the ledger ends with is kept in .*ledger\.db\.heads.*: Permission denied"):
+        Ledger(file)
 
 
 # --- locks that do nothing --------------------------------------------------------------------------------------------

@@ -38,13 +38,26 @@ class Heads:
     @classmethod
     def of(cls, budget: Budget, file: Path | None) -> Heads:
         stated = os.environ.get("XDG_STATE_HOME", "")
-        state = Path(stated) if os.path.isabs(stated) else Path("~/.local/state").expanduser()
-        roots = [*([] if file is None else [file.with_name(f"{file.name}.heads")]), state / "dpmerge" / "ledgers"]
+        state = stated if os.path.isabs(stated) else os.path.expanduser("~/.local/state")
+        roots = [] if file is None else [file.with_name(f"{file.name}.heads")]
+        if os.path.isabs(state):  # else nobody knows where this user is at home
+            roots.append(Path(state) / "dpmerge" / "ledgers")
+        if not roots:
+            raise LedgerError("there is no folder in which to keep what this ledger ends with: set XDG_STATE_HOME")
         return cls(tuple(root / budget.hash for root in roots))
 
     def seen(self) -> list[Head]:
         """To be asked before the chain is read: what others enter meanwhile need not be in it."""
-        return [head for place in self.places for head in _names(place)]
+        found: list[Head] = []
+        for place in self.places:
+            try:
+                found += _names(place)
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as fault:
+                if place == self.places[0]:
+                    raise LedgerError(f"what the ledger ends with is kept in {place}: {fault.strerror or fault}") from None
+        return found
 
     def keep(self, number: int, digest: str, ledger: str) -> None:
         """Keep the head of this ledger, which is on the disk; the first folder must take it."""
@@ -79,10 +92,9 @@ def _where(file: Path) -> str:
 
 
 def _names(place: Path) -> Iterator[Head]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for name in os.listdir(place):
-            if found := _NAME.fullmatch(name):
-                yield Head(int(found[1]), found[2], place / name)
+    for name in os.listdir(place):
+        if found := _NAME.fullmatch(name):
+            yield Head(int(found[1]), found[2], place / name)
 
 
 def _keep(place: Path, number: int, digest: str, ledger: str) -> None:

@@ -63,7 +63,7 @@ class Ledger:
         self._counted: tuple[str, Account] | None = None
         with self._transaction(alone=False) as connection:
             self.budget, _ = self._header(connection)
-        self._heads = Heads.of(self.budget, None if "://" in self.name else Path(self.name).absolute())
+        self._heads = Heads.of(self.budget, None if "://" in self.name else Path(self.name).resolve())
         self.history()
 
     @classmethod
@@ -114,7 +114,7 @@ class Ledger:
         from dpmerge.release.exporting import exported
 
         with self._transaction(alone=False) as connection:
-            key, entries = _tables().key_for_exports(connection), self._entries(connection)
+            entries, key = self._entries(connection), _tables().key_for_exports(connection)
         if key is None:
             with self._writing() as connection:
                 key = _tables().make_key_for_exports(connection)
@@ -401,7 +401,7 @@ class Ledger:
 
         Rows before the one numbered `since`, which this process read a moment ago, are not read again.
         """
-        seen = self._heads.seen()  # before the database is read
+        seen = self._heads.seen()  # before anything in this snapshot is read
         budget, (length, head) = self._header(connection)
         if budget != self.budget:
             raise LedgerError(f"{self.name}: the declared budget was edited since the ledger was opened")
