@@ -116,6 +116,12 @@ def count_one_model_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "distinct_runs", lambda models: real(models)[:1])
 
 
+def count_a_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every prefix sum has noise of the same multiplier, and the record is in one step, or in few of many."""
+    monkeypatch.setattr(runs, "tree_nodes", lambda *_: 1)
+    monkeypatch.setattr(runs, "columns", lambda *_: 1)
+
+
 BUGS: list[tuple[Bug, str]] = [
     (drop_the_factor_two, "repeated-draws"),
     (drop_the_factor_two, "doubled-shift"),
@@ -130,6 +136,8 @@ BUGS: list[tuple[Bug, str]] = [
     (take_shuffles_for_poisson, "shuffled"),
     (forget_the_start, "forks"),
     (count_one_model_of_a_part, "shards"),
+    (count_a_record_once, "tree-aggregation"),
+    (count_a_record_once, "banded-matrix"),
 ]
 
 

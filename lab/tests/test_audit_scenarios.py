@@ -28,6 +28,7 @@ from dpmerge_lab.audit.scenarios.ladders import NoisedReleases
 from dpmerge_lab.audit.scenarios.last_iterate import LastIterate
 from dpmerge_lab.audit.scenarios.logistic import TransportLogistic
 from dpmerge_lab.audit.scenarios.loose_weights import LooseWeights
+from dpmerge_lab.audit.scenarios.prefix_sums import PrefixSums
 from dpmerge_lab.audit.scenarios.repeated_draws import RepeatedDraws
 from dpmerge_lab.audit.scenarios.same_randomness import SameBatches, SameNoise
 from dpmerge_lab.audit.scenarios.shards import Shards
@@ -39,11 +40,12 @@ MINE = ("same-noise", "same-batches", "checkpoints", "loose-weights", "selection
 HIDDEN = ("last-iterate", "last-iterate-noised")
 REAL = ("digits-softmax", "digits-canaries")
 TRAINED = ("forks", "shards")
+STREAMS = ("tree-aggregation", "banded-matrix")
 NOISED = ("noised-release", "ladder", "pooled-recipients", "pooled-independent")
 RESULTS = Path(__file__).parent.parent / "results" / "audit"
 
 
-@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *NOISED, *TRAINED, *REAL, "shuffled"])
+@pytest.mark.parametrize("name", [*MINE, *HIDDEN, *NOISED, *TRAINED, *STREAMS, *REAL, "shuffled"])
 def test_a_scenario_says_what_it_is(name: str) -> None:
     game = find_game(name)
     assert (game.name, game.simulated) == (name, name not in REAL)
@@ -273,3 +275,15 @@ def test_kept_audits_reach_three_fifths_of_what_noise_promises(name: str) -> Non
     (proved,) = (claim for claim in kept["claims"] if claim["standing"] == "proved")
     assert 0.6 <= proved["share"] <= 1 and not proved["exceeded"]
     assert all(claim["exceeded"] for claim in kept["claims"] if claim["standing"] == "refuted")
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_prefix_sums_tell_as_much_as_their_theorem_allows(name: str) -> None:
+    """The score is a number with variance 1 whose mean differs by μ: that of three nodes, or of four columns."""
+    game = find_game(name)
+    assert isinstance(game, PrefixSums)
+    there, absent = (game.play(np.random.default_rng(7), 200_000, world) for world in (True, False))
+    assert [there.std(), absent.std()] == pytest.approx([1.0, 1.0], abs=0.01)
+    counted = {"tree-aggregation": 3, "banded-matrix": 4}[name]
+    assert there.mean() - absent.mean() == pytest.approx(np.sqrt(counted) / game.noise_multiplier, abs=1e-9)
+    assert game.claims(game.delta)[1].mu == pytest.approx(np.sqrt(counted) / game.noise_multiplier, rel=1e-6)

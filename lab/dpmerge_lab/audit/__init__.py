@@ -30,4 +30,6 @@ SCENARIOS = {
     "pooled-independent": "dpmerge_lab.audit.scenarios.ladders:pooled_independent",
     "forks": "dpmerge_lab.audit.scenarios.forks:forks",
     "shards": "dpmerge_lab.audit.scenarios.shards:shards",
+    "tree-aggregation": "dpmerge_lab.audit.scenarios.prefix_sums:tree_aggregation",
+    "banded-matrix": "dpmerge_lab.audit.scenarios.prefix_sums:banded_matrix",
 }

@@ -160,7 +160,7 @@ def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfil
         counted = tree_nodes(mechanism)
         once = "between two restarts of the tree, whose virtual steps (if it is completed) are counted in its steps"
     else:
-        counted = -(-mechanism.steps // mechanism.separation)
+        counted = columns(mechanism.steps, mechanism.separation)
         once = (
             f"in any {mechanism.separation} consecutive steps, and the lower triangular matrix of the noise has no more bands "
             "than that, and columns of norm at most 1"
@@ -170,6 +170,11 @@ def _dp_ftrl(model: Model, mechanism: DpFtrl, adjacency: Adjacency) -> RunProfil
         return RunProfile(Profile.of([(NonPrivateLaw(), 1)]), (assumption,))
     mu = record_effect(adjacency) * math.sqrt(counted) / mechanism.noise_multiplier
     return RunProfile(Profile.of([(GaussianLaw(mu), 1)]), (assumption,))
+
+
+def columns(steps: int, separation: int) -> int:
+    """The most columns of a banded matrix that one record can be in, one for each time that it takes part (`banded-matrix`)."""
+    return -(-steps // separation)
 
 
 def tree_nodes(mechanism: DpFtrl) -> int:
