@@ -63,7 +63,7 @@ class Ledger:
         self._counted: tuple[str, Account] | None = None
         with self._transaction(alone=False) as connection:
             self.budget, _ = self._header(connection)
-        self._heads = Heads.of(self.budget, None if "://" in self.name else Path(self.name).resolve())
+        self._heads = Heads.of(self.budget, self.name if "://" in self.name else Path(self.name).resolve())
         self.history()
 
     @classmethod
@@ -93,14 +93,18 @@ class Ledger:
         first = provisions(budget, declared, filter_share, filter_order)
         tables = _tables()
         engine, name = tables.engine_for(str(where), new=True)
-        with tables.transaction(engine, name, alone=True) as connection:
-            if tables.exist(connection):
-                raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
-            tables.metadata.create_all(connection)
-            connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
-            for entry in first:
-                tables.append(connection, entry)
-            tables.make_key_for_exports(connection)
+        try:
+            with tables.transaction(engine, name, alone=True) as connection:
+                if tables.exist(connection):
+                    raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
+                tables.metadata.create_all(connection)
+                connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
+                for entry in first:
+                    tables.append(connection, entry)
+                tables.make_key_for_exports(connection)
+        except BaseException:
+            tables.remove_unused(engine)
+            raise
         return cls(where)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -371,10 +375,11 @@ class Ledger:
     def _writing(self) -> Iterator[Connection]:
         """Exclusive transaction; what the ledger ends with is kept outside it as soon as that is on the disk."""
         with self._transaction(alone=True) as connection:
+            self._heads.prepare()
             yield connection
             _, (number, head) = self._header(connection)
         if number:
-            self._heads.keep(number, head, self.name)
+            self._heads.keep(number, head)
 
     def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
         """Exclusive transaction to write, or a snapshot to read."""
