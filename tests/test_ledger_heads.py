@@ -136,10 +136,49 @@ def test_an_entry_that_vanishes_while_its_release_is_made(
     name = "require_entered" if when == "before" else "complete"
     monkeypatch.setattr(Ledger, name, restored(getattr(Ledger, name)))
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
-    with pytest.raises(LedgerError, match="entry 1 is not in the ledger any more, though it was made") as caught:
+    gone = "is not in the ledger any more, though it was made" if when == "before" else "was made, and is not in this ledger"
+    with pytest.raises(LedgerError, match=f"entry 1 {gone}") as caught:
         release(portfolio, choice, tmp_path / "out", ledger=ledger)
     assert ("the release may be out" in str(caught.value)) == (when == "after")
     assert (tmp_path / "out").exists() == (when == "after")
+
+
+def test_who_has_read_an_entry_misses_it_where_nothing_else_remembers(
+    file: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between the count of a release and its entry."""
+    ledger = new(file, epsilon=30.0)
+    ledger.enter(planned(THREE, c=1.0))
+    backup = file.read_bytes()
+    ledger.enter(planned(THREE, b=1.0))
+    charge = Ledger._charge
+
+    def restored(*given: Any) -> Any:
+        found = charge(*given)
+        file.write_bytes(backup)
+        shutil.rmtree(file.with_name("ledger.db.heads"))
+        shutil.rmtree(state)
+        return found
+
+    monkeypatch.setattr(Ledger, "_charge", restored)
+    for use in (lambda: ledger.enter(planned(THREE, c=1.0)), ledger.history):
+        with pytest.raises(LedgerError, match="entry 2 was made, and is not in this ledger: it ends with entry 1"):
+            use()
+
+
+def test_a_thread_counts_its_own_entries(file: Path) -> None:
+    """Not those that another one counts meanwhile."""
+    ledger = new(file, epsilon=30.0)
+    ledger.enter(planned(THREE, c=1.0))
+    fewer = ledger.account()
+
+    class Racing(Ledger):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, ("another", fewer) if name == "_counted" and value else value)
+
+    racing = Racing(file)
+    racing.enter(planned(THREE, b=1.0))
+    assert racing.account().total().guarantee.epsilon > fewer.total().guarantee.epsilon
 
 
 def test_a_ledger_has_one_place_beside_it_under_any_name(file: Path, state: Path) -> None:

@@ -26,9 +26,11 @@ _KEPT = 4  # names; one would do, were not the last ones made by several process
 
 @dataclass(frozen=True)
 class Head:
+    """An entry that was made; `file` says so, or this process has read it."""
+
     number: int
     hash: str
-    file: Path
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,16 @@ def require_heads(seen: Sequence[Head], entries: Sequence[Entry]) -> None:
         if head.number > len(entries) or entries[head.number - 1].hash != head.hash:
             ends = f"it ends with entry {len(entries)}" if head.number > len(entries) else "it has another one"
             raise LedgerError(
-                f"entry {head.number} was made{_where(head.file)}, and is not in this ledger: {ends}. It is a backup that was "
+                f"entry {head.number} was made{_where(head)}, and is not in this ledger: {ends}. It is a backup that was "
                 "restored, a copy, a standby that lags behind, or was written to where locks do nothing. Use the ledger that "
                 "holds this entry; if that is lost, what was released by it is not counted here: begin a new one, whose budget "
                 "leaves room for it"
             )
 
 
-def _where(file: Path) -> str:
+def _where(head: Head) -> str:
     with contextlib.suppress(OSError):
-        if text := os.fsdecode(file.read_bytes()):
+        if head.file is not None and (text := os.fsdecode(head.file.read_bytes())):
             return f" in {text}"
     return ""
 
@@ -134,5 +136,5 @@ def _keep(place: Path, number: int, digest: str, ledger: str) -> None:
         file.write(os.fsencode(ledger))  # for the reader of an error: the name says all that is compared
     sync(place)
     for head in _names(place):
-        if head.number <= number - _KEPT:
+        if head.file is not None and head.number <= number - _KEPT:
             head.file.unlink(missing_ok=True)

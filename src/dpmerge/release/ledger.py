@@ -39,7 +39,7 @@ from dpmerge.release.entries import (
     unfinished,
     voided,
 )
-from dpmerge.release.heads import Heads, require_heads
+from dpmerge.release.heads import Head, Heads, require_heads
 from dpmerge.release.processes import maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
 from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted, why_more
@@ -141,10 +141,11 @@ class Ledger:
         """These entries counted together; kept, since several questions are asked of the same ones."""
         entries = self.history() if entries is None else entries
         head = entries[-1].hash if entries else self.budget.hash
-        if self._counted is None or self._counted[0] != head:
+        found = self._counted
+        if found is None or found[0] != head:
             with _collecting_later():
-                self._counted = head, Account(self.budget, entries)
-        return self._counted[1]
+                found = self._counted = head, Account(self.budget, entries)
+        return found[1]  # not what is kept now: another thread may have counted others
 
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
         """What all releases together guarantee at the budget's δ, or nothing if there were none."""
@@ -406,12 +407,13 @@ class Ledger:
 
         Rows before the one numbered `since`, which this process read a moment ago, are not read again.
         """
-        seen = self._heads.seen()  # before anything in this snapshot is read
+        # Before anything in this snapshot is read: another thread may read a later one meanwhile.
+        before, entries = self._known
+        seen = [*self._heads.seen(), *(Head(one.number, one.hash) for one in entries[-1:])]
         budget, (length, head) = self._header(connection)
         if budget != self.budget:
             raise LedgerError(f"{self.name}: the declared budget was edited since the ledger was opened")
         with _collecting_later():
-            before, entries = self._known
             rows = before[: max(0, since - 1)]
             rows += _tables().read_rows(connection, after=rows[-1].number if rows else None)
             same = next((place for place, pair in enumerate(zip(rows, before, strict=False)) if pair[0] != pair[1]), None)
