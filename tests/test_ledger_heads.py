@@ -281,6 +281,14 @@ def test_locks_that_cannot_be_tried_are_not_called_broken(file: Path, tmp_path: 
         assert not file.exists()
 
 
+def test_a_ledger_that_may_only_be_read_is_not_blamed_on_its_locks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = new(file)
+    monkeypatch.setattr("os.access", lambda path, mode: path != file)
+    assert ledger.history() == []
+    with pytest.raises(LedgerError, match=r"ledger\.db: may only be read here, by this user: let it be written to"):
+        ledger.enter(planned(THREE, c=1.0))
+
+
 def test_locks_that_work_are_tried_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_locking", set())
     ledger = new(file, epsilon=30.0)

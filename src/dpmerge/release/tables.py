@@ -190,6 +190,8 @@ _locking: set[int] = set()  # devices whose locks were seen to keep another proc
 def _require_locks(engine: Engine, name: str) -> None:
     """Refuse a file system on which another process gets the lock that this one holds now."""
     path, program = engine.get_execution_options()["file"], sys.executable or "python3"
+    if not os.access(path, os.W_OK):  # SQLite then begins without a lock
+        raise LedgerError(f"{name}: may only be read here, by this user: let it be written to")
     try:
         device = os.stat(path).st_dev
         if device in _locking:
