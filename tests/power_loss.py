@@ -1,9 +1,10 @@
 """What a power cut leaves of a ledger and a release: `python -m tests.power_loss 100` tries so many drawn cuts at every point.
 
-One release is made under strace. Its system calls are then done again on a disk that keeps only what it must: the content of a
-file since it was synced, and the names in a folder since that was. At every point the power fails; of what was not synced the
-disk kept nothing, all names, all contents, everything, or what was drawn (names of one folder in their order). The computer
-starts again: the ledger must open and count every release that may have been seen, and every release that is there must verify.
+A ledger and releases of several kinds are made under strace. Their system calls are then done again on a disk that keeps only
+what it must: the content of a file since it was synced, and the names in a folder since that was. At every point the power
+fails; of what was not synced the disk kept nothing, all names, all contents, everything, or what was drawn (names of one folder
+in their order, writes by sectors). The computer starts again: the ledger must open and count every release that may have been
+seen, each release that is there must verify, and the secret of noise that may have been seen must be there.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 from unittest.mock import patch
 
-from dpmerge.errors import LedgerError
+from dpmerge.errors import CheckpointError, LedgerError
 from dpmerge.records import Portfolio
-from dpmerge.release import Ledger, choose, release, tables, verify
+from dpmerge.release import Ledger, choose, release, release_together, tables, verify
+from dpmerge.release.certificate import NAME
 from dpmerge.release.entries import standing
+from dpmerge.release.ladder import Ladders
+from dpmerge.rules import RuleName
 from tests.ledger_builders import new, written
 from tests.ledger_workers import DELTA
 
@@ -34,6 +39,8 @@ CALLS = (
     "unlink,unlinkat,mkdir,mkdirat,rmdir,link,linkat,symlink,symlinkat,sendfile,copy_file_range,fallocate,sync_file_range,mmap"
 )
 Kept = Literal["nothing", "names", "contents", "everything"] | int  # an integer is the seed of a draw
+KINDS = ("combination", "failed", "selection", "noised", "noised again", "together")  # one after the other, in one ledger
+_SECTOR = 512  # bytes, of which a disk keeps all or none
 
 
 # --- what was asked of the operating system ----------------------------------------------------------------------------------
@@ -45,14 +52,14 @@ class Call(NamedTuple):
     result: int
 
 
-def recorded(folder: Path) -> list[Call]:
-    """The calls of one release into this folder, which is made anew."""
+def recorded(folder: Path, kinds: Sequence[str]) -> list[Call]:
+    """The calls of releases into this folder, which is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     written(folder / "runs")
     log = folder.with_name("calls")
     traced = ["strace", "-f", "-y", "-xx", "-s", "10000000", "-e", f"trace={CALLS}", "-o", str(log)]
-    line = [*traced, sys.executable, "-m", "tests.power_loss", "release", str(folder)]
+    line = [*traced, sys.executable, "-m", "tests.power_loss", "release", str(folder), *kinds]
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1", "DPMERGE_CACHE": "off"}
     subprocess.run(line, check=True, env=environment, stdout=subprocess.DEVNULL)
     return list(_parsed(log.read_text()))
@@ -220,7 +227,7 @@ class Disk:
             if isinstance(node, File):
                 writes = node.pending if kept in ("contents", "everything") else []
                 if drawing is not None:
-                    writes = [one for one in node.pending if drawing.random() < 0.5]
+                    writes = [part for one in node.pending for part in _drawn(one, drawing)]
                 found[path] = bytes(node.after(writes))
                 return
             found[path] = None
@@ -232,6 +239,20 @@ class Disk:
 
         visit(self.tree, "")
         return found
+
+
+def _drawn(write: tuple[int, bytes | None], drawing: random.Random) -> Iterator[tuple[int, bytes | None]]:
+    """What a disk kept of a write: all of it, nothing, or some of its sectors."""
+    (offset, data), likely = write, drawing.choice((0.0, 0.5, 1.0))
+    if data is None:
+        yield from [write] if drawing.random() < 0.5 else []
+        return
+    at = offset
+    while at < offset + len(data):
+        end = min(at - at % _SECTOR + _SECTOR, offset + len(data))
+        if drawing.random() < likely:
+            yield at, data[at - offset : end - offset]
+        at = end
 
 
 def _loaded(path: Path) -> Folder:
@@ -246,20 +267,22 @@ def _loaded(path: Path) -> Folder:
 # --- the power fails ----------------------------------------------------------------------------------------------------------
 
 
-def cut(folder: Path, drawn: int, seed: int = 0) -> Counter[str]:
-    """Cut the power at every point of a release, with so many draws of what was kept at each, and look at what is left."""
-    calls = recorded(folder)
+def cut(folder: Path, drawn: int, kinds: Sequence[str] = KINDS, seed: int = 0) -> Counter[str]:
+    """Cut the power at every point of releases, with so many draws of what was kept at each, and look at what is left."""
+    calls = recorded(folder, kinds)
     before = folder.with_name("before")
     shutil.rmtree(before, ignore_errors=True)
     before.mkdir()
     shutil.copytree(folder / "runs", before / "runs")
-    disk, states, seen, generator = Disk(folder, before), set[int](), False, random.Random(seed)
+    disk, states, seen, generator = Disk(folder, before), set[int](), frozenset[str](), random.Random(seed)
     counted: Counter[str] = Counter()
     for call in calls:
         if not disk.do(call):
             continue
         counted["points"] += 1
-        seen |= call.name == "renameat2"
+        if call.name == "renameat2":
+            named = Path(os.fsdecode(_bytes([one for one in call.arguments if one.startswith('"')][1])))
+            seen |= {named.name} if named.parent == folder else frozenset()  # not those inside a temporary folder
         ways: list[Kept] = ["nothing", "names", "contents", "everything", *(generator.getrandbits(32) for _ in range(drawn))]
         for kept in ways:
             left = disk.left(kept)
@@ -267,12 +290,12 @@ def cut(folder: Path, drawn: int, seed: int = 0) -> Counter[str]:
             if (state := hash((seen, tuple(left.items())))) not in states:
                 states.add(state)
                 counted[_looked_at(folder, left, seen)] += 1
-    assert seen, "the release never got its name"
+    assert seen == {kind for kind in kinds if kind != "failed"}, "a release never got its name"
     return counted + Counter(states=len(states))
 
 
-def _looked_at(folder: Path, left: dict[str, bytes | None], seen: bool) -> str:
-    """Start again with what is left; `seen` if the release had its name before."""
+def _looked_at(folder: Path, left: dict[str, bytes | None], seen: frozenset[str]) -> str:
+    """Start again with what is left; `seen` are the releases that had their names before."""
     shutil.rmtree(folder)
     for path, content in left.items():
         at = Path(f"{folder}{path}")
@@ -285,27 +308,45 @@ def _looked_at(folder: Path, left: dict[str, bytes | None], seen: bool) -> str:
             if seen or "was made" in str(fault) or "tampered" in str(fault):
                 raise
             return "no ledger yet"
-        out = folder / "out"
-        if out.exists():
-            verdict = verify(out, portfolio=Portfolio(folder / "runs"), ledger=ledger)
+        portfolio = Portfolio(folder / "runs")
+        there = {kind for kind in KINDS if (folder / kind).exists()}
+        for certificate in (path for kind in there for path in (folder / kind).rglob(NAME)):
+            verdict = verify(certificate.parent, portfolio=portfolio, ledger=ledger)
             assert verdict.code == 0, verdict
         ledger.recover()
-        counts = bool(standing(ledger.history()))
-        assert counts or not (seen or out.exists()), "a release was seen, and nothing counts it"
-        return f"{'counted' if counts else 'not counted'}, {'there' if out.exists() else 'gone' if seen else 'never seen'}"
+        counted = {Path(entry.content["out"]).name: entry.content["forms"][0] for entry in standing(ledger.history())}
+        assert seen | there <= {*counted}, f"{seen | there} were seen, and {[*counted]} are counted"
+        ladders = {counted[kind]["ladder"] for kind in seen | there if counted[kind].get("ladder")}
+        assert ladders <= Ladders(folder / "runs").ids(), "noise was seen, and its secret is lost"
+        last = max((KINDS.index(kind) for kind in seen | there | {*counted}), default=None)
+        if last is None:
+            return "not counted, never seen"
+        kind = KINDS[last]
+        what = "there" if kind in there else "gone" if kind in seen else "never seen"
+        return f"{'counted' if kind in counted else 'not counted'}, {what}"
 
 
-def main(folder: Path) -> None:
-    """What is recorded: a new ledger, and a release that is entered in it."""
+def main(folder: Path, kinds: Sequence[str]) -> None:
+    """What is recorded: a new ledger, and releases that are entered in it; one fails, and its entry is voided."""
     tables._locking.add(os.stat(folder).st_dev)  # not what is looked at here, and done by another process
-    portfolio, ledger = Portfolio(folder / "runs"), new(folder / "ledger.db", epsilon=30.0)
-    choice = choose(portfolio, "combination", delta=DELTA, weights=portfolio.weights({"b": 0.5, "c": 0.5}))
-    release(portfolio, choice, folder / "out", ledger=ledger)
+    portfolio, ledger = Portfolio(folder / "runs"), new(folder / "ledger.db", epsilon=300.0)
+    weights = portfolio.weights({"b": 0.5, "c": 0.5})
+    for kind in kinds:
+        if kind == "together":
+            drawn = {name: choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({name: 1.0})) for name in "bc"}
+            release_together(portfolio, drawn, folder / kind, ledger=ledger)
+            continue
+        noise = {"noised": 0.6, "noised again": 0.3}.get(kind)
+        rule: RuleName = "selection" if kind == "selection" else "combination"
+        choice = choose(portfolio, rule, delta=DELTA, weights=weights, noise=noise)
+        fails = patch("dpmerge.release.making.seal", side_effect=CheckpointError("the disk is full"))
+        with fails if kind == "failed" else nullcontext(), suppress(CheckpointError):
+            release(portfolio, choice, folder / kind, ledger=ledger)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "release":
-        main(Path(sys.argv[2]))
+        main(Path(sys.argv[2]), sys.argv[3:])
     else:
         with tempfile.TemporaryDirectory() as name:
             for what, count in cut(Path(name).resolve() / "home", int(sys.argv[1])).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from dpmerge.release import Ledger, choose, release, tables, verify
 from dpmerge.release.heads import Heads
 from tests.ledger_builders import THREE, names_in, new, planned, written
 from tests.ledger_workers import DELTA, race, release_one
-from tests.postgresql_server import started_server
+from tests.postgresql_server import sql, started_server
 
 
 @pytest.fixture
@@ -135,10 +136,49 @@ def test_an_entry_that_vanishes_while_its_release_is_made(
     name = "require_entered" if when == "before" else "complete"
     monkeypatch.setattr(Ledger, name, restored(getattr(Ledger, name)))
     choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
-    with pytest.raises(LedgerError, match="entry 1 is not in the ledger any more, though it was made") as caught:
+    gone = "is not in the ledger any more, though it was made" if when == "before" else "was made, and is not in this ledger"
+    with pytest.raises(LedgerError, match=f"entry 1 {gone}") as caught:
         release(portfolio, choice, tmp_path / "out", ledger=ledger)
     assert ("the release may be out" in str(caught.value)) == (when == "after")
     assert (tmp_path / "out").exists() == (when == "after")
+
+
+def test_who_has_read_an_entry_misses_it_where_nothing_else_remembers(
+    file: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between the count of a release and its entry."""
+    ledger = new(file, epsilon=30.0)
+    ledger.enter(planned(THREE, c=1.0))
+    backup = file.read_bytes()
+    ledger.enter(planned(THREE, b=1.0))
+    charge = Ledger._charge
+
+    def restored(*given: Any) -> Any:
+        found = charge(*given)
+        file.write_bytes(backup)
+        shutil.rmtree(file.with_name("ledger.db.heads"))
+        shutil.rmtree(state)
+        return found
+
+    monkeypatch.setattr(Ledger, "_charge", restored)
+    for use in (lambda: ledger.enter(planned(THREE, c=1.0)), ledger.history):
+        with pytest.raises(LedgerError, match="entry 2 was made, and is not in this ledger: it ends with entry 1"):
+            use()
+
+
+def test_a_thread_counts_its_own_entries(file: Path) -> None:
+    """Not those that another one counts meanwhile."""
+    ledger = new(file, epsilon=30.0)
+    ledger.enter(planned(THREE, c=1.0))
+    fewer = ledger.account()
+
+    class Racing(Ledger):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, ("another", fewer) if name == "_counted" and value else value)
+
+    racing = Racing(file)
+    racing.enter(planned(THREE, b=1.0))
+    assert racing.account().total().guarantee.epsilon > fewer.total().guarantee.epsilon
 
 
 def test_a_ledger_has_one_place_beside_it_under_any_name(file: Path, state: Path) -> None:
@@ -161,7 +201,7 @@ def test_where_nobody_is_at_home_what_is_kept_beside_an_sqlite_file_is_enough(
     new(file, epsilon=30.0).enter(planned(THREE, c=1.0))
     assert kept(file.with_name("ledger.db.heads")) == [1]
     with pytest.raises(LedgerError, match="there is no folder in which to keep what this ledger ends with: set XDG_STATE_HOME"):
-        Heads.of(Ledger(file).budget, None)
+        Heads.of(Ledger(file).budget, "postgresql://tester@/ledger")
 
 
 def test_heads_that_may_not_be_read_are_not_passed_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +211,47 @@ def test_heads_that_may_not_be_read_are_not_passed_over(file: Path, monkeypatch:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("dpmerge.release.heads.os.listdir", forbidden)
-    with pytest.raises(LedgerError, match=r"what the ledger ends with is kept in .*ledger\.db\.heads.*: Permission denied"):
+    with pytest.raises(
+        LedgerError, match=r"what it ends with is kept in .*ledger\.db\.heads.*: Permission denied\. Let whoever uses"
+    ):
         Ledger(file)
+
+
+def test_whoever_may_use_a_ledger_may_use_its_heads(file: Path) -> None:
+    ledger = new(file, epsilon=30.0)
+    beside = file.with_name("ledger.db.heads")
+    for mode, expected in ((0o600, 0o700), (0o660, 0o770), (0o644, 0o755)):
+        file.chmod(mode)
+        ledger.enter(planned(THREE, c=1.0))
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in (beside, *beside.iterdir())} == {expected}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is there before the owner")
+def test_root_keeps_nobody_out_of_a_ledger(file: Path) -> None:
+    ledger = new(file, epsilon=30.0)
+    os.chown(file, 4321, 4321)
+    ledger.enter(planned(THREE, c=1.0))
+    beside = file.with_name("ledger.db.heads")
+    assert {folder.stat().st_uid for folder in (beside, *beside.iterdir())} == {4321}
+
+
+def test_nothing_is_entered_where_it_could_not_be_kept(file: Path, tmp_path: Path) -> None:
+    portfolio, ledger = written(tmp_path / "p"), new(file, epsilon=30.0)
+    file.with_name("ledger.db.heads").touch()
+    choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
+    with pytest.raises(LedgerError, match=r"ledger\.db: what it ends with is kept in .*File exists\. Let whoever uses [^:]*$"):
+        release(portfolio, choice, tmp_path / "out", ledger=ledger)
+    assert ledger.history() == []
+    assert names_in(tmp_path) == {"ledgers", "p"}
+
+
+def test_a_ledger_whose_name_is_not_text(file: Path) -> None:
+    named = Path(os.fsdecode(bytes(file.with_name("l")) + b"\xff.db"))
+    ledger, backup = new(named, epsilon=30.0), named.read_bytes()
+    ledger.enter(planned(THREE, c=1.0))
+    named.write_bytes(backup)
+    with pytest.raises(LedgerError, match=f"entry 1 was made in {named}, and is not"):
+        Ledger(named)
 
 
 # --- locks that do nothing --------------------------------------------------------------------------------------------
@@ -190,6 +269,24 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_system_whose_locks_do_nothing_is_refused(file: Path) -> None:
     with pytest.raises(LedgerError, match=r"ledger\.db: the locks of its file system do nothing.*or use PostgreSQL"):
         new(file)
+
+
+def test_locks_that_cannot_be_tried_are_not_called_broken(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no file is left that would have to be removed first."""
+    for program, why in ((tmp_path / "none", "No such file or directory"), ("/bin/false", "")):
+        monkeypatch.setattr(tables, "_locking", set())
+        monkeypatch.setattr("sys.executable", str(program))
+        with pytest.raises(LedgerError, match=f"could not be tried, because {program} did not run: {why}.*Let it be started"):
+            new(file)
+        assert not file.exists()
+
+
+def test_a_ledger_that_may_only_be_read_is_not_blamed_on_its_locks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = new(file)
+    monkeypatch.setattr("os.access", lambda path, mode: path != file)
+    assert ledger.history() == []
+    with pytest.raises(LedgerError, match=r"ledger\.db: may only be read here, by this user: let it be written to"):
+        ledger.enter(planned(THREE, c=1.0))
 
 
 def test_locks_that_work_are_tried_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,14 +365,28 @@ def test_an_entry_outlives_a_server_that_does_not_wait_for_its_disk(state: Path)
             with one._writing() as connection:
                 assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == setting
 
-        @event.listens_for(ledger._engine, "before_cursor_execute", retval=True)
-        def answer(*given: Any) -> tuple[str, Any]:
-            return (given[2] if given[2] != "SHOW fsync" else "SELECT 'off'"), given[3]
+        refused = {
+            "SHOW fsync": ("SELECT 'off'", "runs with fsync = off, so entries could be lost; turn it on"),
+            "SELECT pg_is_in_recovery()": ("SELECT true", "is a standby, which takes no entries: use the primary"),
+        }
+        for asked, (instead, refusal) in refused.items():
+            one = Ledger(url)
 
-        with pytest.raises(LedgerError, match="runs with fsync = off, so entries could be lost; turn it on"):
-            ledger.enter(planned(THREE, c=1.0))
-        # Where nothing can be kept, nothing is released
+            @event.listens_for(one._engine, "before_cursor_execute", retval=True)
+            def answer(*given: Any, asked: str = asked, instead: str = instead) -> tuple[str, Any]:
+                return (instead if given[2] == asked else given[2]), given[3]
+
+            with pytest.raises(LedgerError, match=refusal):
+                one.enter(planned(THREE, c=1.0))
+        # A crash would empty such a table
+        for table in ("dpmerge_ledger", "dpmerge_entries"):
+            sql(url, f"ALTER TABLE {table} SET UNLOGGED")
+            with pytest.raises(LedgerError, match=f"would empty the table {table}, .*: ALTER TABLE {table} SET LOGGED"):
+                ledger.enter(planned(THREE, c=1.0))
+            sql(url, f"ALTER TABLE {table} SET LOGGED")
+        # Where nothing can be kept, nothing is entered
         shutil.rmtree(state)
         state.touch()
-        with pytest.raises(LedgerError, match=r"that entry 3 was made could not be noted in .*or set XDG_STATE_HOME"):
+        with pytest.raises(LedgerError, match=r"what it ends with is kept in .*File exists.*or set XDG_STATE_HOME to another"):
             Ledger(url).enter(planned(THREE, c=1.0))
+        assert len(ledger.history()) == 2

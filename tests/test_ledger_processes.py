@@ -477,6 +477,30 @@ def test_a_ledger_is_the_same_on_either_database(where: str, tmp_path: Path) -> 
     assert command("ledger", "show", where).startswith(ledger.name)
 
 
+def test_a_server_that_serves_others_too(postgresql: str) -> None:
+    """Behind a pooler, which gives one connection to many, and for a role whose statements must be short and need not last."""
+    database = postgresql.partition("?")[0].rpartition("/")[2]
+    for setting in ("statement_timeout = '200ms'", "synchronous_commit = off"):
+        sql(postgresql, f"ALTER DATABASE {database} SET {setting}")
+    ledger, held = new(postgresql, epsilon=30.0), threading.Event()
+
+    def hold() -> None:
+        with Ledger(postgresql)._transaction(alone=True):
+            held.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(10)
+    assert ledger.enter(planned(THREE, c=1.0)).number == 1
+    other.join()
+    with ledger._writing() as connection:
+        for _ in range(8):
+            ledger._header(connection)
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar() == 0
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+
+
 def test_tampering_on_postgresql_is_found_too(postgresql: str) -> None:
     ledger = new(postgresql, epsilon=30.0)
     for release_of in (planned(THREE, a=1.0), planned(THREE, b=1.0), planned(THREE, c=1.0)):

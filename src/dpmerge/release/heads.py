@@ -8,8 +8,10 @@ each finds the name of the other before it lets its release be seen, or is found
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,27 +26,30 @@ _KEPT = 4  # names; one would do, were not the last ones made by several process
 
 @dataclass(frozen=True)
 class Head:
+    """An entry that was made; `file` says so, or this process has read it."""
+
     number: int
     hash: str
-    file: Path
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
 class Heads:
     """Of one ledger, in one or two folders: beside its file, and in the user's own folder for what programs remember."""
 
+    ledger: Path | str  # a file, or a URL
     places: tuple[Path, ...]
 
     @classmethod
-    def of(cls, budget: Budget, file: Path | None) -> Heads:
+    def of(cls, budget: Budget, ledger: Path | str) -> Heads:
         stated = os.environ.get("XDG_STATE_HOME", "")
         state = stated if os.path.isabs(stated) else os.path.expanduser("~/.local/state")
-        roots = [] if file is None else [file.with_name(f"{file.name}.heads")]
+        roots = [ledger.with_name(f"{ledger.name}.heads")] if isinstance(ledger, Path) else []
         if os.path.isabs(state):  # else nobody knows where this user is at home
             roots.append(Path(state) / "dpmerge" / "ledgers")
         if not roots:
             raise LedgerError("there is no folder in which to keep what this ledger ends with: set XDG_STATE_HOME")
-        return cls(tuple(root / budget.hash for root in roots))
+        return cls(ledger, tuple(root / budget.hash for root in roots))
 
     def seen(self) -> list[Head]:
         """To be asked before the chain is read: what others enter meanwhile need not be in it."""
@@ -55,21 +60,38 @@ class Heads:
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as fault:
-                if place == self.places[0]:
-                    raise LedgerError(f"what the ledger ends with is kept in {place}: {fault.strerror or fault}") from None
+                self._refuse(place, fault)
         return found
 
-    def keep(self, number: int, digest: str, ledger: str) -> None:
-        """Keep the head of this ledger, which is on the disk; the first folder must take it."""
+    def prepare(self) -> None:
+        """Refuse, before anything is entered, a folder that would not take what the ledger ends with then."""
         for place in self.places:
             try:
-                _keep(place, number, digest, ledger)
+                private_folder(place)
+                if isinstance(self.ledger, Path) and place == self.places[0]:
+                    _share(place.parent, self.ledger)
+                    _share(place, self.ledger)
+                if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             except OSError as fault:
-                if place == self.places[0]:
-                    raise LedgerError(
-                        f"{ledger}: that entry {number} was made could not be noted in {place} ({fault.strerror or fault}): a "
-                        "backup that is restored would not be noticed. Let that folder be written to, or set XDG_STATE_HOME"
-                    ) from None
+                self._refuse(place, fault)
+
+    def keep(self, number: int, digest: str) -> None:
+        """Keep the head of this ledger, which is on the disk."""
+        for place in self.places:
+            try:
+                _keep(place, number, digest, str(self.ledger))
+            except OSError as fault:
+                self._refuse(place, fault)
+
+    def _refuse(self, place: Path, fault: OSError) -> None:
+        """The first folder is needed, and a second one only helps."""
+        if place == self.places[0]:
+            otherwise = "" if isinstance(self.ledger, Path) else ", or set XDG_STATE_HOME to another one"
+            raise LedgerError(
+                f"{self.ledger}: what it ends with is kept in {place}, so that a restored backup is noticed: "
+                f"{fault.strerror or fault}. Let whoever uses the ledger read and write that folder{otherwise}"
+            ) from None
 
 
 def require_heads(seen: Sequence[Head], entries: Sequence[Entry]) -> None:
@@ -78,15 +100,16 @@ def require_heads(seen: Sequence[Head], entries: Sequence[Entry]) -> None:
         if head.number > len(entries) or entries[head.number - 1].hash != head.hash:
             ends = f"it ends with entry {len(entries)}" if head.number > len(entries) else "it has another one"
             raise LedgerError(
-                f"entry {head.number} was made{_where(head.file)}, and is not in this ledger: {ends}. It is a backup that was "
-                "restored, a copy, or was written to where locks do nothing. Use the ledger that holds this entry; if that is "
-                "lost, what was released by it is not counted here: begin a new one, whose budget leaves room for it"
+                f"entry {head.number} was made{_where(head)}, and is not in this ledger: {ends}. It is a backup that was "
+                "restored, a copy, a standby that lags behind, or was written to where locks do nothing. Use the ledger that "
+                "holds this entry; if that is lost, what was released by it is not counted here: begin a new one, whose budget "
+                "leaves room for it"
             )
 
 
-def _where(file: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if text := file.read_text():
+def _where(head: Head) -> str:
+    with contextlib.suppress(OSError):
+        if head.file is not None and (text := os.fsdecode(head.file.read_bytes())):
             return f" in {text}"
     return ""
 
@@ -97,11 +120,21 @@ def _names(place: Path) -> Iterator[Head]:
             yield Head(int(found[1]), found[2], place / name)
 
 
+def _share(folder: Path, ledger: Path) -> None:
+    """Whoever owns, reads or writes the ledger may do so here, also if root was first: as with SQLite's own files."""
+    file, mode = ledger.stat(), stat.S_IMODE(folder.stat().st_mode)
+    wanted = mode & ~0o777 | file.st_mode & 0o666 | (file.st_mode & 0o444) >> 2
+    with contextlib.suppress(PermissionError):  # another user's folder
+        if mode != wanted:
+            folder.chmod(wanted)
+        os.chown(folder, file.st_uid, file.st_gid)
+
+
 def _keep(place: Path, number: int, digest: str, ledger: str) -> None:
     private_folder(place)
-    with contextlib.suppress(FileExistsError), (place / f"{number}-{digest}").open("x") as file:
-        file.write(ledger)  # for the reader of an error: the name says all that is compared
+    with contextlib.suppress(FileExistsError), (place / f"{number}-{digest}").open("xb") as file:
+        file.write(os.fsencode(ledger))  # for the reader of an error: the name says all that is compared
     sync(place)
     for head in _names(place):
-        if head.number <= number - _KEPT:
+        if head.file is not None and head.number <= number - _KEPT:
             head.file.unlink(missing_ok=True)

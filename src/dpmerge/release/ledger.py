@@ -39,7 +39,7 @@ from dpmerge.release.entries import (
     unfinished,
     voided,
 )
-from dpmerge.release.heads import Heads, require_heads
+from dpmerge.release.heads import Head, Heads, require_heads
 from dpmerge.release.processes import maker_gone, still_runs, this_process, under_way
 from dpmerge.release.provisions import provisions
 from dpmerge.release.summary import ENTRY_COLUMNS, entry_row, free_now, how_counted, why_more
@@ -63,7 +63,7 @@ class Ledger:
         self._counted: tuple[str, Account] | None = None
         with self._transaction(alone=False) as connection:
             self.budget, _ = self._header(connection)
-        self._heads = Heads.of(self.budget, None if "://" in self.name else Path(self.name).resolve())
+        self._heads = Heads.of(self.budget, self.name if "://" in self.name else Path(self.name).resolve())
         self.history()
 
     @classmethod
@@ -93,14 +93,18 @@ class Ledger:
         first = provisions(budget, declared, filter_share, filter_order)
         tables = _tables()
         engine, name = tables.engine_for(str(where), new=True)
-        with tables.transaction(engine, name, alone=True) as connection:
-            if tables.exist(connection):
-                raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
-            tables.metadata.create_all(connection)
-            connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
-            for entry in first:
-                tables.append(connection, entry)
-            tables.make_key_for_exports(connection)
+        try:
+            with tables.transaction(engine, name, alone=True) as connection:
+                if tables.exist(connection):
+                    raise LedgerError(f"{name}: holds a ledger already; a ledger is never overwritten")
+                tables.metadata.create_all(connection)
+                connection.execute(tables.header.insert().values(id=1, **budget.header(), entries=0, head=budget.hash))
+                for entry in first:
+                    tables.append(connection, entry)
+                tables.make_key_for_exports(connection)
+        except BaseException:
+            tables.remove_unused(engine)
+            raise
         return cls(where)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -137,10 +141,11 @@ class Ledger:
         """These entries counted together; kept, since several questions are asked of the same ones."""
         entries = self.history() if entries is None else entries
         head = entries[-1].hash if entries else self.budget.hash
-        if self._counted is None or self._counted[0] != head:
+        found = self._counted
+        if found is None or found[0] != head:
             with _collecting_later():
-                self._counted = head, Account(self.budget, entries)
-        return self._counted[1]
+                found = self._counted = head, Account(self.budget, entries)
+        return found[1]  # not what is kept now: another thread may have counted others
 
     def cumulative(self, entries: Sequence[Entry] | None = None) -> Guarantee | None:
         """What all releases together guarantee at the budget's δ, or nothing if there were none."""
@@ -371,10 +376,11 @@ class Ledger:
     def _writing(self) -> Iterator[Connection]:
         """Exclusive transaction; what the ledger ends with is kept outside it as soon as that is on the disk."""
         with self._transaction(alone=True) as connection:
+            self._heads.prepare()
             yield connection
             _, (number, head) = self._header(connection)
         if number:
-            self._heads.keep(number, head, self.name)
+            self._heads.keep(number, head)
 
     def _transaction(self, *, alone: bool) -> AbstractContextManager[Connection]:
         """Exclusive transaction to write, or a snapshot to read."""
@@ -401,12 +407,13 @@ class Ledger:
 
         Rows before the one numbered `since`, which this process read a moment ago, are not read again.
         """
-        seen = self._heads.seen()  # before anything in this snapshot is read
+        # Before anything in this snapshot is read: another thread may read a later one meanwhile.
+        before, entries = self._known
+        seen = [*self._heads.seen(), *(Head(one.number, one.hash) for one in entries[-1:])]
         budget, (length, head) = self._header(connection)
         if budget != self.budget:
             raise LedgerError(f"{self.name}: the declared budget was edited since the ledger was opened")
         with _collecting_later():
-            before, entries = self._known
             rows = before[: max(0, since - 1)]
             rows += _tables().read_rows(connection, after=rows[-1].number if rows else None)
             same = next((place for place, pair in enumerate(zip(rows, before, strict=False)) if pair[0] != pair[1]), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sqlite3
@@ -74,6 +75,9 @@ _BEGIN = {
     ("postgresql", True): (
         "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
         f"SET LOCAL lock_timeout = '{_PATIENCE}s'",
+        # Those of a role are for other uses: whoever waits here waits for that long, and may count in between.
+        "SET LOCAL statement_timeout = 0",
+        "SET LOCAL idle_in_transaction_session_timeout = 0",
         # Where the server does not wait for its disk, a release could outlive its entry; who asks for more gets more.
         "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' "
         "THEN 'remote_apply' ELSE 'on' END, true)",
@@ -96,7 +100,9 @@ def engine_for(where: str, *, new: bool = False) -> tuple[Engine, str]:
         if url.get_backend_name() in ("postgresql", "postgres"):
             name = url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
             driver = url.set(drivername="postgresql+psycopg")
-            return create_engine(driver, poolclass=NullPool, connect_args={"client_encoding": "utf8"}), name
+            # A prepared statement would stay behind on a connection that a pooler gives to others.
+            how = {"client_encoding": "utf8", "prepare_threshold": None}
+            return create_engine(driver, poolclass=NullPool, connect_args=how), name
     except ImportError:
         raise LedgerError("a ledger on PostgreSQL needs psycopg: install dpmerge[postgresql]") from None
     except (ArgumentError, ValueError):
@@ -128,7 +134,8 @@ def _sqlite(path: str, new: bool) -> Engine:
         connection.execute("PRAGMA synchronous = EXTRA")
         return connection
 
-    return create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    where = {"file": Path(path).absolute()}
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool, execution_options=where)
 
 
 def _uri(path: str) -> str:
@@ -143,9 +150,9 @@ def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connectio
             for statement in _BEGIN[engine.dialect.name, alone]:
                 connection.exec_driver_sql(statement)
             if alone and engine.dialect.name == "sqlite":
-                _require_locks(connection, name)
-            elif alone and connection.exec_driver_sql("SHOW fsync").scalar() == "off":
-                raise LedgerError(f"{name}: the server runs with fsync = off, so entries could be lost; turn it on")
+                _require_locks(engine, name)
+            elif alone:
+                _require_server(connection, name)
             yield connection
     except SQLAlchemyError as fault:
         if isinstance(getattr(fault, "orig", None), sqlite3.DatabaseError) and "not a database" in str(fault):
@@ -154,10 +161,24 @@ def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connectio
         raise LedgerError(f"{name}: the ledger cannot be used: {what}") from None
 
 
+def _require_server(connection: Connection, name: str) -> None:
+    """Refuse a server that could lose what it is given."""
+    if connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar():
+        raise LedgerError(f"{name}: the server is a standby, which takes no entries: use the primary")
+    if connection.exec_driver_sql("SHOW fsync").scalar() == "off":
+        raise LedgerError(f"{name}: the server runs with fsync = off, so entries could be lost; turn it on")
+    kept = "SELECT relname FROM pg_class WHERE oid IN (to_regclass('{}'), to_regclass('{}')) AND relpersistence <> 'p'"
+    if table := connection.exec_driver_sql(kept.format(header.name, entries.name)).scalar():
+        raise LedgerError(
+            f"{name}: a crash of the server would empty the table {table}, which is not logged: ALTER TABLE {table} SET LOGGED"
+        )
+
+
 _PROBE = """
 import sqlite3, sys
 try:
     sqlite3.connect(sys.argv[1], uri=True, timeout=0, isolation_level=None).execute("BEGIN IMMEDIATE")
+    print("had by two")
 except sqlite3.OperationalError as fault:
     print(fault)
 """
@@ -166,19 +187,39 @@ except sqlite3.OperationalError as fault:
 _locking: set[int] = set()  # devices whose locks were seen to keep another process out
 
 
-def _require_locks(connection: Connection, name: str) -> None:
+def _require_locks(engine: Engine, name: str) -> None:
     """Refuse a file system on which another process gets the lock that this one holds now."""
-    path = connection.exec_driver_sql("PRAGMA database_list").one()[2]
-    device = os.stat(path).st_dev
-    if device in _locking:
-        return
-    line = [sys.executable, "-I", "-S", "-c", _PROBE, _uri(path)]
-    if "locked" not in subprocess.run(line, capture_output=True, text=True, check=False).stdout:
+    path, program = engine.get_execution_options()["file"], sys.executable or "python3"
+    if not os.access(path, os.W_OK):  # SQLite then begins without a lock
+        raise LedgerError(f"{name}: may only be read here, by this user: let it be written to")
+    try:
+        device = os.stat(path).st_dev
+        if device in _locking:
+            return
+        line = [program, "-I", "-S", "-c", _PROBE, _uri(path)]
+        tried = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
+        said = tried.stdout or tried.stderr
+    except OSError as fault:
+        said = str(fault.strerror)
+    if "had by two" in said:
         raise LedgerError(
             f"{name}: the locks of its file system do nothing, so two releases could be entered at once: move the ledger to "
             "another one, or use PostgreSQL"
         )
+    if "database is locked" not in said:
+        raise LedgerError(
+            f"{name}: whether its locks keep another process out could not be tried, because {program} did not run: "
+            f"{' '.join(said.split()[-30:])}. Let it be started here, or use PostgreSQL"
+        )
     _locking.add(device)
+
+
+def remove_unused(engine: Engine) -> None:
+    """Remove the new file of a ledger that could not be made: its name would be taken."""
+    file = engine.get_execution_options().get("file")
+    with contextlib.suppress(OSError):
+        if file is not None and file.stat().st_size == 0:
+            file.unlink()
 
 
 def exist(connection: Connection) -> bool:
