@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +20,7 @@ def main() -> None:
     table = Table("attack", "outcome", show_lines=True)
     succeeded = 0
     for name, attack in all_attacks().items():
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"XDG_STATE_HOME": f"{folder}/state"}):
             try:
                 outcome = f"stopped: {attack(Path(folder))}"
             except Exception:  # an attack that breaks anything, also itself, has not been stopped in the way it should be

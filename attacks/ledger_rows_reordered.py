@@ -21,5 +21,7 @@ def attack(folder: Path) -> str:
     stopped(ledger.another_release(), "tampered with", code=2)
     ledger.restore()
     ledger.rewrite(exchanged, chain=rechained)
+    stopped(dpmerge("ledger", "show", ledger.path), "was made in", code=2)
+    ledger.forget()
     stopped(ledger.recheck(), "entry 1 of the ledger is not the one certified")
     return "every entry carries the hash of the one before it"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +34,15 @@ class LedgerFile:
     def restore(self) -> None:
         """Undo everything."""
         self.path.write_bytes(self.original)
+
+    def forget(self) -> None:
+        """Remove what the ledger ended with, wherever this user keeps it: nothing but the certificates remembers then."""
+        connection = sqlite3.connect(self.path)
+        ((start,),) = connection.execute("select previous from dpmerge_entries where number = 1").fetchall()
+        connection.close()
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        shutil.rmtree(self.path.with_name("ledger.db.heads"))
+        shutil.rmtree(Path(state) / "dpmerge" / "ledgers" / start)
 
     def rewrite(self, change: Callable[[Rows], Rows], chain: Chain | None = None) -> None:
         """Change the rows; with a chain, also every hash and the header. Without, each row keeps the hashes it has."""

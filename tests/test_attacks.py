@@ -14,6 +14,7 @@ import pytest
 from attacks import all_attacks
 from attacks.victim import portfolio, release, verified
 from dpmerge.release import Entry
+from dpmerge.release.entries import Row
 
 ATTACKS = all_attacks()
 
@@ -55,8 +56,8 @@ def independent(models: Sequence[Any]) -> tuple[str, ...]:
     return ()
 
 
-def unchecked_chain(start: str, rows: Sequence[Any], length: int, head: str) -> list[Entry]:
-    return [Entry(row["number"], json.loads(row["content"]), row["previous"], row["hash"]) for row in rows]
+def unchecked_chain(start: str, rows: Sequence[Row], length: int, head: str, known: Sequence[Entry]) -> list[Entry]:
+    return [Entry(row.number, json.loads(row.content), row.previous, row.hash) for row in rows]
 
 
 def anywhere(folder: Path, name: str, where: str) -> Path:
@@ -101,6 +102,7 @@ DEFENCES: list[tuple[str, str, str, object]] = [
     ("poisoned_cache", "release.verify", "without_cache", contextlib.nullcontext),
     ("ledger_row_edited", "release.ledger", "checked", unchecked_chain),
     ("ledger_row_edited", "release.verify", "_check_ledger", nothing),
+    ("ledger_row_edited", "release.ledger", "require_heads", nothing),
     ("ledger_row_deleted", "release.ledger", "checked", unchecked_chain),
     ("ledger_rows_reordered", "release.ledger", "checked", unchecked_chain),
     ("one_noise_seed", "rules.joint", "require_independent", independent),
