@@ -165,8 +165,12 @@ def _require_server(connection: Connection, name: str) -> None:
     """Refuse a server that could lose what it is given."""
     if connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar():
         raise LedgerError(f"{name}: the server is a standby, which takes no entries: use the primary")
-    if connection.exec_driver_sql("SHOW fsync").scalar() == "off":
-        raise LedgerError(f"{name}: the server runs with fsync = off, so entries could be lost; turn it on")
+    stated = connection.exec_driver_sql("SELECT current_setting('dpmerge.durable', true), current_database()").one()
+    if connection.exec_driver_sql("SHOW fsync").scalar() == "off" and stated[0] != "yes":
+        raise LedgerError(
+            f"{name}: the server runs with fsync = off, so entries could be lost; turn it on, or, if its storage keeps what it "
+            f"is given all the same (some hosted servers), say so: ALTER DATABASE {stated[1]} SET dpmerge.durable = 'yes'"
+        )
     kept = "SELECT relname FROM pg_class WHERE oid IN (to_regclass('{}'), to_regclass('{}')) AND relpersistence <> 'p'"
     if table := connection.exec_driver_sql(kept.format(header.name, entries.name)).scalar():
         raise LedgerError(
