@@ -112,9 +112,9 @@ class Place:
         counted = {Path(entry.content["out"]).name for entry in standing(entries)}
         assert counted == {path.name for path in folders}, "counted and gone, or out and not counted"
         last = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"c": 1.0}))
-        release(portfolio, last, out / "last")
-        left = [path.name for path in out.iterdir() if path.name.startswith(".") and any(path.iterdir())]
-        assert left == [], f"tensors of unnamed releases were left behind: {left}"
+        release(portfolio, last, out / "last", ledger=ledger)
+        left = [path.name for path in out.iterdir() if path.name.startswith(".")]
+        assert left == [], f"folders of unnamed releases were left behind: {left}"
         seen = Counter("adopted" if entry.content.get("adopted") else entry.kind for entry in entries)
         return seen + Counter(out=len(folders))
 

@@ -176,8 +176,8 @@ from pathlib import Path
 from dpmerge.tensors import new_folder, temporary_folder
 os.umask(0)
 where = Path(sys.argv[1])
-saving, proof = sys.argv[2] == "saving", sys.argv[2] == "proof"
-with temporary_folder(where) if saving else new_folder(where, proof=proof) as folder:
+saving, proof = sys.argv[2] == "saving", "0" * 16 if sys.argv[2] == "proof" else ""
+with temporary_folder(where) if saving else new_folder(where, proof_for=proof) as folder:
     (folder / "secret").write_text("x")
     print("here", flush=True)
     sys.stdin.read()

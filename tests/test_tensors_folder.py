@@ -172,13 +172,13 @@ def test_everything_is_on_the_disk_before_the_name_appears(tmp_path: Path, monke
     assert [after for _, after in synced] == [False, False, True]
 
 
-@pytest.mark.parametrize("proof", [False, True])
-def test_nobody_else_looks_into_a_folder_that_has_no_name_yet(tmp_path: Path, proof: bool) -> None:
+@pytest.mark.parametrize("proof", ["", "0" * 16])
+def test_nobody_else_looks_into_a_folder_that_has_no_name_yet(tmp_path: Path, proof: str) -> None:
     """Before: a release that is voided, since it was never renamed, could have been read meanwhile."""
     (tmp_path / "group").mkdir()
     (tmp_path / "group").chmod(0o2775)
     for parent in (tmp_path, tmp_path / "group"):
         (parent / "ordinary").mkdir()
-        with new_folder(parent / "out", proof=proof) as folder:
+        with new_folder(parent / "out", proof_for=proof) as folder:
             assert folder.stat().st_mode & 0o077 == 0
         assert (parent / "out").stat().st_mode == (parent / "ordinary").stat().st_mode

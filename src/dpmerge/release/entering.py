@@ -14,13 +14,13 @@ from dpmerge.planning import Option, Total, blend
 from dpmerge.records import Portfolio, Weights
 from dpmerge.release.choice import form_of
 from dpmerge.release.closing import certificates_at
-from dpmerge.release.entries import Entry, PendingEntry
+from dpmerge.release.entries import Entry, PendingEntry, unfinished
 from dpmerge.release.forms import RuleForm
 from dpmerge.release.known import identities
 from dpmerge.release.ladder import NEW_LADDER, Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.rules import round_up, significant
-from dpmerge.tensors import is_proof, new_folder, remove_proof
+from dpmerge.tensors import is_proof, new_folder, proofs_for, remove_proof
 
 
 @dataclass
@@ -45,10 +45,11 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
             yield Entered(folder, None, [], planned.drawn)
         return
     notes = ledger.recover()  # first: it looks at what interrupted releases left
+    _remove_left(ledger, out.parent)
     entry: Entry | None = None
     temporary = Path()
     try:
-        with new_folder(out, proof=True) as folder:
+        with new_folder(out, proof_for=ledger.id) as folder:
             temporary = folder.resolve()
             entry = _enter(ledger, replace(planned, temporary=str(temporary)), weights, notes)
             drawn = tuple(entry.content["names"][name] for name in entry.content.get("drawn", ()))
@@ -65,6 +66,15 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
             raise type(fault)(f"{fault}; {told}") from fault
         fault.add_note(told)
         raise
+
+
+def _remove_left(ledger: Ledger, parent: Path) -> None:
+    """Remove folders whose maker ended before it entered anything, or before it removed what an entry needs no more."""
+    if parent.is_dir() and (left := proofs_for(ledger.id, parent)):
+        needed = {entry.content.get("temporary") for entry in unfinished(ledger.history())}
+        for folder in left:
+            if str(folder.resolve()) not in needed:
+                remove_proof(folder)
 
 
 def _entered_all_the_same(ledger: Ledger, temporary: Path, fault: BaseException) -> Entry | None:

@@ -107,6 +107,11 @@ class Ledger:
             raise
         return cls(where)
 
+    @property
+    def id(self) -> str:
+        """Tells it from other ledgers; it is in the names of temporary folders."""
+        return self.budget.hash[:16]
+
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def history(self) -> list[Entry]:

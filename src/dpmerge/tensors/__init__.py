@@ -8,6 +8,7 @@ from dpmerge.tensors.folder import (
     abandoned as abandoned,
     is_proof as is_proof,
     new_folder as new_folder,
+    proofs_for as proofs_for,
     remove_proof as remove_proof,
     require_absent as require_absent,
     require_space as require_space,

@@ -18,22 +18,22 @@ from pathlib import Path
 from dpmerge.errors import CheckpointError
 from dpmerge.files import sync
 
-_TEMPORARY = re.compile(r"\..+\.dpmerge-(tmp|proof)-\d+-[0-9a-f]{16}")
+_TEMPORARY = re.compile(r"\..+\.dpmerge-(tmp|proof)-(?:([0-9a-f]{16})-)?\d+-[0-9a-f]{16}")
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 @contextmanager
-def new_folder(target: Path, *, proof: bool = False, private: bool = False) -> Iterator[Path]:
+def new_folder(target: Path, *, proof_for: str = "", private: bool = False) -> Iterator[Path]:
     """Yield a temporary folder beside `target` that becomes `target` when the block ends well, and vanishes otherwise.
 
     Every file is on the disk before the name appears, and a folder that is already there is never replaced. A process that is
-    killed leaves its temporary folder; the next one that writes beside it removes it. With `proof` it is only emptied, then and
-    when the block fails: a folder that still has its temporary name was never renamed. Whoever needs that proof removes it.
-    Until it has its name nobody else may look into it; into one that is `private`, never.
+    killed leaves its temporary folder; the next one that writes beside it removes it. With `proof_for` it is only emptied, then
+    and when the block fails: a folder that still has its temporary name was never renamed. Whoever needs that proof (16
+    hexadecimal digits) removes it. Until it has its name nobody else may look into it; into one that is `private`, never.
     """
     require_absent(target)
     try:
-        with _temporary(target, "proof" if proof else "tmp") as (folder, lock):
+        with _temporary(target, f"proof-{proof_for}" if proof_for else "tmp") as (folder, lock):
             mode = _usual_mode(folder)
             yield folder
             _sync_tree(folder)
@@ -92,9 +92,20 @@ def require_space(target: Path, size: int) -> None:
 
 
 def is_proof(folder: Path) -> bool:
-    """Whether this is a folder of `new_folder` with `proof` that was never renamed."""
+    """Whether this is a folder of `new_folder` with `proof_for` that was never renamed."""
     found = _TEMPORARY.fullmatch(folder.name)
     return found is not None and found[1] == "proof" and folder.is_dir() and not folder.is_symlink()
+
+
+def proofs_for(whom: str, parent: Path) -> list[Path]:
+    """Such folders in this one, those of others and of writers that may still be there left out."""
+    found = []
+    for path in parent.iterdir():
+        parts = _TEMPORARY.fullmatch(path.name)
+        if parts is not None and parts[2] == whom and is_proof(path) and path.stat().st_uid == os.geteuid():
+            with abandoned(path) as gone:
+                found += [path] if gone else []
+    return found
 
 
 def remove_proof(folder: Path) -> None:
