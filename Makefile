@@ -66,7 +66,7 @@ test-oldest: $(VENV)/.demo
 	rm -rf $(OLDEST)
 	$(PYTHON) -m venv $(OLDEST)
 	$(BIN)/python tools/lock.py oldest core $(EXTRAS) > $(OLDEST)/oldest.txt
-	grep -E '^(pytest|pytest-xdist|pytest-cov|hypothesis)==' constraints.txt > $(OLDEST)/tests.txt
+	grep -E '^(pytest|pytest-xdist|pytest-cov|hypothesis|httpx)==' constraints.txt > $(OLDEST)/tests.txt
 	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt --requirement $(OLDEST)/tests.txt --editable .
 	$(OLDEST)/bin/python -m pip check
 	$(OLDEST)/bin/python -m pytest -q -n $(WORKERS) -p tests.core_only -W ignore::DeprecationWarning tests
