@@ -94,7 +94,7 @@ $(VENV)/.demo: pyproject.toml lab/pyproject.toml requirements.txt
 # A CPU build of torch is taken first if pip is set to look in a folder that holds one (find-links): beside an index pip would prefer
 # the index's build, whose hash it knows before it reads the file. That is the build for CUDA, which also needs NVIDIA's libraries.
 $(VENV)/.dev: $(VENV)/.demo
-	$(call install,cpu,--no-index) 2>/dev/null || echo "no CPU build of torch in a folder that pip knows"
+	$(call install,cpu,--no-index) 2>/dev/null || echo "no CPU build of torch with a locked hash in a folder that pip knows"
 	$(call install,dev lab-torch)
 	if $(BIN)/python -m pip show torch | grep -q nvidia; then $(call install,cuda); fi
 	$(BIN)/python -m pip check
