@@ -6,7 +6,7 @@ DEMO   := build/demo
 # One more than there are cores: tests of servers, browsers and processes wait much.
 WORKERS := $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 
-.PHONY: demo test audit check docs bench clean
+.PHONY: demo test test-oldest audit check docs bench lock sbom clean
 
 # Compiled modules are kept: the suite starts many interpreters.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,15 +59,45 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
-# pip, not uv: only pip finds the CPU build of torch that constraints.txt pins. The demo does without torch.
-$(VENV)/.demo: pyproject.toml lab/pyproject.toml constraints.txt
+# The tests of the core with the oldest versions that pyproject.toml allows, and nothing that only an extra needs: what needs more is
+# skipped. `make test-oldest EXTRAS="explorer sklearn"` adds extras in their oldest versions. Old packages use what newer ones call old.
+test-oldest: OLDEST := build/oldest
+test-oldest: $(VENV)/.demo
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(BIN)/python tools/lock.py oldest core $(EXTRAS) > $(OLDEST)/oldest.txt
+	grep -E '^(pytest|pytest-xdist|pytest-cov|hypothesis|httpx)==' constraints.txt > $(OLDEST)/tests.txt
+	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt --requirement $(OLDEST)/tests.txt --editable .
+	$(OLDEST)/bin/python -m pip check
+	$(OLDEST)/bin/python -m pytest -q -n $(WORKERS) -p tests.core_only -W ignore::DeprecationWarning tests
+
+# Pins and hashes anew, after a change of pyproject.toml. A pin stays as constraints.txt has it: to renew one, delete its line first.
+lock: $(VENV)/.dev
+	$(BIN)/python tools/lock.py make
+
+# The packages that dpmerge and its extras install, as CycloneDX: versions, hashes, licences, and who needs whom.
+sbom: $(VENV)/.dev
+	$(BIN)/python -m tools.sbom build/sbom.cdx.json
+
+# Only files whose hashes requirements.txt lists are installed, and only packages that it lists.
+install = $(BIN)/python tools/lock.py pick $(1) > $(VENV)/picked.txt && \
+  $(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement $(VENV)/picked.txt $(2)
+
+# pip, not uv: only pip finds the CPU build of torch that requirements.txt pins. The demo does without torch.
+$(VENV)/.demo: pyproject.toml lab/pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,explorer]" --editable lab
+	$(call install,pip)
+	$(call install,core build plots explorer lab)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . --editable lab
 	@touch $@
 
+# A CPU build of torch is taken first if pip is set to look in a folder that holds one (find-links): beside an index pip would prefer
+# the index's build, whose hash it knows before it reads the file. That is the build for CUDA, which also needs NVIDIA's libraries.
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable "lab[torch]"
+	$(call install,cpu,--no-index) 2>/dev/null || echo "no CPU build of torch with a locked hash in a folder that pip knows"
+	$(call install,dev lab-torch)
+	if $(BIN)/python -m pip show torch | grep -q nvidia; then $(call install,cuda); fi
+	$(BIN)/python -m pip check
 	@touch $@
 
 clean:

@@ -127,13 +127,13 @@ def test_trap_small_delta_is_never_optimistic(delta: float) -> None:
 
 
 def test_trap_dp_accounting_is_noise_below_its_resolution() -> None:
-    """The reason for tilting: at δ = 1e-13 dp-accounting's composition of Gaussians is off by more than a part in 1000.
+    """The reason for tilting: at δ = 1e-13 dp-accounting's composition of Gaussians is off by more than a part in 2000.
 
-    Its error is that of a transform without tilting: less than the truth on some processors, more on others.
+    Its error is that of a transform without tilting: by processor and version of SciPy less than the truth, or more.
     """
     theirs = privacy_loss_distribution.from_gaussian_mechanism(50.0, value_discretization_interval=1e-4).self_compose(2500)
     exact = Profile.of([(GaussianLaw(1.0), 1)]).epsilon(1e-13)
-    assert abs(theirs.get_epsilon_for_delta(1e-13) - exact) > exact * 1e-3
+    assert abs(theirs.get_epsilon_for_delta(1e-13) - exact) > exact * 5e-4
     gridded = Profile(((MixtureLaw((0.02,), (1.0,)), 2500),)).epsilon(1e-13)
     assert exact <= gridded <= exact * (1 + 1e-4)
 

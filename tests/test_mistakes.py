@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,12 @@ def test_a_mistake_is_one_line(words: str, complaint: str, place: Path) -> None:
     result = dpmerge(*words.split())
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    assert complaint in result.stderr
+    assert told(complaint) in told(result.stderr)
+
+
+def told(words: str) -> str:
+    """Without what differs between versions of Typer: quotes, colons, capitals, "argument(s)"."""
+    return re.sub(r"[':]", "", words.replace("(s)", "")).lower()
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def test_without_a_notebook_or_tqdm_nothing_is_shown(monkeypatch: pytest.MonkeyP
 
 
 def test_a_frontier_is_a_picture(portfolio: Portfolio, frames: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
     found = dpmerge.frontier(portfolio, delta=1e-5, epsilons=[4.0, 40.0])
     assert repr(found).startswith("Frontier of 2 models at δ = 1e-05: ") and "random selection" in repr(found)
     png = found._repr_png_()
@@ -151,6 +152,7 @@ def test_a_frontier_is_a_picture(portfolio: Portfolio, frames: list[Any], monkey
 
 
 def test_maps_are_pictures() -> None:
+    pytest.importorskip("matplotlib")
     two = Portfolio([builders.gaussian(name, noise_std=4.0) for name in "ab"])
     found = edge(two, delta=1e-5, step=0.5)
     assert repr(found) == "Edge from a to b at δ = 1e-05, 3 points" and found._repr_png_()

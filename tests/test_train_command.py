@@ -118,6 +118,7 @@ def test_epochs_batches_schedules_and_two_classes(tmp_path: Path) -> None:
 
 
 def test_training_on_aggregates_and_batches_that_shift(tmp_path: Path) -> None:
+    pytest.importorskip("dpmerge_lab", reason="the laboratory is not installed")
     content = {
         "data": "digits",
         "norm_bound": 1.415,
@@ -150,6 +151,7 @@ def test_training_on_aggregates_and_batches_that_shift(tmp_path: Path) -> None:
     ],
 )
 def test_aggregates_and_shifts_that_cannot_be_meant(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    pytest.importorskip("dpmerge_lab", reason="the laboratory is not installed")
     content = changed()
     content["runs"] = {"a": {"noise_multiplier": 1, **fields}}
     with pytest.raises(TrainingError, match=text):
@@ -424,6 +426,8 @@ def test_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_control_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dpmerge_lab", reason="the laboratory is not installed")
+
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -434,6 +438,7 @@ def test_control_c_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_portfolio_killed_in_the_middle_is_continued(tmp_path: Path) -> None:
+    pytest.importorskip("dpmerge_lab", reason="the laboratory is not installed")
     out = tmp_path / "out"
     runs = {"quick": {"noise_multiplier": 1, "steps": 2}, "slow": {"noise_multiplier": 1, "steps": 10**6}}
     path = written(tmp_path, changed(runs=runs))

@@ -14,7 +14,7 @@ from dpmerge.errors import DpmergeError, MissingRecord, one_line
 
 # The parent of Typer's exported error: its own, or click's in older versions.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-_VALUES = {"number": "it must be a number", "integer": "it must be a whole number"}
+_VALUES = {"number": "it must be a number", "float": "it must be a number", "integer": "it must be a whole number"}
 
 
 def own_words(error: DpmergeError, context: Any) -> Iterator[str]:
@@ -26,7 +26,7 @@ def own_words(error: DpmergeError, context: Any) -> Iterator[str]:
     if isinstance(error, MissingRecord) and error.folder is not None:
         yield f"(on the command line: dpmerge record new {shlex.quote(str(error.folder))})"
     place, out = (context.params.get(name) for name in ("portfolio", "out"))
-    if isinstance(place, Path) and isinstance(out, Path) and not place.is_dir() and any(out.glob("*/record.json")):
+    if place is not None and out is not None and not Path(place).is_dir() and any(Path(out).glob("*/record.json")):
         yield f"({out}, given as --out, is a portfolio: are the two swapped?)"
 
 
@@ -53,6 +53,7 @@ def _usage(error: Any) -> str:
         return text
     text = re.sub(r" \(Possible options: (.*)\)", r"; did you mean \1?", text).replace("Value error, ", "")
     text = re.sub(r"Input should be a valid (number|integer).*", lambda found: _VALUES[found[1]], text)
+    text = re.sub(r"'[^']*' is not a valid (float|integer).*", lambda found: _VALUES[found[1]], text)  # click's words
     text = text.replace(". Did you mean", "; did you mean").removesuffix(".")
     context = getattr(error, "ctx", None)
     if "unexpected extra" in text and context is not None:

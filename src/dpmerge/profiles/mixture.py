@@ -66,7 +66,8 @@ def _one_direction(parts: Parts, delta: float, direction: Direction, interval: f
 
 def _first_guess(private: Parts, delta: float, direction: Direction) -> float:
     """By the Rényi conversion: Σ π_i e^{K_i(θ)} bounds the mixture's moments as well."""
-    cumulants = logsumexp([math.log(weight) + part.cumulants(direction) for weight, part in private], axis=0)
+    with np.errstate(over="ignore"):  # SciPy 1.12 warns where one moment is infinite and another large
+        cumulants = logsumexp([math.log(weight) + part.cumulants(direction) for weight, part in private], axis=0)
     guesses = epsilon_from_renyi(TILTS + 1, cumulants / TILTS, delta, "tight")
     return max(0.0, float(np.min(np.nan_to_num(guesses, nan=1e3, posinf=1e3))))
 
@@ -75,7 +76,8 @@ def mixture_renyi(parts: Parts, orders: FloatArray) -> FloatArray:
     """log Σ π_i e^{(α−1)ε_α,i} / (α−1), per direction, then the larger; without what failures cover."""
     weights = np.array([[weight] for weight, _ in parts])
     moments = [np.stack([part.log_moment(orders, direction) for _, part in parts]) for direction in DIRECTIONS]
-    return np.asarray(np.maximum(*(logsumexp(moment, axis=0, b=weights) for moment in moments)) / (orders - 1))
+    with np.errstate(over="ignore"):
+        return np.asarray(np.maximum(*(logsumexp(moment, axis=0, b=weights) for moment in moments)) / (orders - 1))
 
 
 def mixture_epsilon_by_renyi(parts: Parts, delta: float, conversion: Conversion) -> float:
