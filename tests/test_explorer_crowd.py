@@ -11,8 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
 import pytest
@@ -21,14 +23,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from dpmerge.errors import JobError, TargetError
-from dpmerge.explorer import Door, Explorer, computing, jobs, security
+from dpmerge.explorer import Door, Explorer, api, computing, jobs, security
 from dpmerge.explorer.computing import Caller, Lane
 from dpmerge.explorer.jobs import Job, Jobs
 from dpmerge.explorer.plans import Plans
 from dpmerge.explorer.portfolio_state import Asked, PortfolioState
 from dpmerge.explorer.security import Guard, Message, Receive, Send
-from dpmerge.explorer.workers import Worker
-from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Target
+from dpmerge.explorer.workers import AccountingInTurn, Worker
+from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Rule, Selection, Target
 from tests.explorer_builders import BEARER, DELTA, TOKEN
 from tests.release_builders import runs
 from tests.test_explorer_security import call, nothing_more
@@ -167,10 +169,14 @@ def asked(share: float = 0.25) -> Asked:
 
 def test_a_process_gives_the_librarys_answers_and_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     portfolio = runs(tmp_path)
-    worker = Worker(portfolio, 3)
-    assert worker.account(asked()) == asked().answer(portfolio)
+    worker = Worker(3)
+
+    def account(worker: Worker, merge: Asked) -> Guarantee:
+        return worker.guarantee(merge.built(portfolio), merge.accounting, merge.target)
+
+    assert account(worker, asked()) == asked().answer(portfolio)
     with pytest.raises(TargetError, match="more than one time in a hundred"):
-        worker.account(Asked("selection", (1.0, 0.0, 0.0), Target(delta=0.5), Accounting(), None))
+        account(worker, Asked("selection", (1.0, 0.0, 0.0), Target(delta=0.5), Accounting(), None))
     process = worker._process
     assert process is not None and process.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
@@ -183,12 +189,12 @@ def test_a_process_gives_the_librarys_answers_and_errors(tmp_path: Path, monkeyp
     monkeypatch.setattr(Connection, "send", noted)
     with ThreadPoolExecutor(1) as pool:
         os.kill(process.pid, signal.SIGSTOP)  # it computes for very long
-        waiting = pool.submit(worker.account, asked(0.5))
+        waiting = pool.submit(account, worker, asked(0.5))
         assert sent.wait(10)
         worker.kill()
         with pytest.raises(JobError, match="was stopped; ask again"):
             waiting.result(10)
-    assert worker.account(asked()) == asked().answer(portfolio)  # by a new process
+    assert account(worker, asked()) == asked().answer(portfolio)  # by a new process
     worker.kill()
 
 
@@ -201,7 +207,7 @@ def test_a_process_that_nobody_waits_for_is_killed_after_a_while(monkeypatch: py
             killed.set()
 
     async def play() -> None:
-        line, lane = Line(), Lane([Slow(runs(tmp_path), 0)], [])
+        line, lane = Line(), Lane([Slow(0)], [])
         waiting = asyncio.ensure_future(lane.run(Caller(False, line.receive), "long", work))
         await work.has_begun(1)
         await asyncio.sleep(0.1)
@@ -214,6 +220,39 @@ def test_a_process_that_nobody_waits_for_is_killed_after_a_while(monkeypatch: py
         work.may_end.set()
 
     asyncio.run(asyncio.wait_for(play(), 10))
+
+
+def test_threads_account_in_processes_while_the_server_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    portfolio, workers, busy = runs(tmp_path), LifoQueue[Worker](), False
+    workers.put(Worker(0))
+    planning = AccountingInTurn.of(Accounting(any_delta=True), lambda: busy, workers)
+    here = replace(planning, by="pld").guarantee(asked().built(portfolio), delta=DELTA)
+    monkeypatch.setattr(Selection, "_guarantee", lambda *_: pytest.fail("computed in this process"))
+    busy = True
+    assert replace(planning, by="pld").guarantee(asked().built(portfolio), delta=DELTA) == here
+    with pytest.raises(TargetError):
+        planning.guarantee(asked().built(portfolio), delta=2.0)
+    assert workers.qsize() == 1  # it is given back, also after an error
+    workers.get().kill()
+
+
+def test_the_server_is_busy_with_many_requests_and_never_computes_a_release_elsewhere(tmp_path: Path) -> None:
+    runs(tmp_path)
+    made = api._Server(Explorer(tmp_path / "runs"))
+    made.relieve(lambda: True)
+    assert type(made.state.accounting) is Accounting  # what releases take: computed afresh, here
+    assert isinstance(made.state.planning, AccountingInTurn) and made.state.planning.busy()
+
+    async def play(guard: Guard, leave: asyncio.Event) -> None:
+        crowd = [call(guard, nothing_more) for _ in range(9)]
+        assert not guard.busy
+        await asyncio.sleep(0.05)
+        assert guard.busy
+        leave.set()
+        await asyncio.gather(*crowd)
+        assert not guard.busy
+
+    guard_scenario(play)
 
 
 # --- the whole server ---------------------------------------------------------------------------------------------------------
@@ -249,19 +288,19 @@ def test_the_owner_is_answered_among_strangers_and_who_hung_up_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strangers, may_end = [], threading.Event()
-    usual = Worker.account
+    usual = Worker.guarantee
 
-    def account(self: Worker, merge: Asked) -> Guarantee:
-        if self._niceness:  # those of everybody
-            strangers.append(merge)
+    def guarantee(self: Worker, rule: Rule, accounting: Accounting, target: Target) -> Guarantee:
+        if self.niceness:  # those of everybody
+            strangers.append(rule)
             assert may_end.wait(20)
-            return merge.answer(self._portfolio)
-        return usual(self, merge)
+            return accounting.guarantee(rule, delta=target.delta)
+        return usual(self, rule, accounting, target)
 
     def merge(share: float) -> str:
         return f'{{"rule": "selection", "weights": {{"a": {share}, "b": {1 - share}}}, "delta": 1e-5}}'
 
-    monkeypatch.setattr(Worker, "account", account)
+    monkeypatch.setattr(Worker, "guarantee", guarantee)
     with server(tmp_path) as port:
         crowd = [send(port, "/v1/account", merge(number / 100)) for number in range(1, 30)]
         while len(strangers) < 2:

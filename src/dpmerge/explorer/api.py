@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import LifoQueue
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Path as InPath, Query
@@ -23,7 +24,7 @@ from dpmerge.explorer.portfolio_state import Asked, PortfolioState
 from dpmerge.explorer.releases import Releases, check_folder
 from dpmerge.explorer.security import Door, Guard
 from dpmerge.explorer.telling import guarantee_answer, landscape_answer
-from dpmerge.explorer.workers import Worker
+from dpmerge.explorer.workers import AccountingInTurn, Worker
 from dpmerge.files import finite_or_null
 from dpmerge.planning import Utilities
 from dpmerge.rules import DEFAULT_ACCOUNTING, GLOSSARY, Accounting, Guarantee, Target, require_wanted
@@ -89,7 +90,9 @@ class Explorer:
         for routes in (_reading, _jobs, _releasing):
             app.include_router(routes(server))
         add_pages(app)
-        return Guard(app, self.door)
+        guard = Guard(app, self.door)
+        server.relieve(lambda: guard.busy)
+        return guard
 
 
 class _Server:
@@ -107,8 +110,15 @@ class _Server:
         self.jobs = Jobs()
         self.listeners = {False: 0, True: 0}
         self._computing, self._reading = (Lane([None] * _THREADS, [None] * _THREADS) for _ in range(2))
-        own = [Worker(portfolio, _OWN_NICE) for _ in range(_OWN_WORKERS)]
-        self._accounting = Lane([Worker(portfolio, _NICE) for _ in range(_WORKERS)], own)
+        own = [Worker(_OWN_NICE) for _ in range(_OWN_WORKERS)]
+        self._accounting = Lane([Worker(_NICE) for _ in range(_WORKERS)], own)
+
+    def relieve(self, busy: Callable[[], bool]) -> None:
+        """While the server is busy, its threads account in other processes."""
+        workers: LifoQueue[Worker] = LifoQueue()
+        for _ in range(_WORKERS):
+            workers.put(Worker(_NICE))
+        self.state.planning = AccountingInTurn.of(self.state.accounting, busy, workers)
 
     async def compute(self, who: Caller, function: Callable[..., R], *arguments: Any) -> R:
         """Run the function in a thread, a few at a time; the arguments say what is asked."""
@@ -123,7 +133,11 @@ class _Server:
         state = self.state
         if (known := state.known(asked)) is not None:
             return known
-        return await self._accounting.run(who, asked, lambda worker: state.keep(asked, worker.account(asked)))
+
+        def compute(worker: Worker) -> Guarantee:
+            return state.keep(asked, worker.guarantee(asked.built(state.portfolio), asked.accounting, asked.target))
+
+        return await self._accounting.run(who, asked, compute)
 
     def listen(self, job: Job, who: Caller) -> AsyncIterator[str]:
         """A job's events. The number of listeners is limited, to leave room for other requests."""

@@ -23,6 +23,7 @@ from dpmerge.rules import (
     Accounting,
     Guarantee,
     Looked,
+    Rule,
     RuleName,
     Target,
     build,
@@ -45,13 +46,19 @@ class Asked:
     accounting: Accounting
     provenance: Looked | None
 
+    def built(self, portfolio: Portfolio) -> Rule:
+        return build(self.rule, portfolio.weights_in_order(self.values), self.accounting, provenance=self.provenance)
+
     def answer(self, portfolio: Portfolio) -> Guarantee:
-        made = build(self.rule, portfolio.weights_in_order(self.values), self.accounting, provenance=self.provenance)
-        return self.accounting.guarantee(made, delta=self.target.delta, epsilon=self.target.epsilon)
+        return self.accounting.guarantee(self.built(portfolio), delta=self.target.delta, epsilon=self.target.epsilon)
 
 
 class PortfolioState:
-    """The portfolio, its utilities, and the answers computed for it."""
+    """The portfolio, its utilities, and the answers computed for it.
+
+    Whatever is computed for plans, models and grids is accounted for by `planning`, which may do that in other processes;
+    what is released is not.
+    """
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class PortfolioState:
             )
         self.portfolio, self.utility = portfolio, utility
         self.accounting = replace(accounting, any_delta=True)  # the API has already confirmed a large δ
+        self.planning = self.accounting
         self._targets = targets
         self._plans: OrderedDict[float, Plans] = OrderedDict()
         self._first: float | None = None
@@ -89,7 +97,7 @@ class PortfolioState:
             found = self._plans.get(delta)
             if found is None:
                 account, quick = (partial(one, delta=delta) for one in (self.guarantee, self._quick))
-                found = Plans(self.portfolio, self.utility, self.accounting, delta, self._targets, account, quick)
+                found = Plans(self.portfolio, self.utility, self.planning, delta, self._targets, account, quick)
                 self._plans[delta] = found
             found.owned = found.owned or owner
             self._plans.move_to_end(delta)
@@ -160,7 +168,7 @@ class PortfolioState:
         accounting: Accounting | None = None,
     ) -> Guarantee:
         """The guarantee of one merge, cached; without `accounting`, accounted as plans are."""
-        how = self.accounting.for_rule(rule) if accounting is None else accounting
+        how = self.planning.for_rule(rule) if accounting is None else accounting
         asked = Asked(rule, self.portfolio.weights(weights).values, Target(epsilon=epsilon, delta=delta), how, provenance)
         return self.known(asked) or self.keep(asked, asked.answer(self.portfolio))
 
@@ -180,12 +188,12 @@ class PortfolioState:
 
     def _quick(self, rule: RuleName, weights: Mapping[str, float], *, delta: float) -> Guarantee:
         """A bound that takes less time: no search, on coarse grids."""
-        how = replace(self.accounting.for_rule(rule), accuracy=_QUICK, quick=True)
+        how = replace(self.planning.for_rule(rule), accuracy=_QUICK, quick=True)
         return self.guarantee(rule, weights, delta=delta, accounting=how)
 
     def _ask(self, delta: float) -> list[Question]:
         """One question for each accountant, at this δ."""
-        return [Question(self.portfolio, delta, accounting=replace(self.accounting, by=by)) for by in MIXTURE_ACCOUNTANTS]
+        return [Question(self.portfolio, delta, accounting=replace(self.planning, by=by)) for by in MIXTURE_ACCOUNTANTS]
 
     def models(self, delta: float) -> list[dict[str, Any]]:
         """Every model as a card: training, guarantee of this model alone, warnings."""

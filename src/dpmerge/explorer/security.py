@@ -32,6 +32,7 @@ BODY_LIMIT = 64 * 1024
 IN_FLIGHT, OWN_IN_FLIGHT = 832, 128  # requests at a time, without the token and with it
 BODY_SECONDS = 10.0
 WRONG_TOKENS, WRONG_TOKEN_SECONDS = 16, 0.5  # wrong tokens at a time, and how long each waits for its answer
+_BUSY = 8  # more requests than one page makes
 _BEGIN = 4  # requests without the token that begin in one pass of the event loop
 HEALTH = "/healthz"
 _TOKEN_LENGTH = 16
@@ -178,6 +179,11 @@ class Guard:
             await _answer(secured, await self._slowed(refusal))
         except Refused as refusal:
             await _answer(secured, refusal)
+
+    @property
+    def busy(self) -> bool:
+        """Whether so many requests are here that nothing should hold up the event loop."""
+        return sum(self._inside.values()) > _BUSY
 
     async def _in_turn(self) -> None:
         """Let few requests begin in one pass of the event loop: what else there is to answer waits for these alone."""
