@@ -94,7 +94,7 @@ def serving() -> Iterator[Server]:
     portfolio = str(files("dpmerge") / "data" / "portfolio")
     command = [sys.executable, "-m", "dpmerge", "explore", portfolio, "--port", "0", "--json", "--no-browser"]
     with (
-        tempfile.TemporaryDirectory() as empty,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "DPMERGE_CACHE": empty}) as process,
     ):
         assert process.stdout is not None

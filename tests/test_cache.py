@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -127,6 +128,16 @@ def test_the_folder_is_bounded_and_what_was_read_last_stays(folder: Path, monkey
     assert kept(folder) == {7}
     remember([8], size=16_100_000)  # larger than everything together may be
     assert kept(folder) == set()
+
+
+def test_reads_are_noted_on_file_systems_that_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_often("first", 1)
+    (entry,) = cache.cache_entries(folder)
+    noted: list[tuple[object, int]] = []
+    monkeypatch.setattr(os, "utime", lambda path, ns: noted.append((path, ns[0])))
+    before = time.time_ns()
+    assert ask_often("first", 1) == 0
+    assert [path for path, at in noted if at >= before] == [entry]
 
 
 def test_limits_hold_over_all_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import socket
@@ -291,7 +292,7 @@ def test_the_owner_is_answered_among_strangers_and_who_hung_up_costs_nothing(
     usual = Worker.guarantee
 
     def guarantee(self: Worker, rule: Rule, accounting: Accounting, target: Target) -> Guarantee:
-        if self.niceness:  # those of everybody
+        if self.niceness == api._NICE:  # those of everybody
             strangers.append(rule)
             assert may_end.wait(20)
             return accounting.guarantee(rule, delta=target.delta)
@@ -316,6 +317,10 @@ def test_the_owner_is_answered_among_strangers_and_who_hung_up_costs_nothing(
         with crowd[-1] as last:
             assert last.recv(100).startswith(b"HTTP/1.1 200 ")
     assert 2 <= len(strangers) <= 3  # the two that had begun, and the one that was waited for
+    end = time.monotonic() + 5
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert multiprocessing.active_children() == []  # processes end with the server
 
 
 # --- the guard ----------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ R = TypeVar("R")
 DELTA = 1e-5  # plans for this δ are computed from the start
 _THREADS = 1  # that compute for everybody, and as many for the token: more would hold up the event loop
 _WORKERS, _OWN_WORKERS = 2, 1  # processes that account for merges
-_NICE, _OWN_NICE = 5, 0  # of these processes: the server's own answers come first
+_NICE, _OWN_NICE, _PLANNING_NICE = 5, 0, 10  # of these processes: the server's own answers come first
 _LISTENERS, _OWN_LISTENERS = 32, 8
 _PROBLEM = {
     "description": "A problem (RFC 9457)",
@@ -75,6 +75,8 @@ class Explorer:
             yield
             server.jobs.cancel_all()
             server.state.close()
+            for worker in server.workers:
+                worker.kill()
             await unattended(server.jobs.finish_lasting)
 
         app = FastAPI(
@@ -110,14 +112,16 @@ class _Server:
         self.jobs = Jobs()
         self.listeners = {False: 0, True: 0}
         self._computing, self._reading = (Lane([None] * _THREADS, [None] * _THREADS) for _ in range(2))
-        own = [Worker(_OWN_NICE) for _ in range(_OWN_WORKERS)]
-        self._accounting = Lane([Worker(_NICE) for _ in range(_WORKERS)], own)
+        everybodys, own = [Worker(_NICE) for _ in range(_WORKERS)], [Worker(_OWN_NICE) for _ in range(_OWN_WORKERS)]
+        self._accounting = Lane(everybodys, own)
+        self._planning = [Worker(_PLANNING_NICE) for _ in range(_WORKERS)]
+        self.workers = [*everybodys, *own, *self._planning]
 
     def relieve(self, busy: Callable[[], bool]) -> None:
         """While the server is busy, its threads account in other processes."""
         workers: LifoQueue[Worker] = LifoQueue()
-        for _ in range(_WORKERS):
-            workers.put(Worker(_NICE))
+        for worker in self._planning:
+            workers.put(worker)
         self.state.planning = AccountingInTurn.of(self.state.accounting, busy, workers)
 
     async def compute(self, who: Caller, function: Callable[..., R], *arguments: Any) -> R:

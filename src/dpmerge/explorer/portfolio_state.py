@@ -144,7 +144,8 @@ class PortfolioState:
             try:
                 latest.advance()
             except Exception:  # requests still compute their own answers
-                _LOG.exception("computing plans in the background failed")
+                if not self._closed:
+                    _LOG.exception("computing plans in the background failed")
                 latest.abandoned = True
 
     def _unfinished(self) -> Plans | None:
