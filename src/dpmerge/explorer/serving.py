@@ -21,6 +21,7 @@ from dpmerge.errors import ExplorerError
 from dpmerge.explorer.security import SECURITY_HEADERS, App, problem
 
 _CONNECTIONS = 1024  # more than Guard admits requests, so that there is always a waiting one to close for a new one
+_BACKLOG = 4096  # that wait to be accepted: those that hung up meanwhile are among them, and must not fill it
 _OTHER_FILES = 256  # that the server may have open besides
 _REQUEST_SECONDS = 10.0  # until a request starts, until its headers are complete, and until its answer was taken
 _SWITCH_SECONDS = 0.001  # a thread that computes gives way to the event loop after so long; Python's own 5 ms add up
@@ -57,7 +58,7 @@ class Serving:
             log_level="warning",
             access_log=False,
             server_header=False,
-            backlog=_CONNECTIONS,
+            backlog=_BACKLOG,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
         )
@@ -66,7 +67,7 @@ class Serving:
         # Shutdown closes open event streams; that is no reason for a traceback.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
         with _explained(self._host, self.port):
-            self.socket.listen(_CONNECTIONS)
+            self.socket.listen(_BACKLOG)
         return server
 
     def run(self, server: uvicorn.Server) -> None:
