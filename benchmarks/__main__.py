@@ -9,10 +9,10 @@ import os
 import subprocess
 import sys
 
-from benchmarks import accounting, explorer, ledger, merging, training, weights
+from benchmarks import accounting, crowd, explorer, ledger, merging, training, weights
 from benchmarks.report import Claim, machine
 
-ALL = {one.__name__: one for room in (merging, training, weights, accounting, explorer, ledger) for one in room.ALL}
+ALL = {one.__name__: one for room in (merging, training, weights, accounting, explorer, crowd, ledger) for one in room.ALL}
 
 
 def main(names: list[str]) -> int:

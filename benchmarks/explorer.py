@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from importlib.resources import files
 from pathlib import Path
@@ -34,8 +35,9 @@ _READY = {
 
 def moves() -> Iterator[Claim]:
     """The portfolio that ships with the package, nothing cached: plans and points from the first second on."""
-    with _server() as (ask, spent):
-        early, known = _until_known(ask, spent)
+    with serving() as server:
+        ask = server.ask
+        early, known = _until_known(server)
         for name, what in _READY.items():
             wall, work = known[name]
             limit = "" if name == "grid" else "< 5 s"  # in view is the coarse grid; the other points follow
@@ -60,46 +62,55 @@ def moves() -> Iterator[Claim]:
 ALL = (moves,)
 
 
+@dataclass(frozen=True)
+class Server:
+    """The command in a process of its own."""
+
+    address: str
+    token: str
+    pid: int
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[Any, float]:
+        """The answer to a request on a new connection, and the seconds it took."""
+        start = time.perf_counter()
+        connection = HTTPConnection(self.address, timeout=600)
+        connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        seconds = time.perf_counter() - start
+        connection.close()
+        assert response.status < 300, answer
+        return answer, seconds
+
+    def spent(self) -> float:
+        """Processor time of the server, in seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def _server() -> Iterator[tuple[Any, Callable[[], float]]]:
-    """The command in a process of its own, a function that asks it (the answer and the seconds it took), and what it spent."""
+def serving() -> Iterator[Server]:
+    """A server over the portfolio that ships with the package; its cache on disk is empty."""
     portfolio = str(files("dpmerge") / "data" / "portfolio")
     command = [sys.executable, "-m", "dpmerge", "explore", portfolio, "--port", "0", "--json", "--no-browser"]
     with (
-        tempfile.TemporaryDirectory() as empty,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "DPMERGE_CACHE": empty}) as process,
     ):
         assert process.stdout is not None
-        host = json.loads(process.stdout.readline())["url"].removeprefix("http://").rstrip("/")
-
-        def ask(method: str, path: str, body: Any = None) -> tuple[Any, float]:
-            connection = HTTPConnection(host, timeout=60)
-            start = time.perf_counter()
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {"content-type": "application/json"} if sent else {})
-            response = connection.getresponse()
-            answer = json.loads(response.read())
-            seconds = time.perf_counter() - start
-            connection.close()
-            assert response.status < 300, answer
-            return answer, seconds
-
-        def spent() -> float:
-            """Processor time of the server, in seconds."""
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
+        told = json.loads(process.stdout.readline())
         try:
-            yield ask, spent
+            yield Server(told["url"].removeprefix("http://").rstrip("/"), told["token"], process.pid)
         finally:
             process.terminate()
 
 
-def _until_known(ask: Any, spent: Callable[[], float]) -> tuple[list[float], dict[str, tuple[float, float]]]:
+def _until_known(server: Server) -> tuple[list[float], dict[str, tuple[float, float]]]:
     """Moves of the slider until every plan and a bound for every point is known, in the page's order; and when that was.
 
     By the clock, and in processor time of the server, which says more where other programs run.
     """
+    ask, spent = server.ask, server.spent
     started, before = time.perf_counter(), spent()
     seconds: list[float] = []
     known: dict[str, tuple[float, float]] = {}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from typer.testing import CliRunner
 
 from dpmerge import cache
 from dpmerge.cli import app
+from dpmerge.errors import JobError
+from dpmerge.files import sha256
 from dpmerge.profiles import RevealedShiftLaw, ShuffleAsPoisson, run_profile
 from dpmerge.profiles.laws import RenyiLaw
 from dpmerge.rules import Combination, Guarantee, Joint, Rule, Selection, Tempered, Validated, Validation
@@ -101,6 +106,68 @@ def test_processes_share_the_folder(folder: Path) -> None:
     assert len(list(folder.glob("??/*"))) == 200  # nothing temporary is left
 
 
+def kept(folder: Path) -> set[int]:
+    return {json.loads(path.read_bytes().partition(b"\n")[2])[0] for path in cache.cache_entries(folder)}
+
+
+def remember(numbers: Iterable[int], size: int = 10) -> None:
+    for number in numbers:
+        cache.remembered({"number": number}, lambda number=number: [number, "x" * size])  # type: ignore[misc]
+
+
+def test_the_folder_is_bounded_and_what_was_read_last_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_FOLDERS", 1)  # all names below begin alike, so one folder has the whole limit
+    monkeypatch.setattr(cache, "sha256", lambda data: "00" + sha256(data)[2:])
+    monkeypatch.setattr(cache, "_FILES", 5)
+    remember(range(5))
+    remember([0])  # read again: number 1 is now the one not read for longest
+    remember([5, 6])
+    assert kept(folder) == {0, 3, 4, 5, 6}
+    monkeypatch.setattr(cache, "_MEGABYTES", 16)
+    remember([7], size=15_998_000)  # nothing fits beside it
+    assert kept(folder) == {7}
+    remember([8], size=16_100_000)  # larger than everything together may be
+    assert kept(folder) == set()
+
+
+def test_reads_are_noted_on_file_systems_that_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_often("first", 1)
+    (entry,) = cache.cache_entries(folder)
+    noted: list[tuple[object, int]] = []
+    monkeypatch.setattr(os, "utime", lambda path, ns: noted.append((path, ns[0])))
+    before = time.time_ns()
+    assert ask_often("first", 1) == 0
+    assert [path for path, at in noted if at >= before] == [entry]
+
+
+def test_limits_hold_over_all_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPMERGE_CACHE_FILES", "512")
+    remember(range(1500))
+    assert 400 < len(list(folder.glob("??/*"))) <= 512
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("??/*")} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())} == {0o700}
+
+
+@pytest.mark.parametrize("stated", ["255", "-1", "1e6", "many", "²"])
+def test_limits_that_are_no_limits_are_refused_before_the_work(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
+    monkeypatch.setenv("DPMERGE_CACHE", "anywhere")
+    monkeypatch.setenv("DPMERGE_CACHE_FILES", stated)
+    with pytest.raises(JobError, match=f"DPMERGE_CACHE_FILES is '{stated}': give a whole number, at least 256"):
+        cache.remembered({}, lambda: pytest.fail("computed"))
+
+
+def evict_beside_others(folder: str, worker: int) -> None:
+    os.environ.update(DPMERGE_CACHE=folder, DPMERGE_CACHE_FILES="256")
+    remember(range(1000 * worker, 1000 * worker + 400))
+    remember(range(100))
+
+
+def test_processes_evict_at_the_same_time(folder: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.starmap(evict_beside_others, [(str(folder), worker) for worker in range(2)])
+    assert 100 < len(list(folder.glob("??/*"))) <= 256 + 2  # each may have written after the other looked
+
+
 def rules() -> list[Rule]:
     a = dp_sgd("a", sigma=0.8, steps=6, sampling=0.02, batch=20, smoothness=0.2, convex="glm")
     b = dp_sgd("b", sigma=2.0, steps=6, sampling=0.02, batch=20, smoothness=0.2, convex="glm")
@@ -139,6 +206,7 @@ def test_cache_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
     before = json.loads(runner.invoke(app, ["tools", "cache", "--json"]).output)
     assert (before["folder"], before["entries"], before["cleared"]) == (str(folder), 1, False)
+    assert before["limits"] == {"entries": 20_000, "bytes": 256_000_000}
     assert "1 answers" in runner.invoke(app, ["tools", "cache", "--clear"]).output
     assert cache.cache_entries(folder) == []
     assert (folder / "notes.txt").exists()

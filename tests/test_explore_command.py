@@ -325,7 +325,12 @@ def test_no_browser_is_opened_for_another_address(portfolio: Path, listened: lis
 
 
 async def slow_app(scope: Message, receive: Receive, send: Send) -> None:
-    """Answers after a while, longer than a request may take to arrive."""
+    """Answers after a while, longer than a request may take to arrive; or with more than fits into any buffer."""
+    if scope["path"] == "/long":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        return
     await asyncio.sleep(0.7)
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
@@ -401,10 +406,43 @@ def test_slow_answers_and_second_requests_are_waited_for(port: int) -> None:
     connection.close()
 
 
+def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(port: int) -> None:
+    """Whoever holds all connections open without a request keeps nobody out."""
+    waiting = []
+    for _ in range(3):
+        waiting.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+        time.sleep(0.02)  # so that it is seen to be older than the next
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/")
+    start = time.monotonic()
+    with suppress(ConnectionResetError):
+        assert waiting[0].recv(100) == b""
+    assert time.monotonic() - start < 0.15
+    waiting[2].setblocking(False)
+    with pytest.raises(BlockingIOError):  # the newer ones stay, for now
+        waiting[2].recv(100)
+    assert connection.getresponse().status == 204
+    connection.close()
+    for one in waiting:
+        one.close()
+
+
+def test_who_does_not_take_the_answer_is_not_waited_for(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(1)
+        taken = 0
+        with suppress(ConnectionResetError):
+            while piece := connection.recv(1_000_000):
+                taken += len(piece)
+        assert 0 < taken < 50_000_000  # what was in buffers, of twice as much
+
+
 def test_connections_beyond_the_limit_are_closed_at_once(port: int) -> None:
     some = [HTTPConnection("127.0.0.1", port, timeout=10) for _ in range(3)]
     for connection in some:
         connection.request("GET", "/")
+    time.sleep(0.1)  # none of them waits for a request any more
     with socket.create_connection(("127.0.0.1", port), timeout=10) as more, suppress(ConnectionResetError):
         start = time.monotonic()
         assert more.recv(100) == b""

@@ -627,6 +627,22 @@ def test_a_plan_that_fails_leaves_nothing_that_fits(server: Server, chromium: Br
         assert page.locator("#problem").is_hidden()
 
 
+def test_a_busy_server_is_offered_the_token(server: Server, chromium: Browser) -> None:
+    with opened(server, chromium) as visit:
+        page = visit.page
+        visit.expect("429")
+        assert page.locator("#busy").is_hidden()
+        page.route("**/v1/plan", lambda route: route.fulfill(**BUSY))
+        page.fill("#epsilon-box", "0.5")
+        page.click("#give-token")
+        give_token(page)
+        page.locator("#busy").wait_for(state="hidden")
+        page.unroute("**/v1/plan")
+        with page.expect_request("**/v1/plan") as sent:
+            page.fill("#epsilon-box", "0.9")
+        assert sent.value.headers["authorization"] == f"Bearer {TOKEN}"
+
+
 def assert_shows_plan_after(server: Server, page: Page, epsilon: float) -> None:
     page.fill("#epsilon-box", str(epsilon))
     page.wait_for_function("() => document.getElementById('verdict').dataset.target")

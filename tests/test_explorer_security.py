@@ -32,6 +32,12 @@ def client(home: Path) -> Iterator[TestClient]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong tokens are slowed in tests/test_explorer_crowd.py."""
+    monkeypatch.setattr("dpmerge.explorer.security.WRONG_TOKEN_SECONDS", 0.0)
+
+
 def releases(home: Path) -> list[str]:
     folder = home / "runs" / ".releases"
     return [path.name for path in folder.iterdir()] if folder.exists() else []

@@ -5,7 +5,8 @@ numbers. Entries are written to a temporary name and renamed, so processes may s
 cannot be read is computed again. The cache is a convenience: whoever may write to it may change what is printed, and
 whatever rechecks a certificate does not use it.
 
-`DPMERGE_CACHE` names the folder, or says `off`; the default is `dpmerge` in the user's cache folder.
+`DPMERGE_CACHE` names the folder, or says `off`; the default is `dpmerge` in the user's cache folder. It holds at
+most `DPMERGE_CACHE_FILES` answers and `DPMERGE_CACHE_MB` megabytes: a new answer removes those that were not read for longest.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dpmerge.files import lossless, sha256
+from dpmerge.errors import JobError
+from dpmerge.files import lossless, private_folder, sha256
 
+_FILES, _MEGABYTES = 20_000, 256
+# Hashes spread entries evenly over these folders, and each keeps to its part of the limits: a write looks at its own folder
+# alone (78 files by default), and no count is shared between processes.
+_FOLDERS = 256
+_BLOCK = 4096  # a file takes whole blocks
 _LIBRARIES = ("numpy", "scipy", "dp-accounting")
 _DISABLED: ContextVar[bool] = ContextVar("disabled", default=False)
 
@@ -32,6 +40,7 @@ def remembered(question: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
     folder = cache_folder()
     if folder is None:
         return compute()
+    limits = cache_limits()  # before the work: a wrong number is no reason to lose it
     name = sha256(lossless({"code": code_fingerprint(), **question}, sort_keys=True))
     path = folder / name[:2] / name[2:]
     try:
@@ -40,6 +49,7 @@ def remembered(question: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         answer = compute()
     with contextlib.suppress(OSError):  # a cache that cannot be written is no cache
         _write(path, answer)
+        _evict(path.parent, *limits)
     return answer
 
 
@@ -61,6 +71,19 @@ def cache_folder() -> Path | None:
         return Path(stated)
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "dpmerge"
+
+
+def cache_limits() -> tuple[int, int]:
+    """How many files and bytes the folder may hold."""
+    files = _whole_number("DPMERGE_CACHE_FILES", _FILES, least=_FOLDERS)
+    return files, _whole_number("DPMERGE_CACHE_MB", _MEGABYTES, least=16) * 10**6
+
+
+def _whole_number(variable: str, usual: int, *, least: int) -> int:
+    stated = os.environ.get(variable, "") or str(usual)
+    if not (stated.isascii() and stated.isdigit() and int(stated) >= least):
+        raise JobError(f"the environment variable {variable} is {stated!r}: give a whole number, at least {least}")
+    return int(stated)
 
 
 def cache_entries(folder: Path) -> list[Path]:
@@ -92,18 +115,39 @@ def _read(path: Path) -> Any:
     seal, _, body = path.read_bytes().partition(b"\n")
     if sha256(body).encode() != seal:
         raise ValueError(f"{path} is damaged")
+    with contextlib.suppress(OSError):  # file systems note the time of a read late, or never
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     return json.loads(body)
 
 
 def _write(path: Path, answer: Any) -> None:
     body = lossless(answer, sort_keys=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(sha256(body).encode() + b"\n" + body)
+            file.flush()
+            os.utime(file.fileno(), ns=(time.time_ns(),) * 2)  # a file system's own clock may tick in milliseconds
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _evict(folder: Path, files: int, size: int) -> None:
+    """Remove what was not read for longest, until the folder keeps to its part of the limits."""
+    found: list[tuple[int, int, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process removed it
+                stat = entry.stat(follow_symlinks=False)
+                found.append((stat.st_atime_ns, -(-stat.st_size // _BLOCK) * _BLOCK, entry.path))
+    many, taken = len(found), sum(one for _, one, _ in found)
+    for _, one, path in sorted(found):
+        if many <= files // _FOLDERS and taken <= size // _FOLDERS:
+            return
+        many, taken = many - 1, taken - one
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -32,7 +32,10 @@ def finite_or_null(value: Any, instead: str | None = None) -> Any:
 
 def json_text(value: Any, *, infinity: Literal["null", "1e999"] = "null", indent: int | None = 1) -> str:
     """Valid JSON. Infinity is null, or 1e999: every parser reads that as infinity or the largest number, never as small."""
-    told = finite_or_null(value, None if infinity == "null" else _INFINITY)
+    try:  # most documents are finite, and need no copy
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError):
+        told = finite_or_null(value, None if infinity == "null" else _INFINITY)
     text = json.dumps(told, indent=indent, ensure_ascii=False, allow_nan=False)
     return text.replace(json.dumps(_INFINITY), "1e999")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from dpmerge.cache import cache_entries, cache_folder
+from dpmerge.cache import cache_entries, cache_folder, cache_limits
 from dpmerge.cli.commands import JsonOption, argument, group, option
 from dpmerge.cli.output import echo, print_json
 from dpmerge.records import Record
@@ -20,21 +21,28 @@ def schema(json: JsonOption = False) -> None:
 def cache(clear: Annotated[bool, option("Delete every cached answer.")] = False, json: JsonOption = False) -> None:
     """Where results are cached, and how many.
 
-    To change it, set the environment variable DPMERGE_CACHE to a folder, or to off.
+    To change it, set the environment variable DPMERGE_CACHE to a folder, or to off. When there are more answers than
+    DPMERGE_CACHE_FILES (20000), or more megabytes than DPMERGE_CACHE_MB (256), those not read for longest are removed.
     """
     folder = cache_folder()
     entries = [] if folder is None else cache_entries(folder)
-    size = sum(path.stat().st_size for path in entries)
+    files, most = cache_limits()
+    size = 0
+    for path in entries:
+        with suppress(FileNotFoundError):  # another process removed it
+            size += path.stat().st_size
     if clear:
         for path in entries:
             path.unlink(missing_ok=True)
     if json:
         where = None if folder is None else str(folder)
-        print_json({"folder": where, "entries": len(entries), "bytes": size, "cleared": clear})
+        limits = {"entries": files, "bytes": most}
+        print_json({"folder": where, "entries": len(entries), "bytes": size, "cleared": clear, "limits": limits})
     elif folder is None:
         echo("no answers are cached (DPMERGE_CACHE is off)")
     else:
-        echo(f"{folder}: {len(entries)} answers, {size / 1e6:.1f} MB{', deleted' if clear else ''}")
+        limit = f"at most {files} and {most / 1e6:.0f} MB"
+        echo(f"{folder}: {len(entries)} answers, {size / 1e6:.1f} MB{', deleted' if clear else ''} ({limit})")
 
 
 def keys(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 _LOG = logging.getLogger("dpmerge.explorer")
 _KEPT = 32  # finished jobs whose results are kept
+_FORGOTTEN_S = 60.0  # a job without the token is cancelled if nobody asked for its state for so long
 _LOOK_S = 0.1  # interval at which listeners check for progress
 _BEAT_S = 10.0  # a comment is sent this often, to detect closed connections
 
@@ -33,6 +35,7 @@ class Job:
     kind: str
     question: object = None
     lasting: bool = False  # the server waits for it before it exits
+    owner: bool = False  # started by someone with the token
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     state: Literal["running", "done", "failed", "cancelled"] = "running"
     label: str = ""
@@ -41,11 +44,14 @@ class Job:
     result: Any = None
     problem: str | None = None
     _version: int = 0
+    _asked: float = field(default_factory=time.monotonic, repr=False)  # when somebody last asked for its state
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def report(self, label: str | None = None, *, done: int | None = None, total: int | None = None) -> None:
-        """Update the progress; raises `Cancelled` if the job was asked to stop."""
+        """Update the progress; raises `Cancelled` if the job was asked to stop, or nobody with the token waits for it."""
+        if not self.owner and time.monotonic() - self._asked > _FORGOTTEN_S:
+            self.cancel()
         if self._stop.is_set():
             raise Cancelled
         known = {"label": label, "done": done, "total": total}
@@ -86,6 +92,7 @@ class Job:
             self._set(label="", **({"state": "cancelled"} if stopped else {"state": "done", "result": result}))
 
     def status(self, *, with_result: bool = True) -> dict[str, Any]:
+        self._asked = time.monotonic()
         names = ("id", "kind", "state", "label", "done", "total", "problem", *(("result",) if with_result else ()))
         return {name: getattr(self, name) for name in names}
 
@@ -115,10 +122,10 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one server: a few at a time; the most recent finished ones are kept."""
+    """The jobs of one server: a few at a time, and one more with the token; the most recent finished ones are kept."""
 
-    def __init__(self, at_once: int = 2) -> None:
-        self._at_once = at_once
+    def __init__(self, at_once: int = 2, own: int = 1) -> None:
+        self._at_once, self._own = at_once, own
         self._jobs: dict[str, Job] = {}
         self._lasting: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -131,16 +138,18 @@ class Jobs:
         *,
         reuse_finished: bool = False,
         lasting: bool = False,
+        owner: bool = False,
     ) -> Job:
         """Start a job, or return a reusable one for the same question. Refused while too many jobs run."""
-        job = Job(kind, question, lasting)
+        job = Job(kind, question, lasting, owner)
         with self._lock:
             for one in self._jobs.values():
                 if question is not None and (one.kind, one.question) == (kind, question) and one.can_be_reused(reuse_finished):
+                    one.owner = one.owner or owner
                     return one
             finished = [one.id for one in self._jobs.values() if one.state != "running"]
             running = len(self._jobs) - len(finished)
-            if running >= self._at_once:
+            if running >= self._at_once + (self._own if owner else 0):
                 raise JobError(f"{running} jobs are running already; wait for one to end, or cancel it")
             self._jobs[job.id] = job
             for old in finished[: max(0, len(finished) - _KEPT)]:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from dpmerge.errors import DpmergeError, JobError
 from dpmerge.explorer.releases import UnknownRelease
@@ -31,6 +32,10 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(DpmergeError)
     async def known_error(request: Request, error: DpmergeError) -> JSONResponse:
         return refuse(429 if isinstance(error, JobError) else 404 if isinstance(error, UnknownRelease) else 422, str(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def hung_up(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:

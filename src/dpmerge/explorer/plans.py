@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import get_args
 
 import dpmerge
+from dpmerge.explorer.telling import plan_answer
+from dpmerge.files import json_text
 from dpmerge.planning import GRID_RULES, Account, Knob, Landscape, Option, OptionRule, Plan, Utilities
 from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, GridRule, Guarantee, PlainRule, round_down, significant
@@ -23,6 +25,7 @@ TARGETS = 9
 _LANDSCAPES = 8  # landscapes that are kept
 _ANY = 1e9  # a target that every finite ε meets
 _ACCURACY = 1e-3  # of ε on the safe side: what is in view is there sooner
+_TOLD = 128  # targets whose answer is kept, at 20 KB each
 _LOWEST = 0.1  # with noise, any ε can be reached: the slider ends here, or where models are more private still
 
 
@@ -40,6 +43,7 @@ class Plans:
         quick: Account | None = None,
     ) -> None:
         self.portfolio, self.utility, self.delta = portfolio, utility, delta
+        self.owned = False  # whether someone with the token asked for them
         self.abandoned = False  # after an error: the page uses the plans found so far
         self.climbed: dict[GridRule, int] = dict.fromkeys(GRID_RULES, 0)
         self.landscapes: dict[tuple[str, ...], Landscape] = {}
@@ -47,17 +51,20 @@ class Plans:
         self._quick = quick
         self._targets = max(2, targets)
         self._known: Plan | None = None
+        self._told: dict[float, tuple[Plan, int, int, bytes]] = {}
         self._lock = threading.RLock()
         self._working = threading.Lock()  # one search at a time: two would slow each other down
 
     @property
     def ready(self) -> bool:
         """Whether a plan needs no computation."""
-        return self._known is not None
+        return self._known is not None and "knob" in vars(self)
 
     @property
     def known(self) -> Plan:
         """A plan with every option found so far; initially each model alone and joint release."""
+        if self._known is not None:  # the event loop asks, and must not wait for whoever learns something
+            return self._known
         with self._lock:
             if self._known is None:
                 self._known = dpmerge.plan(
@@ -70,6 +77,10 @@ class Plans:
                     search=(),
                 )
             return self._known
+
+    def prepare(self) -> None:
+        """Compute what the first answer needs."""
+        _ = self.known, self.knob
 
     @cached_property
     def range(self) -> tuple[float, float]:
@@ -98,6 +109,8 @@ class Plans:
 
     @property
     def complete(self) -> bool:
+        if not self.ready:
+            return self.abandoned
         refined = self.done == self.total and self.knob.refined == self.knob.total
         return self.abandoned or (refined and self._unfinished is None)
 
@@ -150,6 +163,18 @@ class Plans:
     def plan(self, epsilon: float) -> Plan:
         """The best options found so far: one for each rule, and one for each model alone."""
         return self.known.at(epsilon, search=())
+
+    def told(self, epsilon: float) -> bytes:
+        """The same as JSON, with the progress of what is made beforehand: made once for all who ask before more is known."""
+        known, done, total = self.known, self.done, self.total
+        plan, *progress, text = self._told.get(epsilon, (None, 0, 0, b""))
+        if plan is not known or progress != [done, total]:
+            document = {**plan_answer(known.at(epsilon, search=())), "warming": {"done": done, "total": total}}
+            text = json_text(document, indent=None).encode()
+            if len(self._told) >= _TOLD:
+                self._told.clear()
+            self._told[epsilon] = (known, done, total, text)
+        return text
 
     @property
     def _unfinished(self) -> Landscape | None:

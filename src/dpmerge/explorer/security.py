@@ -3,6 +3,8 @@
 A website can make its visitor's browser send requests to loopback, and can make its own name resolve there (DNS rebinding). So
 the Host header must be an address of this server; requests that a browser sends for another site are refused; and every change
 needs a token, which no browser sends by itself.
+
+Whoever sends the token also has a share of everything that is limited, so that a crowd without it cannot keep the owner out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
@@ -26,8 +29,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 BODY_LIMIT = 64 * 1024
-IN_FLIGHT = 256
+IN_FLIGHT, OWN_IN_FLIGHT = 832, 128  # requests at a time, without the token and with it
 BODY_SECONDS = 10.0
+WRONG_TOKENS, WRONG_TOKEN_SECONDS = 16, 0.5  # wrong tokens at a time, and how long each waits for its answer
+_BUSY = 8  # more requests than one page makes
+_BEGIN = 4  # requests without the token that begin in one pass of the event loop
+HEALTH = "/healthz"
 _TOKEN_LENGTH = 16
 # On loopback these POSTs need no token: they change nothing. All else but GET and HEAD needs it, including unknown paths.
 _POST_WITHOUT_TOKEN = frozenset({"/v1/account", "/v1/plan", "/v1/frontier", "/v1/releases/preview", "/v1/verify"})
@@ -55,6 +62,10 @@ class Refused(Exception):
         self.status, self.detail, self.headers = status, detail, headers
 
 
+class WrongToken(Refused):
+    """A request with a token that is not the server's."""
+
+
 @dataclass(frozen=True)
 class Door:
     """Who may send requests: where the server listens, and the token that changes need."""
@@ -69,19 +80,19 @@ class Door:
         if self.token is not None and not re.fullmatch(rf"[\x21-\x7e]{{{_TOKEN_LENGTH},}}", self.token):
             raise ExplorerError(f"the token must have at least {_TOKEN_LENGTH} characters, printable ASCII without spaces")
 
-    @property
+    @cached_property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return self.host == "localhost" or (self._address is not None and self._address.is_loopback)
 
-    @property
+    @cached_property
     def _address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         try:
             return ipaddress.ip_address(self.host)
         except ValueError:
             return None
 
-    @property
+    @cached_property
     def hosts(self) -> frozenset[str] | None:
         """Allowed Host headers; None (unknown) if the server listens on all addresses."""
         if self._address is not None and self._address.is_unspecified:
@@ -107,9 +118,10 @@ class Door:
             kind = (_single(headers, b"content-type") or "").split(";")[0].strip().lower()
             if kind != "application/json":  # another site's HTML form cannot send JSON
                 raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
-        if not self._needs_token(reading, method, path):
+        given = _single(headers, b"authorization")
+        if not self._needs_token(reading, method, path) and (given is None or self.token is None):
             return False
-        self._check_token(_single(headers, b"authorization"))
+        self._check_token(given)
         return True
 
     def _needs_token(self, reading: bool, method: str, path: str) -> bool:
@@ -123,7 +135,7 @@ class Door:
         scheme, _, sent = (given or "").partition(" ")
         right = hmac.compare_digest(sent.strip().encode(errors="replace"), self.token.encode())
         if not (scheme.lower() == "bearer" and right):
-            raise Refused(
+            raise (Refused if given is None else WrongToken)(
                 HTTPStatus.UNAUTHORIZED,
                 "this needs the server's token, as Authorization: Bearer …",
                 **{"www-authenticate": "Bearer"},
@@ -133,9 +145,11 @@ class Door:
 class Guard:
     """ASGI middleware: access checks, limits on size, time and number of requests, and security headers."""
 
-    def __init__(self, app: App, door: Door, in_flight: int = IN_FLIGHT) -> None:
+    def __init__(self, app: App, door: Door, in_flight: int = IN_FLIGHT, own_in_flight: int = OWN_IN_FLIGHT) -> None:
         self._app, self._door = app, door
-        self._limit, self._inside = in_flight, 0
+        self._limits, self._inside = {False: in_flight, True: own_in_flight}, {False: 0, True: 0}
+        self._wrong = 0
+        self._begin = asyncio.Semaphore(_BEGIN)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -145,19 +159,47 @@ class Guard:
             return
         secured = _with_security_headers(send)
         try:
-            if self._inside >= self._limit:
+            headers: dict[bytes, list[bytes]] = {}
+            for name, value in scope["headers"]:
+                headers.setdefault(name.lower(), []).append(value)
+            authorised = self._door.check(scope["method"], scope["path"], headers)
+            if scope["path"] == HEALTH:  # answered however many others there are, and without waiting for a body
+                await self._app(scope, receive, secured)
+                return
+            if self._inside[authorised] >= self._limits[authorised]:
                 raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once; try again", **{"retry-after": "1"})
-            self._inside += 1
+            self._inside[authorised] += 1
             try:
-                headers: dict[bytes, list[bytes]] = {}
-                for name, value in scope["headers"]:
-                    headers.setdefault(name.lower(), []).append(value)
-                authorised = self._door.check(scope["method"], scope["path"], headers)
+                if not authorised:
+                    await self._in_turn()
                 await self._app({**scope, AUTHORISED: authorised}, await _read_body(receive, headers), secured)
             finally:
-                self._inside -= 1
+                self._inside[authorised] -= 1
+        except WrongToken as refusal:
+            await _answer(secured, await self._slowed(refusal))
         except Refused as refusal:
             await _answer(secured, refusal)
+
+    @property
+    def busy(self) -> bool:
+        """Whether so many requests are here that nothing should hold up the event loop."""
+        return sum(self._inside.values()) > _BUSY
+
+    async def _in_turn(self) -> None:
+        """Let few requests begin in one pass of the event loop: what else there is to answer waits for these alone."""
+        await self._begin.acquire()
+        asyncio.get_running_loop().call_soon(self._begin.release)
+
+    async def _slowed(self, refusal: Refused) -> Refused:
+        """Who guesses tokens waits for every answer. The right one never does: others cannot keep its owner out."""
+        if self._wrong >= WRONG_TOKENS:
+            return Refused(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong tokens at once; try again", **{"retry-after": "1"})
+        self._wrong += 1
+        try:
+            await asyncio.sleep(WRONG_TOKEN_SECONDS)
+        finally:
+            self._wrong -= 1
+        return refusal
 
 
 def problem(status: int, detail: str) -> dict[str, Any]:

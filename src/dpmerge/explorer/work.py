@@ -23,7 +23,7 @@ def full_plan(state: PortfolioState, asked: PlanRequest, job: Job) -> dict[str, 
         delta=asked.delta,
         utility=state.utility,
         rules=PLANNED,
-        accounting=state.accounting,
+        accounting=state.planning,
         progress=job.report,
     )
     state.plans(asked.delta).learn(found.options)  # so that quick plans include it
@@ -49,7 +49,7 @@ def draw_frontier(state: PortfolioState, asked: FrontierRequest, job: Job) -> An
         state.portfolio,
         delta=asked.delta,
         epsilons=asked.epsilons,
-        accounting=state.accounting,
+        accounting=state.planning,
         utility=state.utility,
         edge_points=asked.points,
         run=job.map,

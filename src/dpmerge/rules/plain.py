@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from dpmerge.records import Adjacency
 from dpmerge.rules.statements import round_up
@@ -66,6 +67,7 @@ def meaning(epsilon: float, delta: float, adjacency: Adjacency) -> str:
     )
 
 
+@lru_cache(1024)
 def plainly(assumption: str) -> str:
     """An assumption in plain words; one that has none is told as it is."""
     told = next((words for start, words in _PLAIN.items() if assumption.startswith(start)), None)

@@ -10,6 +10,23 @@ export function onTokenNeeded(ask) {
   askForToken = ask;
 }
 
+/** @type {(offered: boolean) => void} */
+let offerToken = () => {};
+
+/** @param {(offered: boolean) => void} offer is told whether the token would help: the server is busy, and it was not sent */
+export function onBusy(offer) {
+  offerToken = offer;
+}
+
+/** Send the token with every call from now on. */
+export async function giveToken() {
+  const given = await askForToken?.("With the token that the terminal printed, your requests have a share of their own.");
+  if (given) {
+    token = given;
+    offerToken(false);
+  }
+}
+
 export class Problem extends Error {
   /** @param {number} status @param {string} detail */
   constructor(status, detail) {
@@ -45,6 +62,7 @@ async function checked(method, path, body) {
     response = await request(method, path, body);
   }
   if (response.ok) return response;
+  if (response.status === 429 && token === null) offerToken(true);
   const told = await response.json().catch(() => ({}));
   if (response.status === 401) token = null;
   throw new Problem(response.status, told.detail || `the server answered ${response.status}`);

@@ -1,6 +1,6 @@
 // The page where people turn the privacy knob: one target, and everything that follows from it.
 
-import { get, latest, messageOf, onTokenNeeded, post } from "./api.js";
+import { get, giveToken, latest, messageOf, onBusy, onTokenNeeded, post } from "./api.js";
 import { byId, deltaText } from "./dom.js";
 import { runJob } from "./jobs.js";
 import { Line } from "./line.js";
@@ -271,6 +271,10 @@ function askForToken(why) {
 }
 
 onTokenNeeded((why) => (answering ??= askForToken(why)));
+onBusy((offered) => {
+  byId("busy").hidden = !offered;
+});
+byId("give-token").addEventListener("click", giveToken);
 byId("token-cancel").addEventListener("click", () => byId("token-dialog").close());
 
 // --- the beginning ----------------------------------------------------------------------------------------------------------
