@@ -26,7 +26,9 @@ CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # o
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Steps = Annotated[int, Field(ge=1)]
+_MOST = 2**53  # of whole numbers: all up to it are floats
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Steps = Count
 
 
 class Sampling(Strict):
@@ -53,8 +55,8 @@ class Shard(Strict):
     """
 
     partition: Annotated[str, Field(min_length=1)]
-    part: Annotated[int, Field(ge=1)]
-    of: Annotated[int, Field(ge=2)]
+    part: Count
+    of: Annotated[int, Field(ge=2, le=_MOST)]
     assignment: Assignment
 
     @field_validator("assignment", mode="before")
@@ -148,7 +150,7 @@ class DpSgd(Extended):
     left_out: Annotated[list[str], Field(min_length=1)] | None = None
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
-    checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    checkpoints_kept: Count | None = None
     established: Annotated[str, Field(min_length=1)] | None = None
     starts_from: StartsFrom | None = None
     shard: Shard | None = None
@@ -208,7 +210,7 @@ class Gaussian(_Run):
     kind: Literal["gaussian"]
     sensitivity: Positive
     noise_std: Positive
-    dimension: Annotated[int, Field(ge=1)] | None = None
+    dimension: Count | None = None
 
 
 class DpFtrl(_Run):
@@ -222,9 +224,9 @@ class DpFtrl(_Run):
     kind: Literal["dp-ftrl"]
     noise_multiplier: NonNegative
     steps: Steps
-    restarts: Annotated[int, Field(ge=0)]
-    tree_steps: Annotated[int, Field(ge=1)] | None = None
-    separation: Annotated[int, Field(ge=1)] | None = None
+    restarts: Annotated[int, Field(ge=0, le=_MOST)]
+    tree_steps: Count | None = None
+    separation: Count | None = None
 
     @model_validator(mode="after")
     def _restarts_fit(self) -> DpFtrl:

@@ -80,8 +80,8 @@ def named_numbers(text: str, what: str, error: type[DpmergeError]) -> dict[str, 
             raise error(f"the {what} of {name!r} is given twice")
         try:
             given[name] = float(Fraction(value.strip())) if "/" in value else float(value)
-        except (ValueError, ZeroDivisionError):
-            raise error(f"the {what} of {name!r} is {value.strip()!r}, which is not a number") from None
+        except (ValueError, ZeroDivisionError, OverflowError):
+            raise error(f"the {what} of {name!r} is {value.strip()!r:.80}, which is not a number") from None
     return given
 
 
@@ -101,6 +101,7 @@ def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_LONG = 120
 _KINDS = {"dp-sgd", "gaussian", "dp-ftrl", "approx-dp", "rdp", "non-private"}
 
 
@@ -113,6 +114,12 @@ def _fields(schema: Any) -> Iterator[str]:
     elif isinstance(schema, list):
         for part in schema:
             yield from _fields(part)
+
+
+def _short(value: object) -> str:
+    """A value in a message."""
+    shown = repr(value)
+    return shown if len(shown) <= _LONG else f"{shown[:_LONG]}…"
 
 
 def _first_fault(error: ValidationError, form: type[Strict]) -> str:
@@ -129,12 +136,14 @@ def _first_fault(error: ValidationError, form: type[Strict]) -> str:
     elif fault["type"] == "extra_forbidden":
         what = "unknown field" + (like[str(fault["loc"][-1])] or "; remove it, or check its spelling")
     elif fault["type"] == "union_tag_invalid":
-        where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {fault['input']['kind']!r})"
-        what += meant(str(fault["input"]["kind"]), _KINDS)
+        where, what = "mechanism.kind", f"must be one of {', '.join(sorted(_KINDS))} (got {_short(fault['input']['kind'])})"
+        what += meant(str(fault["input"]["kind"])[:_LONG], _KINDS)
     elif fault["type"] == "union_tag_not_found":
         where, what = "mechanism.kind", "missing"
+    elif fault["type"] == "json_invalid":
+        return what  # of all of the text
     elif not isinstance(fault["input"], dict):
-        what = f"{what[0].lower()}{what[1:]} (got {fault['input']!r})"
+        what = f"{what[0].lower()}{what[1:]} (got {_short(fault['input'])})"
     rest = sum(one is not fault and not (one["type"] == "missing" and what.endswith(f" {one['loc'][-1]}?")) for one in faults)
     more = f" (and {rest} more field{'s' if rest > 1 else ''} at fault)" if rest else ""
     return f"field {where}: {what}{more}"
