@@ -20,6 +20,7 @@ _ZIP = b"PK\x03\x04"  # by which torch, too, tells its two formats apart
 _LOCAL = struct.Struct("<4s22xHH")  # of a zip's entry: signature, lengths of name and extra field
 _OLD_MAGIC, _OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # before torch 1.6
 _MOST_DIMENSIONS = 32
+_MOST_PROGRAM = 32 << 20  # bytes of a pickle, each of which may make an object of 72
 _SIZES = {"float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
 _SIZES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "complex32": 4}
 _STORAGES = {
@@ -176,6 +177,8 @@ class _Machine:
         try:
             for op, given, place in pickletools.genops(program):
                 name = op.name
+                if (place or 0) - at > _MOST_PROGRAM:
+                    raise ValueError(f"its pickle has more than {_MOST_PROGRAM:,} bytes, beside its numbers")
                 if name in _PUSHED:
                     stack.append(given)
                 elif name in _MADE:
