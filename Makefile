@@ -6,7 +6,7 @@ DEMO   := build/demo
 # One more than there are cores: tests of servers, browsers and processes wait much.
 WORKERS := $(shell echo $$(($$(nproc 2>/dev/null || echo 1) + 1)))
 
-.PHONY: demo test test-oldest audit check docs bench lock sbom clean
+.PHONY: demo test test-oldest audit fuzz check docs bench lock sbom clean
 
 # Compiled modules are kept: the suite starts many interpreters.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,6 +43,12 @@ test: $(VENV)/.dev
 audit: $(VENV)/.dev
 	$(BIN)/python -m dpmerge_lab.audit build/audit
 	DPMERGE_SEARCH=15 $(BIN)/python -m pytest -q -n auto $$(grep -l EFFORT tests/test_*.py lab/tests/test_*.py)
+
+# Changed files for every reader, and extreme records (docs/soundness.md): findings are written to build/fuzz. FUZZ=5000 is a start.
+FUZZ ?= 1000000
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz $(FUZZ)
+	$(BIN)/python -m tests.extreme_records $$(($(FUZZ) / 1000))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

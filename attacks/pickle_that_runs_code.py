@@ -42,4 +42,4 @@ def attack(folder: Path) -> str:
     (released / "pytorch_model.bin").write_bytes(payload)
     stopped(verified(released, "--portfolio", runs), "pytorch_model.bin is not part of what was certified")
     assert not ran.exists(), "the attacker's code ran"
-    return "pickles are read with weights_only=True or not at all, and never beside a model"
+    return "pickles are read without running them or not at all, and never beside a model"

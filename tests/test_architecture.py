@@ -22,6 +22,7 @@ LAB = ROOT / "lab" / "dpmerge_lab"
 FLOORS = [
     "errors",
     "files",
+    "bounded_yaml",
     "notebook",
     "user_code",
     "_version",

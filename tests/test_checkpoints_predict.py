@@ -240,7 +240,7 @@ def test_files_that_are_no_inputs(content: dict[str, Any], reason: str, tmp_path
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:
     for task, data, reason in (
         (None, None, "give a `task`"),
-        (None, tmp_path / "none.npz", "not an .npz file"),
+        (None, tmp_path / "none.npz", "no such file"),
         ("digits", tmp_path, "need no folder"),
         ("mnist", tmp_path, "no such file"),
         ("letters", None, "no data set is named .letters."),

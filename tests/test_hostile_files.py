@@ -6,21 +6,40 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from attacks.hostile_certificate import FORGED
 from attacks.victim import forge
+from dpmerge.bounded_yaml import parse_yaml
 from dpmerge.cli.output import echo, echo_lines, print_json, table
-from dpmerge.errors import GridTooLarge, TakesTooLong, printable
+from dpmerge.errors import (
+    CertificateError,
+    CheckpointError,
+    DataError,
+    GridTooLarge,
+    RecordError,
+    TakesTooLong,
+    TrainingError,
+    WeightsError,
+    printable,
+)
 from dpmerge.profiles import MixtureLaw, Profile, effort_of_at_most
-from dpmerge.release import Released, release, verify
+from dpmerge.records import Portfolio, Weights
+from dpmerge.release import CardTemplate, Released, release, verify
+from dpmerge.release.readme import PLACE
+from dpmerge.tensors import merge_models, open_model
+from dpmerge.training.feature_files import read_training
+from dpmerge.training.portfolio_file import PortfolioFile
+from tests.checkpoint_builders import sharded, single, verify_combination
 from tests.release_builders import chosen, dpmerge, runs
 
 CLI = Path(__file__).parent.parent / "src" / "dpmerge" / "cli"
@@ -165,6 +184,88 @@ def test_many_steps_are_rechecked_or_refused_in_bounded_memory(tmp_path: Path, r
     )
     assert told.returncode == 0, told.stderr[-2000:]
     assert told.stdout[0] in "12" and "not enough memory" not in told.stdout
+
+
+# --- what files say of themselves --------------------------------------------------------------------------------------------
+
+
+def test_aliases_of_aliases_in_yaml_are_counted(tmp_path: Path) -> None:
+    laughs = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+    merged = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+    for text, message in (
+        (f"a0: &a0 [x]\n{laughs}", "with its aliases it has more than 100,000 values"),
+        (f"a0: &a0 {{x: 1}}\n{merged}", "with its aliases it has more than 100,000 values"),
+        ("a: &a [*a]\n", "an alias stands for what it is in"),
+        ("a: " + "[" * 50_000, "nested too deeply"),
+        ("a: 2001-99-99\n", "month must be in"),
+        ("a: !!int z\n", "invalid literal"),
+        ("a: [" + "x, " * 400_000 + "]", "more than 1,048,576"),
+    ):
+        (tmp_path / "p.yaml").write_text(text)
+        (tmp_path / "card.md").write_text(f"---\n{text}\n---\n\n{PLACE}\n")
+        with pytest.raises(TrainingError, match=message.replace("more than 1,048,576", "larger than 1,048,576")):
+            PortfolioFile.load(tmp_path / "p.yaml")
+        with pytest.raises(CertificateError, match=message):
+            CardTemplate.load(tmp_path / "card.md")
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
+
+
+def test_compressed_arrays_and_tables_are_bounded_by_their_file(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(1 << 25, np.uint8), y=np.zeros(1))
+    np.savez_compressed(tmp_path / "fair.npz", x=np.zeros(1 << 20, np.uint8), y=np.zeros(1))
+    with pytest.raises(DataError, match="a file of its size may hold 16,777,216: save it uncompressed"):
+        read_training(tmp_path / "bomb.npz")
+    assert read_training(tmp_path / "fair.npz")[0].nbytes == 1 << 20
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"f": np.zeros(1 << 22), "label": np.zeros(1 << 22, np.int64)})
+    parquet.write_table(table, tmp_path / "bomb.parquet")
+    with pytest.raises(DataError, match="holds more than 16,777,216 bytes"):
+        read_training(tmp_path / "bomb.parquet")
+
+
+def test_numbers_and_texts_that_no_float_or_file_can_hold(tmp_path: Path) -> None:
+    portfolio = runs(tmp_path)
+    for weights in (f"a={'9' * 400}/1,b=0", f"a={'9' * 5000}/1,b=0"):
+        with pytest.raises(WeightsError, match="is not a number") as caught:
+            Weights.parse(portfolio, weights)
+        assert len(str(caught.value)) < 200
+    path = tmp_path / "runs" / "a" / "record.json"
+    good = path.read_text()
+    for old, new, message in (
+        ('"steps":10', f'"steps":1{"0" * 400}', "less than or equal to 9007199254740992"),
+        ('"noise_multiplier":4.0', f'"noise_multiplier":1{"0" * 400}', "finite number"),
+        ("test-data", "\\ud800", "Invalid JSON"),
+        ('"schema":1', f'"schema":"{"y" * 10**6}"', "schema"),
+    ):
+        assert old in good
+        path.write_text(good.replace(old, new))
+        with pytest.raises(RecordError, match=message) as caught_too:
+            Portfolio(tmp_path / "runs")
+        assert len(str(caught_too.value)) < 600
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of open files are Unix'")
+def test_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
+    """Three models of 150 files each, and as many written, with 200 descriptors."""
+    shards = [{f"t{number}": np.full(2, number / 1000, np.float32)} for number in range(150)]
+    models = {name: sharded(tmp_path / name, *shards) for name in "abc"}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    try:
+        merge_models(models, {"a": 0.25, "b": 0.25, "c": 0.5}, tmp_path / "out")
+        assert not verify_combination(models, {"a": 0.25, "b": 0.25, "c": 0.5}, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_file_that_is_not_held_open_must_stay_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpmerge.tensors.safetensors_file._MOST_HELD", 0)
+    folder = single(tmp_path / "m", {"x": np.ones(3, np.float32)})
+    with open_model(folder) as model:
+        assert model.tensors["x"].load().tolist() == [1, 1, 1]
+        single(folder, {"x": np.zeros(3, np.float32)})
+        with pytest.raises(CheckpointError, match="was written to while it was read"):
+            model.tensors["x"].load()
 
 
 # --- what a verdict does not cover -------------------------------------------------------------------------------------------

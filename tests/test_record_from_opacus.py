@@ -208,7 +208,7 @@ def test_files_that_are_no_checkpoints_of_opacus(checkpoint: Path, tmp_path: Pat
     with pytest.raises(CheckpointError, match="no privacy_accountant_state_dict"):
         from_opacus(tmp_path / "plain.pt", tmp_path / "a", Stated(**STATED))
     (tmp_path / "damaged.pt").write_bytes(b"no pickle")
-    with pytest.raises(CheckpointError, match="weights_only=True"):
+    with pytest.raises(CheckpointError, match="cannot be read without running it"):
         from_opacus(tmp_path / "damaged.pt", tmp_path / "a", Stated(**STATED))
     for rows, match in (
         ([], "counted no step"),
@@ -238,7 +238,7 @@ def test_no_code_of_the_file_is_run(checkpoint: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     held = torch.load(checkpoint, weights_only=True)
     torch.save({**held, "noise_scheduler_state_dict": Surprise()}, tmp_path / "hostile.pt")
-    with pytest.raises(CheckpointError, match="weights_only=True"):
+    with pytest.raises(CheckpointError, match="cannot be read without running it"):
         from_opacus(tmp_path / "hostile.pt", tmp_path / "a", Stated(**STATED))
     assert not (tmp_path / "surprise").exists() and not (tmp_path / "a").exists()
 

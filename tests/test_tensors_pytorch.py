@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,6 @@ def state(seed: int, prefix: str = "") -> dict[str, Any]:
         f"{prefix}flag": torch().tensor([True, False]),
         f"{prefix}none": torch().zeros(0, 3),
     }
-
-
-@pytest.mark.skipif(HAS_TORCH, reason="torch is installed")
-def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(b"anything")
-    with pytest.raises(CheckpointError, match=r"install dpmerge\[torch\]"):
-        open_model(tmp_path)
 
 
 @needs_torch
@@ -134,17 +129,9 @@ def test_a_pickle_that_runs_code_is_refused_without_running_it(tmp_path: Path, z
         (tmp_path / "m" / "model.pt").write_bytes(pickle.dumps(content))
     else:
         save(tmp_path / "m", content, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=r"cannot be read with weights_only=True|install dpmerge") as caught:
+    with pytest.raises(CheckpointError, match=r"cannot be read without running it") as caught:
         open_model(tmp_path / "m")
     assert not (tmp_path / "ran").exists() and "\n" not in str(caught.value)
-
-
-@needs_torch
-def test_an_old_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save(tmp_path / "m", state(0))
-    monkeypatch.setattr(torch(), "__version__", "2.5.1")
-    with pytest.raises(CheckpointError, match=r"torch 2\.5\.1 does not read pickles safely"):
-        open_model(folder)
 
 
 @needs_torch
@@ -154,7 +141,7 @@ def test_what_is_not_a_state_dict(tmp_path: Path) -> None:
         ({}, "not a state dict; save"),
         ({"model": {"x": torch().ones(1)}, "epoch": 3}, "'model' is a dict, not a tensor"),
         ({"module_state_dict": {"x": 1.0}}, "'x' is a float, not a tensor"),
-        ({"x": torch().ones(3).to_sparse()}, "tensor 'x': torch.float32 .*sparse.* is not supported"),
+        ({"x": torch().ones(3).to_sparse()}, "tensor 'x': a sparse tensor is not supported"),
         ({"x": torch().ones(1, dtype=torch().complex64)}, "tensor 'x': torch.complex64"),
     ):
         with pytest.raises(CheckpointError, match=message):
@@ -162,6 +149,82 @@ def test_what_is_not_a_state_dict(tmp_path: Path) -> None:
     (tmp_path / "m" / "model.pt").write_bytes(b"PK\x03\x04 damaged")
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_model(tmp_path / "m")
+
+
+def _deflated(content: bytes, added: int = 0) -> bytes:
+    """The same zip file, compressed; its program with so many zeros behind it."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) + bytes(added if name.endswith("data.pkl") else 0))
+    return out.getvalue()
+
+
+def _program(content: bytes, program: bytes) -> bytes:
+    """The same zip file with another pickle."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, program if name.endswith("data.pkl") else old.read(name))
+    return out.getvalue()
+
+
+@needs_torch
+def test_hostile_files_are_one_line_and_small(tmp_path: Path) -> None:
+    """Each could ask for gigabytes, hours or a function call, some in a few hundred bytes."""
+    save(tmp_path / "m", {"x": torch().arange(1000.0)})
+    path = tmp_path / "m" / "model.pt"
+    plain = path.read_bytes()
+    save(tmp_path / "m", {"x": torch().arange(1000.0)}, _use_new_zipfile_serialization=False)
+    old = path.read_bytes()
+    doubled = b"\x80\x02}(X\x01\x00\x00\x00a)q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
+    for content, message in (
+        (_deflated(plain, 1 << 24), "is compressed"),
+        (plain.replace(b"PK\x01\x02", b"PK\x01\x03", 1), "damaged zip"),
+        (_program(plain, b"\x80\x02c__builtin__\nbytearray\nJ\x00\x00\x00\x70\x85R."), "needs '__builtin__.bytearray'"),
+        (_program(plain, doubled + b"K\x01su."), "a key is a tuple|damaged pickle"),
+        (_program(plain, b"\x80\x02" + b"]" * 100_000 + b"."), "not a state dict"),
+        (_program(plain, b"\x80\x02" + b"K"), "cannot be read"),
+        (plain[: len(plain) // 2], "cannot be read"),
+        (old.replace(b"M\xe8\x03", b"J\x00\x00\x00\x70"), "has not the size|larger than its storage"),
+        (old[:-1], "has not the size"),
+        (b"", "cannot be read"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            open_model(tmp_path / "m")
+        assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+    negated = torch().view_as_complex(torch().ones(4, 2)).conj().imag
+    assert negated.is_neg()
+    for tensor, message in (
+        (torch().zeros(1).expand(10**12), "so some of them are expanded"),
+        (torch().empty(10**12, device="meta"), "device meta, which has no values"),
+        (negated, "negated or conjugated view"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            open_model(save(tmp_path / "m", {"x": tensor}))
+    with pytest.raises(CheckpointError, match="half a surrogate pair"):
+        open_model(save(tmp_path / "m", {"x\ud800": torch().ones(1)}))
+
+
+@needs_torch
+def test_views_of_every_kind_have_the_values_that_torch_gives(tmp_path: Path) -> None:
+    base = torch().arange(24.0)
+    views = {
+        "turned": base.reshape(4, 6).T,
+        "stepped": base[1::3],
+        "expanded": base[5:6].expand(3, 2),
+        "shifted": base[7:].reshape(17, 1),
+        "scalar": base[3],
+        "odd strides": base.as_strided((1, 2), (10**15, 3), 2),
+        "parameter": torch().nn.Parameter(base.double()),
+        "small": torch().tensor([1, 2], dtype=torch().uint16),
+    }
+    for zipped in (True, False):
+        with open_model(save(tmp_path / str(zipped), views, _use_new_zipfile_serialization=zipped)) as model:
+            for name, tensor in model.tensors.items():
+                expected = views[name].detach().contiguous().numpy()
+                assert tensor.shape == expected.shape and bits(tensor.load()) == bits(expected), name
 
 
 @needs_torch

@@ -409,7 +409,7 @@ def test_growth_beyond_all_numbers_is_no_guarantee_and_no_crash(steps: int) -> N
     assert 0.5 * sampled <= rule.guarantee(epsilon=1.0).delta <= 1
 
 
-@pytest.mark.parametrize("sigma", [1e-3, 1e-6, 1e-9, 1e-150])
+@pytest.mark.parametrize("sigma", [1e-3, 1e-6, 1e-9, 1e-30])
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_nearly_noiseless_runs_cost_what_their_coins_cost(sigma: float, adjacency: Adjacency) -> None:
     """Six sampled steps that give everything away when they touch the record: δ = 1 − (1−q)⁶, and no ε below."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from dpmerge.user_code import find
 
 # Norms and products are rounded to 24 bits; shortening by this much more keeps every result within its bound.
 NORM_MARGIN = 1 - 1e-5
+
+
+# Of a compressed file: what it holds may be so many times as large, or so many bytes.
+MOST_TIMES, FEW_BYTES = 64, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,30 @@ def load_dataset(name: str, folder: Path | None) -> Images:
     if not isinstance(found, Images):
         raise DataError(f"the data set {name!r} gave {type(found).__name__}; it must give dpmerge's Images")
     return found
+
+
+def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an .npz file; a few bytes of a compressed one can stand for gigabytes, which are refused unread."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size, most = sum(entry.file_size for entry in archive.infolist()), largest(path)
+        if size > most:
+            raise DataError(f"{path}: holds {size:,} bytes; a file of its size may hold {most:,}: save it uncompressed")
+        with np.load(path, allow_pickle=False) as held:
+            return {name: held[name] for name in held.files}
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: is a folder, not a file") from None
+    except DataError:
+        raise
+    except Exception as fault:  # of zipfile, zlib and numpy, whose headers are Python
+        raise DataError(f"{path}: not an .npz file of arrays: {' '.join(str(fault).split()) or type(fault).__name__}") from None
+
+
+def largest(path: Path) -> int:
+    """How many bytes what a compressed file holds may have."""
+    return max(FEW_BYTES, MOST_TIMES * path.stat().st_size)
 
 
 def bounded_features(inputs: npt.NDArray[Any], norm_bound: float) -> npt.NDArray[np.float32]:

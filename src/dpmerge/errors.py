@@ -147,5 +147,6 @@ def printable(text: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """An error's text as it is printed: on one line."""
-    return " ".join(str(error).split())
+    """An error's text as it is printed: on one line, which what a file says cannot make endless."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 2000 else f"{text[:1600]} … {text[-300:]}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpmerge.datasets import bounded_features, load_dataset
+from dpmerge.datasets import bounded_features, load_dataset, read_npz
 from dpmerge.errors import DataError, EvaluationError
 from dpmerge.tensors import linear_scores
 from dpmerge.user_code import find_in
@@ -54,11 +54,7 @@ def load_inputs(task: str | None, data: Path | None, norm_bound: float | None = 
 def _from_file(path: Path | None) -> Inputs:
     if path is None:
         raise DataError("there are no inputs: give a `task`, or a file of inputs (`data`)")
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
-    except (OSError, ValueError, AttributeError, EOFError) as fault:
-        raise DataError(f"{path}: not an .npz file of arrays: {fault}") from None
+    arrays = read_npz(path)
     if not {"inputs"} <= arrays.keys() <= {"inputs", "labels"}:
         raise DataError(f"{path}: needs an array inputs, and optionally labels; it has {', '.join(sorted(arrays))}")
     inputs, labels = arrays["inputs"], arrays.get("labels")

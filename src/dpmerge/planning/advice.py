@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dpmerge.errors import AccountingError
 from dpmerge.planning.noising import why_not_hidden
 from dpmerge.planning.option import Option, Question
-from dpmerge.records import DpFtrl, DpSgd, Model, Portfolio, Record
+from dpmerge.records import LARGEST, DpFtrl, DpSgd, Model, Portfolio, Record
 from dpmerge.rules import Guarantee, build, round_up, significant
 
 Kind = Literal["checkpoints", "keep-checkpoints", "retrain", "tempered"]
@@ -104,11 +104,11 @@ def _retrained(question: Question, epsilon: float, models: list[Model]) -> Advic
     _, model = max(usable, key=lambda one: one[0])
     own = _one_noise(model)
     question.progress(f"the noise with which to train {model.name} again")
-    low, high = own, 2 * own
-    while not _meets(question, model, high, epsilon):
+    low, high, most = own, 2 * own, min(_MOST * own, LARGEST)
+    while high <= most and not _meets(question, model, high, epsilon):
         low, high = high, 2 * high
-        if high > _MOST * own:
-            return None
+    if high > most:
+        return None
     while high / low > _CLOSE:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if _meets(question, model, middle, epsilon) else (middle, high)

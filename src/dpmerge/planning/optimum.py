@@ -48,7 +48,9 @@ def selection_optimum(
             with grids_of_accuracy(accounting.accuracy):
                 known = {one: np.array(one.delta(epsilon)) for group in placed for _, own in group for one in own}
                 costs = [sum(share * np.stack([known[one] for one in own]) for share, own in group) for group in placed]
-                found = pld_optimum(np.hstack([np.asarray(cost) for cost in costs]).T / delta, values)
+                with np.errstate(over="ignore"):  # by a δ at the end of floats: no model of such a cost has weight
+                    shares = np.minimum(np.hstack([np.asarray(cost) for cost in costs]).T / delta, 1e300)
+                found = pld_optimum(shares, values)
         else:
             curves = np.stack([_renyi(profile) for profile in profiles])
             found = _renyi_optimum_at(curves, values, epsilon, delta, conversion)

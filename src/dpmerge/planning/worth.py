@@ -40,8 +40,12 @@ def _variances(model: Model) -> dict[str, float] | None:
     for phase in mechanism.settings():
         noise = (phase.learning_rate * phase.noise_multiplier * phase.clip / phase.expected_batch) ** 2
         kept = (1 - phase.learning_rate * phase.weight_decay) ** 2
-        steps = phase.steps if kept == 1 else (1 - kept**phase.steps) / (1 - kept)
-        total, left = total * kept**phase.steps + noise * steps, left * kept**phase.steps
+        try:
+            after = kept**phase.steps
+        except OverflowError:
+            return None
+        steps = phase.steps if kept == 1 else (1 - after) / (1 - kept)
+        total, left = total * after + noise * steps, left * after
     found = {**{run: own * left for run, own in before.items()}, model.run: total}
     return found if all(map(math.isfinite, found.values())) else None
 

@@ -27,7 +27,7 @@ Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 P = ParamSpec("P")
 R = TypeVar("R")
-_POINTS = 2**25  # of one grid, unless less is allowed
+_POINTS = 2**23  # of one grid, unless less is allowed: what a recheck allows (release/bounds.py)
 _BUDGET = 48 * 2**20  # bytes: grids differ a thousandfold in size, so entries are not counted
 _ACCURACY: ContextVar[float] = ContextVar("accuracy", default=1e-5)
 _CLOSED_FORMS: ContextVar[bool] = ContextVar("closed_forms", default=True)

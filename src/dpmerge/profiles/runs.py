@@ -218,7 +218,12 @@ def _fixed_size_law(rate: float, noise_multiplier: float) -> RenyiLaw:
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(_FIXED_SIZE_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(
-        dp_accounting.SampledWithoutReplacementDpEvent(1, rate, dp_accounting.GaussianDpEvent(noise_multiplier / 2))
-    )
+    try:
+        accountant.compose(
+            dp_accounting.SampledWithoutReplacementDpEvent(1, rate, dp_accounting.GaussianDpEvent(noise_multiplier / 2))
+        )
+    except (ArithmeticError, ValueError):
+        raise UnsupportedMechanism(
+            f"batches of fixed size at rate {rate:g} with σ = {noise_multiplier:g} are beyond what dp-accounting computes"
+        ) from None
     return RenyiLaw(_FIXED_SIZE_ORDERS, tuple(float(value) for value in accountant.rdp))

@@ -9,6 +9,8 @@ from dpmerge.records.portfolio import (
 )
 from dpmerge.records.record import (
     CRYPTOGRAPHIC as CRYPTOGRAPHIC,
+    LARGEST as LARGEST,
+    SMALLEST as SMALLEST,
     Adjacency as Adjacency,
     ApproxDp as ApproxDp,
     Clipping as Clipping,

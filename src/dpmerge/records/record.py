@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dpmerge.errors import RecordError
 from dpmerge.records.strict import Extended, Strict, load_strict, parse_strict
@@ -24,16 +24,35 @@ Assignment = Literal["keyed-hash", "fair-draw", "by-id"]  # how a record's part 
 NoiseGenerator = Literal["chacha20", "operating-system", "torch-philox", "torch-mt19937", "numpy-pcg64", "several", "other"]
 CRYPTOGRAPHIC = frozenset[NoiseGenerator]({"chacha20", "operating-system"})  # outputs do not reveal other outputs
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Steps = Annotated[int, Field(ge=1)]
+# Squares of products of such numbers are floats, and not 0: accounting needs both, and no training has others.
+SMALLEST, LARGEST = 1e-30, 1e30
+
+
+def _not_too_large(value: float) -> float:
+    if value > LARGEST:
+        raise ValueError(f"numbers of a record are at most {LARGEST:g}")
+    return value
+
+
+def _of_some_size(value: float) -> float:
+    if 0 < value < SMALLEST:
+        raise ValueError(f"numbers of a record that are not 0 are at least {SMALLEST:g}")
+    return _not_too_large(value)
+
+
+Positive = Annotated[float, Field(gt=0), AfterValidator(_of_some_size)]
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_of_some_size)]
+_Loss = Annotated[float, Field(ge=0), AfterValidator(_not_too_large)]  # an ε, or a Rényi divergence, however small
+_MOST = 2**53  # of whole numbers: all up to it are floats
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Steps = Count
 
 
 class Sampling(Strict):
     """How the batch of one step is drawn. `rate` belongs to poisson and fixed-size alone."""
 
     scheme: Scheme
-    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    rate: Annotated[Positive, Field(le=1)] | None = None
 
     @model_validator(mode="after")
     def _rate_where_it_belongs(self) -> Sampling:
@@ -53,8 +72,8 @@ class Shard(Strict):
     """
 
     partition: Annotated[str, Field(min_length=1)]
-    part: Annotated[int, Field(ge=1)]
-    of: Annotated[int, Field(ge=2)]
+    part: Count
+    of: Annotated[int, Field(ge=2, le=_MOST)]
     assignment: Assignment
 
     @field_validator("assignment", mode="before")
@@ -148,7 +167,7 @@ class DpSgd(Extended):
     left_out: Annotated[list[str], Field(min_length=1)] | None = None
     others_unchanged: Literal[True] | None = None
     noise_generator: NoiseGenerator | None = None
-    checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    checkpoints_kept: Count | None = None
     established: Annotated[str, Field(min_length=1)] | None = None
     starts_from: StartsFrom | None = None
     shard: Shard | None = None
@@ -208,7 +227,7 @@ class Gaussian(_Run):
     kind: Literal["gaussian"]
     sensitivity: Positive
     noise_std: Positive
-    dimension: Annotated[int, Field(ge=1)] | None = None
+    dimension: Count | None = None
 
 
 class DpFtrl(_Run):
@@ -222,9 +241,9 @@ class DpFtrl(_Run):
     kind: Literal["dp-ftrl"]
     noise_multiplier: NonNegative
     steps: Steps
-    restarts: Annotated[int, Field(ge=0)]
-    tree_steps: Annotated[int, Field(ge=1)] | None = None
-    separation: Annotated[int, Field(ge=1)] | None = None
+    restarts: Annotated[int, Field(ge=0, le=_MOST)]
+    tree_steps: Count | None = None
+    separation: Count | None = None
 
     @model_validator(mode="after")
     def _restarts_fit(self) -> DpFtrl:
@@ -260,7 +279,7 @@ class ApproxDp(_Run):
 
     added: ClassVar[frozenset[str]] = frozenset({"noise_generator", "shard", "made_of"})
     kind: Literal["approx-dp"]
-    epsilon: NonNegative
+    epsilon: _Loss
     delta: Annotated[float, Field(ge=0, lt=1)]
     made_of: MadeOf | None = None
 
@@ -275,8 +294,8 @@ class Rdp(_Run):
     """A mechanism of which only a Rényi curve is known."""
 
     kind: Literal["rdp"]
-    orders: Annotated[list[Annotated[float, Field(gt=1)]], Field(min_length=1)]
-    values: Annotated[list[NonNegative], Field(min_length=1)]
+    orders: Annotated[list[Annotated[float, Field(gt=1), AfterValidator(_not_too_large)]], Field(min_length=1)]
+    values: Annotated[list[_Loss], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _one_value_for_each_order(self) -> Rdp:

@@ -6,7 +6,6 @@ Releases are held to the same bounds, so none is made that cannot be rechecked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from dpmerge.records import DpFtrl, DpSgd, Record
 
@@ -19,17 +18,6 @@ MOST_STEPS = 100_000_000  # of one run
 MOST_MERGED_STEPS = 2_000_000  # runs × steps of the longest, where an average follows its runs step by step
 MOST_POINTS = 2**23  # of one grid of a privacy loss
 MOST_SECONDS = 600.0  # for the guarantee
-
-
-def too_many_values(content: Any) -> str:
-    """What is too large if plain data holds more values than a certificate may; counted without recursion, and no further."""
-    waiting, seen = [content], 0
-    while waiting and seen <= MOST_VALUES:
-        value = waiting.pop()
-        inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-        seen += 1 + len(inside)
-        waiting.extend(one for one in inside if isinstance(one, dict | list))
-    return f"it holds more than {MOST_VALUES:,} values" if seen > MOST_VALUES else ""
 
 
 def beyond(records: Mapping[str, Record], follows_steps: bool) -> Iterator[str]:

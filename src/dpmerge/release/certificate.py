@@ -14,7 +14,7 @@ from dpmerge.files import canonical, sha256
 from dpmerge.planning import Averaging
 from dpmerge.profiles import Conversion
 from dpmerge.records import Adjacency, DpSgd, Extended, Mechanism, Model, Portfolio, Record, Strict, joined, parse_strict
-from dpmerge.release.bounds import beyond, too_many_values
+from dpmerge.release.bounds import MOST_VALUES, beyond
 from dpmerge.release.commitment import Commitment, Digest
 from dpmerge.release.forms import COVERS_INPUTS, RuleForm
 from dpmerge.release.signing import Signer
@@ -160,7 +160,7 @@ class Certificate(Extended):
             text = content.decode("utf-8")
         except UnicodeDecodeError as fault:
             raise CertificateError(f"{source}: cannot be read: {fault}") from None
-        return parse_strict(cls, text, source, CertificateError, too_many_values)
+        return parse_strict(cls, text, source, CertificateError, MOST_VALUES)
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Certificate:

@@ -14,7 +14,10 @@ from typing import Any
 
 import yaml
 
+from dpmerge.bounded_yaml import parse_yaml
 from dpmerge.errors import CertificateError
+from dpmerge.files import read_regular
+from dpmerge.release.bounds import MOST_BYTES
 from dpmerge.tensors import ADAPTER_CONFIG, is_hub_id
 
 BEGIN, END = "<!-- dpmerge:certified begin -->", "<!-- dpmerge:certified end -->"
@@ -61,7 +64,7 @@ class CardTemplate:
     def load(cls, path: Path) -> CardTemplate:
         """Read and check a template, before anything is charged or written."""
         try:
-            text = path.read_bytes().decode("utf-8")
+            text = read_regular(path, MOST_BYTES).decode("utf-8")
         except (OSError, UnicodeDecodeError) as fault:
             raise CertificateError(f"{path}: cannot be read as the template of a model card: {fault}") from None
         made = cls(_with_newlines(text))
@@ -80,9 +83,9 @@ class CardTemplate:
     def header(self) -> dict[str, Any]:
         found = _HEADER.match(self.text)
         try:
-            stated = None if found is None else yaml.safe_load(found["yaml"])
-        except yaml.YAMLError as fault:
-            raise CertificateError(f"its header, between the lines ---, is not YAML: {' '.join(str(fault).split())}") from None
+            stated = None if found is None else parse_yaml(found["yaml"])
+        except ValueError as fault:
+            raise CertificateError(f"its header, between the lines ---, is not YAML: {fault}") from None
         if stated is not None and not (isinstance(stated, dict) and all(isinstance(key, str) for key in stated)):
             raise CertificateError("its header, between the lines ---, is not a list of `name: value`")
         return stated or {}

@@ -34,7 +34,7 @@ class Signer:
         serialization, ed25519, exceptions = _cryptography()
         try:
             key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-        except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm) as fault:
+        except (OSError, ValueError, TypeError, exceptions.UnsupportedAlgorithm, exceptions.InternalError) as fault:
             raise SignatureError(f"{path}: no private key can be read here: {fault}") from None
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise SignatureError(f"{path}: not an Ed25519 key")
@@ -53,7 +53,7 @@ def trusted_key(path: Path) -> str:
     serialization, ed25519, exceptions = _cryptography()
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, exceptions.UnsupportedAlgorithm) as fault:
+    except (OSError, ValueError, exceptions.UnsupportedAlgorithm, exceptions.InternalError) as fault:
         raise SignatureError(f"{path}: no public key can be read here: {fault}") from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SignatureError(f"{path}: not an Ed25519 key")

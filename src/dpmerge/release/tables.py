@@ -154,7 +154,7 @@ def transaction(engine: Engine, name: str, *, alone: bool) -> Iterator[Connectio
             elif alone:
                 _require_server(connection, name)
             yield connection
-    except SQLAlchemyError as fault:
+    except (SQLAlchemyError, UnicodeDecodeError) as fault:
         if isinstance(getattr(fault, "orig", None), sqlite3.DatabaseError) and "not a database" in str(fault):
             raise LedgerError(f"{name}: is {looks_like(Path(name)) or 'a file'}, not a ledger") from None
         what = " ".join(str(getattr(fault, "orig", None) or fault).split())
@@ -254,7 +254,10 @@ def key_for_exports(connection: Connection) -> bytes | None:
     if not inspect(connection).has_table(export_key.name):
         return None
     found = connection.execute(export_key.select()).mappings().first()
-    return None if found is None else bytes.fromhex(found["key"])
+    try:
+        return None if found is None else bytes.fromhex(found["key"])
+    except (ValueError, TypeError):
+        raise LedgerError("the ledger's key for exports was edited") from None
 
 
 def make_key_for_exports(connection: Connection) -> bytes:

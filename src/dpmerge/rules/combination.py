@@ -60,9 +60,12 @@ from dpmerge.rules.transport import (
     candidate_sets,
     drifts,
     not_covered,
+    too_long,
     trajectories,
     windows,
 )
+
+_LEAST_NOISE, _MOST_NOISE = 1e-100, 1e100  # whose squares are floats
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,8 @@ class Combination(Rule):
         place: Place = EVERYWHERE,
         quick: bool = False,
     ) -> None:
-        if not (math.isfinite(noise) and noise >= 0):
-            raise TargetError(f"the noise of the release is {noise}; it must be finite and not negative")
+        if not (noise == 0 or _LEAST_NOISE <= noise <= _MOST_NOISE):
+            raise TargetError(f"the noise of the release is {noise}; it is 0, or from {_LEAST_NOISE:g} to {_MOST_NOISE:g}")
         self.weights = weights
         self.noise = noise
         self._rounding = rounding
@@ -309,6 +312,9 @@ class Combination(Rule):
             tells = not single or self.noise > 0 or (self._only_release and covers(self.last_noise, 0.0))
             because = {"joint_because": why_joint(self.last_noise, self.noise)} if tells else {}
             yield replace(joint, details={**joint.details, **because})
+            return
+        if too_long(self._covered) or too_long(self._hideable):
+            yield joint
             return
         hidden: list[_Route] = []
         transported: list[_Route] = []

@@ -13,7 +13,7 @@ from dpmerge.cache import remembered
 from dpmerge.errors import TargetError, UnsupportedMechanism
 from dpmerge.notebook import html_table
 from dpmerge.profiles import Conversion, Profile, ShuffleAsPoisson, accuracy
-from dpmerge.records import Adjacency, Model, Portfolio, Weights
+from dpmerge.records import LARGEST, Adjacency, Model, Portfolio, Weights
 from dpmerge.rules.statements import about_delta, about_records, round_up, significant
 from dpmerge.rules.theorems import NOISE_PAYS, THEOREMS, Theorem
 
@@ -134,6 +134,8 @@ class Target:
             raise TargetError(f"delta is {self.delta}; it must lie strictly between 0 and 1")
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise TargetError(f"epsilon is {self.epsilon}; it must be finite and not negative")
+        if self.epsilon is not None and self.epsilon > LARGEST:  # its square is a float
+            raise TargetError(f"epsilon is {self.epsilon}; above {LARGEST:g} it says nothing")
 
 
 class Bound(ABC):

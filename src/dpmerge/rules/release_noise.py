@@ -7,7 +7,7 @@ from functools import cache
 
 from dpmerge.errors import TargetError
 from dpmerge.profiles import binomial_quantile, grids_of_accuracy
-from dpmerge.records import Weights
+from dpmerge.records import LARGEST, SMALLEST, Weights
 from dpmerge.rules.building import DEFAULT_ACCOUNTING, Accounting, build
 from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import Guarantee
@@ -43,13 +43,19 @@ def least_noise(
     low, high = 0.0, _first_guess(weights)
     far = _FAR * high
     while at(high) > epsilon:
+        if high > LARGEST:
+            raise TargetError(_why_not(bare, epsilon))
         # Beside much noise of the training itself a little more changes nothing: only much more tells whether any helps.
         changes_nothing = at(high) >= 0.99 * at(low) if low else math.isinf(at(high))
         if changes_nothing and at(far) > epsilon:
             raise TargetError(_why_not(bare, epsilon))
         low, high = high, 2 * high
-    while high - low > _CLOSE * high:
+    halved, shrink = 0, 2.0
+    while high - low > _CLOSE * high and high > SMALLEST:
         middle = _between(low, high, at(low) if low else math.inf, at(high), epsilon)
+        if low == 0:  # any noise may do, and the guess be far off
+            halved, shrink = halved + 1, shrink if halved < 64 else shrink**2
+            middle = max(high / shrink, SMALLEST / 2)
         low, high = (low, middle) if at(middle) <= epsilon else (middle, high)
     return high, whole(high)
 
@@ -65,7 +71,8 @@ def largest_learning_rate(
     if rate is not None and rate < 1:
         records = math.ceil((batch + 1) / rate)
         share = binomial_quantile(records, rate, delta / 10 / draws) / batch
-    return 2 / (smoothness * share + 2 * weight_decay) * (1 - 1e-9)
+    pull = smoothness * share + 2 * weight_decay
+    return 2 / pull * (1 - 1e-9) if pull > 0 else math.inf
 
 
 def _first_guess(weights: Weights) -> float:
@@ -79,9 +86,11 @@ def _between(low: float, high: float, above: float, below: float, wanted: float)
     """Where a power law through both ends has the wanted ε, kept away from them."""
     if low == 0 or not math.isfinite(above):
         return high / 2
-    if not 0 < wanted < above or below <= 0:
+    if not 0 < wanted < above or not 0 < below < above:
         return math.sqrt(low * high)
     slope = math.log(below / above) / math.log(high / low)
+    if slope == 0:
+        return math.sqrt(low * high)
     guess = high * math.exp(math.log(wanted / below) / slope) * (1 + _CLOSE / 3)
     edge = _CLOSE / 2 * high
     return min(max(guess, low + edge), high - edge)

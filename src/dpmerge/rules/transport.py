@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from dpmerge.errors import GridTooLarge
 from dpmerge.profiles import (
     FloatArray,
     ShuffleAsPoisson,
@@ -28,6 +29,7 @@ from dpmerge.records import Adjacency, DpSgd, FullPhase, Gaussian, Model, Shard
 
 BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 _LONGEST_LOOP = 20_000
+_MOST_LAID_OUT = 1 << 23  # runs × steps of the longest: seven numbers each
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ class Trajectories:
         return np.asarray(np.sqrt(np.sum((self.weights[:, None] * self.noise) ** 2, axis=0)))
 
 
+def too_long(runs: Sequence[WeightedRun]) -> bool:
+    """Whether these runs have too many steps to be laid out: then they are accounted for by joint release."""
+    return len(runs) * max((run.steps for run in runs), default=0) > _MOST_LAID_OUT
+
+
 def trajectories(
     runs: Sequence[WeightedRun], adjacency: Adjacency, shuffle: ShuffleAsPoisson | None, failure: float, tamed: float = 0.0
 ) -> Trajectories:
@@ -119,6 +126,8 @@ def trajectories(
     """
     total = max(run.steps for run in runs)
     shape = (len(runs), total)
+    if too_long(runs):
+        raise GridTooLarge(f"{len(runs)} runs of {total:.3g} steps are too many to follow step by step; use joint release")
     effect, noise, rate, pull, cap = (np.zeros(shape) for _ in range(5))
     rate += 1.0
     growth = np.ones(shape)

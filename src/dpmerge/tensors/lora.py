@@ -54,6 +54,7 @@ _HARMLESS = {
     "eva_config",
     "runtime_config",
 }
+_MOST_RANK, _MOST_ALPHA = 2**53, 1e100  # floats hold them, and their products
 _SCALING = {"r", "lora_alpha", "use_rslora"}
 
 
@@ -75,10 +76,10 @@ def check_adapter(checkpoint: Checkpoint) -> None:
             "to plain LoRA first"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1:
-        raise CheckpointError(f"{where}: r is {rank!r}; a rank is a positive integer")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise CheckpointError(f"{where}: lora_alpha is {alpha!r}; it must be a number")
+    if type(rank) is not int or not 1 <= rank < _MOST_RANK:
+        raise CheckpointError(f"{where}: r is {rank!r:.80}; a rank is a positive integer")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < _MOST_ALPHA:
+        raise CheckpointError(f"{where}: lora_alpha is {alpha!r:.80}; it must be a number")
     _check_pairs(checkpoint)
 
 
@@ -183,6 +184,6 @@ def _require_agreement(checkpoints: Sequence[Checkpoint], harmless: set[str]) ->
         config = {field: value for field, value in checkpoint.adapter.items() if value not in (None, [], {})}
         for field in ("target_modules", "modules_to_save", "exclude_modules"):
             if isinstance(config.get(field), list):
-                config[field] = sorted(config[field])  # PEFT writes sets, in any order
+                config[field] = sorted(config[field], key=repr)  # PEFT writes sets, in any order
         configs.append(config)
     require_agreement(configs, [checkpoint.model for checkpoint in checkpoints], ADAPTER_CONFIG, harmless)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -20,7 +19,6 @@ from dpmerge.tensors.writing import MergeReport, Surveyed, write_plan
 
 # Called with the temporary folder and the report before the folder gets its name: what it writes appears with the rest.
 ExtraFiles = Callable[[Path, MergeReport], None]
-_MANY, _MOST_FILES = 64, 1 << 16
 
 
 class Options(TypedDict, total=False):
@@ -111,8 +109,6 @@ def open_plan(
         raise CheckpointError("a base model belongs to a method such as ties; a weighted sum needs none")
     if base is not None and "base" in used:
         raise CheckpointError("a model is named 'base', like the base model beside it; give it another name")
-    if len(used) > _MANY:
-        _allow_open_files()
     checkpoints = [stack.enter_context(open_model(Path(models[name]), name)) for name in used]
     return checkpoints, plan_merge(
         checkpoints,
@@ -137,11 +133,3 @@ def _used(models: Sequence[str], weights: Mapping[str, float]) -> dict[str, floa
     if not used:
         raise CheckpointError("no model has weight; give at least one a positive weight")
     return used
-
-
-def _allow_open_files() -> None:
-    """Every model is open while they are merged, and the usual limit of 1024 files is less than a run's checkpoints may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -47,7 +47,7 @@ def open_model(folder: Path, name: str | None = None) -> Checkpoint:
     path = file_inside(folder, found[0], where)
     if path.suffix == ".safetensors":
         return _opened(folder, model, "safetensors", [path], {}, lambda _: None)
-    from dpmerge.tensors.pytorch import open_state_dict  # only here: torch is slow to load, and may be absent
+    from dpmerge.tensors.pytorch import open_state_dict  # only here: it needs names of this file
 
     return open_state_dict(path, folder, model)
 

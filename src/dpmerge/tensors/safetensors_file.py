@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Header, Tensor, TensorFile
 from dpmerge.tensors.dtypes import DTYPES, Dtype
 from dpmerge.tensors.strict_files import parse_object
 
+_MOST_HELD = 128  # files that stay open
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _MOST_DIMENSIONS = 32  # numpy's limit; also, the product of a million large numbers takes minutes
 _KEYS = {"dtype", "shape", "data_offsets"}
@@ -38,39 +40,73 @@ class FileState(NamedTuple):
 
 
 class SafetensorsFile:
-    """An open file; a `Source` of tensors. Its header has been checked when it exists."""
+    """An open file; a `Source` of tensors. Its header has been checked when it exists.
+
+    Where many are open already, a file is opened anew for each block, and must be as it was: models may have hundreds of shards
+    each, and a process 1024 descriptors.
+    """
+
+    _held: ClassVar[set[int]] = set()  # descriptors that stay open, of all models
 
     def __init__(self, path: Path, model: str) -> None:
         self.path = path
         self._where = f"model {model!r}, file {path.name}"
+        self._descriptor: int | None = self._open()
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as fault:
-            raise CheckpointError(f"{self._where}: cannot be opened: {fault.strerror}") from None
-        try:
-            self.size = os.fstat(self._descriptor).st_size
+            self._first_state = FileState.of(os.fstat(self._descriptor))
+            self.size = self._first_state.size
             self.data_start, header = self._header()
             self.metadata = _metadata(header.pop("__metadata__", {}), self._where)
             self.tensors = self._tensors(model, header)
         except BaseException:
-            os.close(self._descriptor)
+            self._close()
             raise
+        if len(self._held) < _MOST_HELD:
+            self._held.add(self._descriptor)
+        else:
+            self._close()
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as fault:
+            raise CheckpointError(f"{self._where}: cannot be opened: {fault.strerror}") from None
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self._descriptor is not None:
+            yield self._descriptor
+            return
+        descriptor = self._open()
+        try:
+            if FileState.of(os.fstat(descriptor)) != self._first_state:
+                raise CheckpointError(f"{self._where}: was written to while it was read; use it again when it is finished")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            self._held.discard(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def read(self, offset: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `offset` on."""
         done = 0
-        while done < len(into):
-            try:
-                count = os.preadv(self._descriptor, [into[done:]], offset + done)
-            except OSError as fault:
-                raise CheckpointError(f"{self._where}: cannot be read: {fault.strerror}") from None
-            if count == 0:
-                raise CheckpointError(f"{self._where}: became shorter while it was read")
-            done += count
+        with self._opened() as descriptor:
+            while done < len(into):
+                try:
+                    count = os.preadv(descriptor, [into[done:]], offset + done)
+                except OSError as fault:
+                    raise CheckpointError(f"{self._where}: cannot be read: {fault.strerror}") from None
+                if count == 0:
+                    raise CheckpointError(f"{self._where}: became shorter while it was read")
+                done += count
 
     @property
     def state(self) -> FileState:
-        return FileState.of(os.fstat(self._descriptor))
+        return FileState.of(os.stat(self.path) if self._descriptor is None else os.fstat(self._descriptor))
 
     def as_tensor_file(self) -> TensorFile:
         """This file as one of a checkpoint's."""
@@ -80,7 +116,7 @@ class SafetensorsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+        self._close()
 
     def bytes(self, offset: int, length: int) -> bytes:
         buffer = bytearray(length)

@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,15 +47,14 @@ def write_plan(
     """
     known = _unchanged(checkpoints, surveyed)
     passing = _passing(plan, checkpoints, stream, known) if digests else {}
-    with ExitStack() as stack:
-        writers = [stack.enter_context(_Writer(folder / file.name, file.outputs, plan.metadata, stream)) for file in plan.files]
-        places = [(writer, place) for writer in writers for place in range(len(writer.offsets))]
+    writers = [_Writer(folder / file.name, file.outputs, plan.metadata, stream) for file in plan.files]
+    places = [(writer, place) for writer in writers for place in range(len(writer.offsets))]
 
-        def put(place: int, start: int, block: memoryview) -> None:
-            writer, index = places[place]
-            writer.put(index, start, block, digests)
+    def put(place: int, start: int, block: memoryview) -> None:
+        writer, index = places[place]
+        writer.put(index, start, block, digests)
 
-        stream.run(put, {file.source: digest for file, digest in passing.items() if file.source})
+    stream.run(put, {file.source: digest for file, digest in passing.items() if file.source})
     _write_small_files(plan, folder)
     report = _undigested(plan, checkpoints)
     if not digests:
@@ -112,8 +110,7 @@ class _Writer:
         self._outputs = outputs
         header, self.offsets = header_bytes(outputs, metadata)
         self.digest = PassingDigest(header, len(header) + sum(output.nbytes for output in outputs), stream.stop)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._write(0, memoryview(header))
+        self._write(0, memoryview(header), os.O_CREAT | os.O_EXCL)
 
     def put(self, index: int, start: int, block: memoryview, digested: bool) -> None:
         offset = self.offsets[index] + start * self._outputs[index].dtype.size
@@ -121,16 +118,15 @@ class _Writer:
             self.digest.update(offset, block)
         self._write(offset, block)
 
-    def _write(self, offset: int, block: memoryview) -> None:
-        while len(block):
-            count = os.pwrite(self._descriptor, block, offset)
-            offset, block = offset + count, block[count:]
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+    def _write(self, offset: int, block: memoryview, how: int = 0) -> None:
+        """Opened for each block: a model may have more files than a process may hold open."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | how, 0o666)
+        try:
+            while len(block):
+                count = os.pwrite(descriptor, block, offset)
+                offset, block = offset + count, block[count:]
+        finally:
+            os.close(descriptor)
 
 
 def _write_small_files(plan: MergePlan, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from dpmerge.datasets import largest, read_npz
 from dpmerge.errors import DataError, MissingLibrary
 from dpmerge.records import Strict
 
@@ -120,15 +120,6 @@ def _arrays(path: Path) -> Mapping[str, Array]:
         raise DataError(f"{path}: cannot be read: {' '.join(str(fault).split()) or type(fault).__name__}") from None
 
 
-def _npz(path: Path) -> Mapping[str, Array]:
-    if not path.exists():
-        raise FileNotFoundError
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: not an .npz file")
-    with np.load(path, allow_pickle=False) as held:
-        return {name: held[name] for name in held.files}
-
-
 def _npy(path: Path) -> Mapping[str, Array]:
     return {_SINGLE: np.load(path, allow_pickle=False)}
 
@@ -143,10 +134,18 @@ def _parquet(path: Path) -> Mapping[str, Array]:
     if not path.exists():
         raise FileNotFoundError
     try:
-        from pyarrow.parquet import read_table
+        from pyarrow import Table
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise MissingLibrary(f"{path}: tables are read with pyarrow; install dpmerge[features]") from None
-    table = read_table(path)
+    read, batches, most = 0, [], largest(path)
+    with ParquetFile(path) as file:
+        for batch in file.iter_batches():  # part by part: how much there is, a file may say wrongly
+            batches.append(batch)
+            read += batch.nbytes
+            if read > most:
+                raise DataError(f"{path}: holds more than {most:,} bytes, which no file of its size may; save it uncompressed")
+        table = Table.from_batches(batches, file.schema_arrow)
     if _LABEL not in table.column_names:
         raise DataError(f"{path}: a table needs a column {_LABEL!r}; it has {', '.join(map(repr, table.column_names))}")
     columns = [name for name in table.column_names if name != _LABEL]
@@ -163,7 +162,7 @@ def _parquet(path: Path) -> Mapping[str, Array]:
 
 
 _READERS: dict[str, Callable[[Path], Mapping[str, Array]]] = {
-    ".npz": _npz,
+    ".npz": read_npz,
     ".npy": _npy,
     ".safetensors": _safetensors,
     ".parquet": _parquet,

@@ -10,16 +10,18 @@ import math
 from collections.abc import Collection, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpmerge.errors import CheckpointError, RecordError, TrainingError
 from dpmerge.records import DpSgd, Record
 from dpmerge.tensors import pytorch, require_absent
-from dpmerge.training.saving import save_torch_model
+from dpmerge.training.saving import save_tensors
 from dpmerge.training.stated import History, Stated, stated_record
 
+T = TypeVar("T")
 _HISTORY = "privacy_accountant_state_dict"
 _SGD_STATE = {"lr", "initial_lr", "params", "foreach", "differentiable", "fused", "param_names"}
+_LARGE = 1e100  # beyond any setting of an optimizer, and a float
 _NOT_PLAIN = ("momentum", "dampening", "nesterov", "maximize")
 
 
@@ -50,7 +52,8 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
         raise RecordError("expected_batch and examples both state the divisor of the updates; give one")
     if out.parent.is_dir():
         require_absent(out)
-    held = pytorch.load(path, where)
+    file = pytorch.load(path, where)
+    held = file.content
     if not isinstance(held, dict) or _HISTORY not in held:
         raise CheckpointError(f"{where}: not a checkpoint of Opacus: it has no {_HISTORY}")
     history = _history(held[_HISTORY], where)
@@ -59,15 +62,16 @@ def from_opacus(checkpoint: str | Path, folder: str | Path, stated: Stated) -> R
     if "grad_clip_scheduler_state_dict" in held and "*" not in str(stated.clip):
         raise RecordError(f"{where} has a scheduler of the clip; state the clip of every step, as 1.0*{steps}")
     _check_optimizer(held.get("optimizer_state_dict"), stated, steps, where)
-    save_torch_model(out, _shown(pytorch.state_of(held, where)[0], stated.leave_out, where), record)
+    shown = _shown(pytorch.state_of(held, where)[0], stated.leave_out, where)
+    save_tensors(out, pytorch.tensors_of(shown, file, path, path.stem, where), record)
     return record
 
 
-def _shown(tensors: Mapping[str, Any], left_out: Collection[str], where: str) -> dict[str, Any]:
+def _shown(tensors: Mapping[str, T], left_out: Collection[str], where: str) -> dict[str, T]:
     unknown = sorted(set(left_out) - tensors.keys())
     if unknown:
         raise RecordError(f"leave_out: {where} has no tensor {unknown[0]!r}")
-    shown = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items() if name not in left_out}
+    shown = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     if not shown:
         raise RecordError(f"leave_out names every tensor of {where}: there is no model left to record")
     return shown
@@ -78,12 +82,12 @@ def _history(state: Any, where: str) -> History:
     rows = state.get("history") if isinstance(state, dict) else None
     if not isinstance(rows, list) or not rows:
         raise CheckpointError(f"{where}: its accountant has counted no step; save a checkpoint after training")
-    found = []
+    found: History = []
     for row in rows:
         try:
             sigma, rate, steps = float(row[0]), float(row[1]), int(row[2])
-        except (TypeError, ValueError, LookupError):
-            raise CheckpointError(f"{where}: {row!r:.80} in its accountant's history is not σ, rate and steps") from None
+        except (TypeError, ValueError, LookupError, OverflowError):
+            raise CheckpointError(f"{where}: row {len(found)} of its accountant's history is not σ, rate and steps") from None
         if not (0 <= sigma < math.inf and 0 < rate <= 1 and steps >= 1):
             raise CheckpointError(f"{where}: σ = {sigma}, rate = {rate}, steps = {steps} in its history are not private steps")
         found.append((sigma, rate, steps))
@@ -95,6 +99,10 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
     if not isinstance(state, dict) or not isinstance(state.get("param_groups"), list):
         return
     groups = [group for group in state["param_groups"] if isinstance(group, dict)]
+    for group in groups:
+        for key in ("lr", "weight_decay"):
+            if not isinstance(group.get(key) or 0.0, int | float) or abs(group.get(key) or 0.0) > _LARGE:
+                raise CheckpointError(f"{where}: {key} of its optimizer is not a number")
     last = {float(group["lr"]) for group in groups if "lr" in group}
     odd = [*_not_of_sgd(groups, stated), *["groups with different learning rates"] * (len(last) > 1)]
     if odd and stated.optimizer == "sgd":
@@ -110,7 +118,8 @@ def _check_optimizer(state: Any, stated: Stated, steps: int, where: str) -> None
 
 
 def _not_of_sgd(groups: list[dict[str, Any]], stated: Stated) -> list[str]:
-    odd = [f"{key}={group[key]}" for group in groups for key in _NOT_PLAIN if group.get(key)]
+    found = [(key, group[key]) for group in groups for key in _NOT_PLAIN if group.get(key)]
+    odd = [f"{key}={value if isinstance(value, int | float) else '…'}" for key, value in found]
     odd += sorted({str(key) for group in groups for key in group} - _SGD_STATE - {*_NOT_PLAIN, "weight_decay"})
     return odd + _other_decays(groups, stated)
 

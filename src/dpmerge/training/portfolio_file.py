@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal, cast
 import yaml
 from pydantic import Field, model_validator
 
+from dpmerge.bounded_yaml import MOST_BYTES, BoundedLoader, parse_yaml
 from dpmerge.errors import TrainingError
+from dpmerge.files import read_regular
 from dpmerge.records import Positive, Strict, looks_like, parse_strict
 from dpmerge.training.advice import LinearSetting
 from dpmerge.training.data import DataSource, PublicNetwork, load as load_data
@@ -204,24 +206,23 @@ def _with_defaults(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str,
 def _as_json(path: Path) -> str:
     """The one document of the file as JSON text; a fault is one line that names the file and where it is."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise TrainingError(f"{path}: no such file; it says which data and which runs") from None
-    except IsADirectoryError:
-        raise TrainingError(f"{path}: is {looks_like(path)}; give the YAML file that says which data and which runs") from None
     except (OSError, UnicodeDecodeError) as fault:
+        if path.is_dir():
+            raise TrainingError(
+                f"{path}: is {looks_like(path)}; give the YAML file that says which data and which runs"
+            ) from None
         raise TrainingError(f"{path}: cannot be read: {fault}") from None
     try:
         # Dates and the like become text, which no field accepts for a number.
-        return json.dumps(yaml.load(text, _Loader), default=str)
-    except yaml.MarkedYAMLError as fault:
-        where = f" (line {fault.problem_mark.line + 1})" if fault.problem_mark else ""
-        raise TrainingError(f"{path}: not valid YAML: {fault.problem}{where}") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as fault:
+        return json.dumps(parse_yaml(text, _Loader), default=str)
+    except (ValueError, TypeError, RecursionError) as fault:
         raise TrainingError(f"{path}: not valid YAML: {fault}") from None
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dpmerge.errors import CheckpointError
 from dpmerge.files import private_folder, write_private
 from dpmerge.records import Record
-from dpmerge.tensors import new_folder, open_model, temporary_folder
+from dpmerge.tensors import Tensor, header_bytes, new_folder, open_model, temporary_folder
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 _RECORD = "record.json"
@@ -64,6 +64,16 @@ def save_torch_model(folder: Path, tensors: Mapping[str, Any], record: Record) -
             save_file(dict(tensors), made / "model.safetensors", metadata={"format": "pt"})
         except (SafetensorError, ValueError, RuntimeError, KeyError) as fault:
             raise CheckpointError(f"{folder}: the tensors cannot be written as safetensors: {fault}") from None
+
+
+def save_tensors(folder: Path, tensors: Sequence[Tensor], record: Record) -> None:
+    """The same for tensors of another file, bit for bit."""
+    header, _ = header_bytes(tensors, {"format": "pt"})
+    with recorded_folder(folder, record) as made, (made / "model.safetensors").open("wb") as file:
+        file.write(header)
+        for tensor in tensors:
+            file.write(tensor.load().data)
+        file.close()  # before the folder is looked at
 
 
 @contextmanager
