@@ -216,6 +216,7 @@ def test_views_of_every_kind_have_the_values_that_torch_gives(tmp_path: Path) ->
         "expanded": base[5:6].expand(3, 2),
         "shifted": base[7:].reshape(17, 1),
         "scalar": base[3],
+        "empty, after the end": torch().zeros(2, 2)[1:, 2:][1:],
         "odd strides": base.as_strided((1, 2), (10**15, 3), 2),
         "parameter": torch().nn.Parameter(base.double()),
         "small": torch().tensor([1, 2], dtype=torch().uint16),

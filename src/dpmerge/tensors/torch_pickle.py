@@ -1,7 +1,8 @@
 """What a file of `torch.save` says, read without torch and without running it.
 
 A pickle is a program. Here its instructions only build plain data and descriptions of tensors, and every other one is refused;
-nothing in the file is called, decompressed or allocated by a number that the file states.
+nothing in the file is called, decompressed or allocated by a number that the file states. By hand, because `torch.load` (2.13,
+`weights_only=True`) does allocate so: a compressed file of 1 MB took 955 MB. Besides, a merge needs no torch then.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class StoredTensor:
     @property
     def span(self) -> tuple[int, int]:
         """The first element's place in the storage, and the place after the last."""
-        if 0 in self.shape:
-            return self.offset, self.offset
+        if 0 in self.shape:  # an empty part of a tensor may begin after its end
+            return 0, 0
         return self.offset, self.offset + 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
 
 
