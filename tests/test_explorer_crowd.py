@@ -30,7 +30,7 @@ from dpmerge.explorer.jobs import Job, Jobs
 from dpmerge.explorer.plans import Plans
 from dpmerge.explorer.portfolio_state import Asked, PortfolioState
 from dpmerge.explorer.security import Guard, Message, Receive, Send
-from dpmerge.explorer.workers import AccountingInTurn, Worker
+from dpmerge.explorer.workers import AccountingInTurn, Stopped, Worker
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Guarantee, Rule, Selection, Target
 from tests.explorer_builders import BEARER, DELTA, TOKEN
 from tests.release_builders import runs
@@ -234,7 +234,14 @@ def test_threads_account_in_processes_while_the_server_is_busy(tmp_path: Path, m
     with pytest.raises(TargetError):
         planning.guarantee(asked().built(portfolio), delta=2.0)
     assert workers.qsize() == 1  # it is given back, also after an error
+    monkeypatch.undo()
+    monkeypatch.setattr(Worker, "guarantee", stopped)
+    assert replace(planning, by="pld").guarantee(asked().built(portfolio), delta=DELTA) == here  # by this process
     workers.get().kill()
+
+
+def stopped(*_: object) -> Guarantee:
+    raise Stopped("killed")
 
 
 def test_the_server_is_busy_with_many_requests_and_never_computes_a_release_elsewhere(tmp_path: Path) -> None:

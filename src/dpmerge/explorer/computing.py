@@ -92,7 +92,8 @@ class Lane(Generic[P]):
 
         def free(task: asyncio.Task[R]) -> None:
             places.put_nowait(place)
-            task.exception()  # somebody has seen it, or nobody waits for it any more
+            if not task.cancelled():  # at the server's end
+                task.exception()  # somebody has seen it, or nobody waits for it any more
 
         running.add_done_callback(free)
         try:

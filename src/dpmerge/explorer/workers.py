@@ -23,6 +23,10 @@ _CONTEXT.set_forkserver_preload([__name__])
 _LOG = logging.getLogger("dpmerge.explorer")
 
 
+class Stopped(JobError):
+    """A process was killed, or ran out of memory, before it answered."""
+
+
 class Worker:
     """One process, started when it is first needed, and again after it was killed. It ends with the server."""
 
@@ -43,7 +47,7 @@ class Worker:
             answer: Guarantee | DpmergeError | None = self._pipe.recv()
         except (EOFError, OSError):
             self._process = None  # it may seem alive for a moment
-            raise JobError("the process that accounted for this merge was stopped; ask again") from None
+            raise Stopped("the process that accounted for this merge was stopped; ask again") from None
         if answer is None:
             raise RuntimeError("a worker failed; its traceback is above")
         if isinstance(answer, DpmergeError):
@@ -67,13 +71,14 @@ class AccountingInTurn(Accounting):
         return cls(**_settings(accounting), busy=busy, workers=workers)
 
     def guarantee(self, rule: Rule, *, delta: float | None = None, epsilon: float | None = None) -> Guarantee:
-        if not self.busy():
-            return super().guarantee(rule, delta=delta, epsilon=epsilon)
-        target, worker = Target(epsilon=epsilon, delta=delta), self.workers.get()
-        try:
-            return worker.guarantee(rule, Accounting(**_settings(self)), target)
-        finally:
-            self.workers.put(worker)
+        if self.busy():
+            target, worker = Target(epsilon=epsilon, delta=delta), self.workers.get()
+            with suppress(Stopped):
+                try:
+                    return worker.guarantee(rule, Accounting(**_settings(self)), target)
+                finally:
+                    self.workers.put(worker)
+        return super().guarantee(rule, delta=delta, epsilon=epsilon)
 
 
 def _settings(accounting: Accounting) -> dict[str, Any]:
