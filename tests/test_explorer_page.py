@@ -661,7 +661,7 @@ def test_what_is_slow_keeps_nothing_else_from_following(server: Server, chromium
                 break
             page.wait_for_timeout(50)
         assert len(held) == 1
-        assert "fits ε ≤ 0.02" in text(page, "#options")
+        page.locator("#options:has-text('fits ε ≤ 0.02')").wait_for()
         held[0].continue_()
         page.locator("#models:has-text('δ = 1e-7')").wait_for()
 
