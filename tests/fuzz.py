@@ -42,9 +42,9 @@ from dpmerge.training.head import LinearHead
 from dpmerge.training.opacus_accounting import _history
 from dpmerge.training.portfolio_file import PortfolioFile
 from tests import builders
-from tests.fuzz_inputs import Corpus, changed, corpus
+from tests.fuzz_inputs import Corpus, changed, corpus, dense
 
-SECONDS = 20.0  # for one input
+SECONDS = 60.0  # for one input, on a busy machine
 FEW, TIMES = 64 << 20, 64  # bytes of memory beside what the process had before: so many, and so many for each byte of the input
 _CHILD = 5000  # inputs of one child
 _LONGEST = 2000  # characters of a refusal
@@ -255,11 +255,33 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+def costs(fuzzer: Fuzzer) -> dict[str, float]:
+    """By reader: the memory for one byte of an input, where each costs the most (docs/soundness.md has these numbers)."""
+    found: dict[str, float] = {}
+    for reader, contents in dense().items():
+        for content in contents if reader in fuzzer.inputs else ():
+            reading, writing = os.pipe()
+            if (child := os.fork()) == 0:
+                before = _peak()
+                signal.signal(signal.SIGALRM, _too_slow)
+                outcome = fuzzer.read(reader, content)
+                os.write(writing, json.dumps([outcome, (_peak() - before) / len(content)]).encode())
+                os._exit(0)
+            os.close(writing)
+            with os.fdopen(reading) as pipe:
+                outcome, times = json.loads(pipe.read())
+            os.waitpid(child, 0)
+            assert outcome in ("read", "refused"), (reader, outcome)
+            found[reader] = max(found.get(reader, 0.0), round(times, 1))
+    return found
+
+
 def main(inputs: int, first: int = 0, seed: int = 0) -> int:
     """Read so many; prints counts for each reader and every kind of finding. How many findings there are."""
     total, began = Result(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer.made(Path(folder), Path("build") / "fuzz", seed)
+        memory = costs(fuzzer)
         for start in range(first, first + inputs, _CHILD):
             total.add(fuzzer.in_child(range(start, min(start + _CHILD, first + inputs))))
             if start // _CHILD % 20 == 0:
@@ -280,7 +302,7 @@ def main(inputs: int, first: int = 0, seed: int = 0) -> int:
         "slowest": total.slowest,
         "memory_MiB": total.most,
     }
-    print(json.dumps({**told, "readers": by_reader}, indent=1))
+    print(json.dumps({**told, "memory_for_a_byte": memory, "readers": by_reader}, indent=1))
     return found
 
 

@@ -20,6 +20,14 @@ from dpmerge.training.data_fingerprint import new_data_key
 from tests import checkpoint_builders, ledger_builders
 from tests.release_builders import chosen, runs
 
+_ALIASED = b"""data: x.npz
+classes: 2
+dataset: d
+norm_bound: 2.0
+runs:
+  a: &a {model: logistic, steps: 3, learning_rate: 0.1, noise_multiplier: 1, clip: 1, full_batch: true}
+  b: {<<: *a, noise_multiplier: 2}
+"""
 Corpus = dict[str, list[bytes]]  # by reader
 _HUGE = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 _EXTREME: list[Any] = [None, True, 0, -1, 1e308, 5e-324, -0.0, 2**53, 10**18, 10**400, "", "\x00", "\ud800", "1", "NaN", [], {}]
@@ -74,7 +82,9 @@ def corpus(folder: Path) -> Corpus:
         save(folder / name, x_train=rng.normal(size=(6, 2)), y_train=labels, x_test=rng.normal(size=(6, 2)), y_test=labels)
     np.save(folder / "a.npy", values)
     file = {"data": "sklearn-digits", "norm_bound": 2.0, "defaults": {"model": "softmax", "steps": 5, "learning_rate": 0.1}}
-    file |= {"runs": {"a": {"noise_multiplier": 1.0, "clip": 1.0, "batch": 10}, "b": {"noise_multiplier": 2, "clip": 1}}}
+    file |= {
+        "runs": {"a": {"noise_multiplier": 1.0, "clip": 1.0, "batch": 10}, "b": {"noise_multiplier": 2, "clip": 1, "rate": 0.1}}
+    }
     head = {"model_type": "dpmerge-linear", "loss": "softmax", "norm_bound": 2.0, "mean": [0.5], "deviation": [1.0]}
     card = (out / "README.md").read_bytes()
     return {
@@ -88,7 +98,7 @@ def corpus(folder: Path) -> Corpus:
         "certificate": [(out / "certificate.json").read_bytes()],
         "card": [card, card.replace(b"<!-- dpmerge:certified begin -->", b"<b>\n<!-- dpmerge:certified begin -->")],
         "template": [b"---\nlicense: mit\ntags: [a, b]\n---\n\n# A model\n\n<!-- dpmerge:certified -->\n\nmore\n"],
-        "portfolio file": [yaml.safe_dump(file).encode(), b"data: x.npz\nclasses: 2\ndefaults: &d {steps: 3}\nruns: {a: *d}\n"],
+        "portfolio file": [yaml.safe_dump(file).encode(), _ALIASED],
         "npz": [(folder / "a.npz").read_bytes(), (folder / "b.npz").read_bytes()],
         "npy": [(folder / "a.npy").read_bytes()],
         "csv": [b"id,x,label\n1,0.5,a\n2,0.25,b\n", b'"a b",c\n"1 ""2""",3\n'],
@@ -125,6 +135,49 @@ def _torch_files() -> list[bytes]:
             torch.save(content, out, _use_new_zipfile_serialization=zipped)
             found.append(out.getvalue())
     return found
+
+
+# --- the most memory for a byte ----------------------------------------------------------------------------------------------
+
+_SIZE, _OF_YAML = 4 << 20, 1 << 19
+
+
+def dense() -> dict[str, list[bytes]]:
+    """Inputs of which every byte costs as much memory as can be, by reader."""
+    lists, objects = _repeated(b'{"a":[', b"[],", b"[]]}"), _repeated(b'{"a":[', b"{},", b"{}]}")
+    tensors = ",".join(f'"{n:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for n in range(_SIZE // 54))
+    nested = _repeated(b"a: [", b"[],", b"]", _OF_YAML)
+    return {
+        "record": [lists, objects, _repeated(b"", b'{"a":0,', b"")],
+        "certificate": [lists, objects],
+        "companion": [objects],
+        "shards": [_repeated(b'{"weight_map":{"a":"b"},"x":[', b"{},", b"{}]}")],
+        "safetensors": [_with_length(f"{{{tensors}}}".encode()), _with_length(objects)],
+        "torch": [
+            _pickled(_repeated(b"\x80\x02", one, b".")) for one in (b"}", b"(", b"]q\x00", b"ccollections\nOrderedDict\n)R")
+        ],
+        "portfolio file": [nested],
+        "template": [b"---\n" + nested + b"\n---\n\n<!-- dpmerge:certified -->\n"],
+        "card": [b"```\n" * (_SIZE // 4), b"\n" * _SIZE, b"<a a" * (_SIZE // 4)],
+        "finished work": [lists],
+        "weights": [b"a=1," * (_SIZE // 4)],
+        "private key": [b"-----BEGIN PRIVATE KEY-----\n" + b"A" * _SIZE + b"\n-----END PRIVATE KEY-----\n"],
+    }
+
+
+def _repeated(head: bytes, unit: bytes, tail: bytes, size: int = _SIZE) -> bytes:
+    return head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
+
+
+def _with_length(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def _pickled(program: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a/data.pkl", program)
+    return out.getvalue()
 
 
 # --- changes -----------------------------------------------------------------------------------------------------------------
