@@ -16,6 +16,7 @@ from dpmerge.release import Chosen, choose
 from dpmerge.rules import RuleName
 from tests import builders
 from tests.checkpoint_builders import Array, single
+from tests.ledger_builders import names_in
 
 DELTA = 1e-5
 # A rule's weights over the models of `runs`; for combinations the theorem is `transport`, which hides its inputs.
@@ -71,5 +72,5 @@ def certificate(out: Path) -> dict[str, Any]:
 
 
 def left_behind(folder: Path) -> set[str]:
-    """Everything in a folder but the portfolio."""
-    return {path.name for path in folder.iterdir()} - {"runs"}
+    """Everything in a folder but the portfolio, and what ledgers keep beside them."""
+    return names_in(folder) - {"runs"}

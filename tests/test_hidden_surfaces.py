@@ -68,8 +68,8 @@ def test_noise_at_release_buys_privacy_and_the_least_is_found(portfolio: Portfol
     [
         (["--solve", "noise", "--delta", DELTA], "needs both --epsilon and --delta"),
         (["--solve", "noise", "--delta", DELTA, "--epsilon", 1, "--noise", 1], "without --noise"),
-        (["--noise", -1, "--delta", DELTA], "must be finite and not negative"),
-        (["--noise", "inf", "--delta", DELTA], "must be finite and not negative"),
+        (["--noise", -1, "--delta", DELTA], "it is 0, or from 1e-100 to 1e+100"),
+        (["--noise", "inf", "--delta", DELTA], "it is 0, or from 1e-100 to 1e+100"),
     ],
 )
 def test_questions_about_noise_without_a_meaning_are_refused(
