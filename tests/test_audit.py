@@ -451,7 +451,7 @@ def three() -> FromFunctions:
 
 
 def test_train_merge_and_score_make_a_game() -> None:
-    found = audit(three(), trials=16_000, jobs=1)
+    found = audit(three(), trials=16_000, jobs=1, confidence=1 - 1e-7)  # of real trainings, so without a seed
     assert not found.alarm
     assert found.mu is not None
     assert found.mu > 1.1

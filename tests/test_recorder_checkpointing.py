@@ -139,9 +139,9 @@ def test_transformers_says_it_before_the_first_step() -> None:
     for inputs, labels in run.loader:
         if not len(labels):  # Transformers takes no empty batch, which comes about once in many runs
             noise_alone(run.optimizer)
-            continue
-        tokens = (inputs.abs() * 10).long().clamp(max=29)
-        run.optimizer.zero_grad()
-        run.module(input_ids=tokens, labels=labels).loss.backward()
+        else:
+            tokens = (inputs.abs() * 10).long().clamp(max=29)
+            run.optimizer.zero_grad()
+            run.module(input_ids=tokens, labels=labels).loss.backward()
         run.optimizer.step()
     assert recorder.steps == 12
