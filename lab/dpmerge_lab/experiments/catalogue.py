@@ -65,6 +65,9 @@ EXPERIMENTS = {
     "uncertainty-mnist": Experiment(
         "confidence intervals from checkpoints and from runs", "uncertainty_mnist:uncertainty_mnist", ("mnist",)
     ),
+    "uncertainty-cifar10": Experiment(
+        "the same of small networks", "uncertainty_cifar10:uncertainty_cifar10", ("cifar10",), torch=True
+    ),
 }
 
 

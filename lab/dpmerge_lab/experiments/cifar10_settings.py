@@ -43,6 +43,7 @@ class Setting:
     noise_multiplier: float
     pretrained: str | None = None  # by which pretraining; from scratch the first parameters come from the seed
     seed: int = SEED
+    full_batches: int = 0  # so many steps with all examples; else epochs of Poisson batches
 
 
 # Public networks by name: whether images are moved and mirrored, and whether it is the moving average of the iterates.
@@ -59,12 +60,17 @@ _FINE_TUNED = {
     for rate in (0.005, 0.01)
     for sigma in (0.4, 0.5)
 }
+# Version 2's: all 25,000 examples in every step. Its rates, noise and steps are missing from our copy; these are ours.
+_FULL_BATCH = {
+    f"full-batch-lr{rate}-s{sigma}": Setting(rate, 1.0, sigma, pretrained="pretraining-views", full_batches=30)
+    for rate, sigma in ((0.1, 10.0), (0.2, 10.0), (0.1, 15.0))
+}
 # The second and the third model of scratch-b, from other first parameters than the first.
 _APART = {
     f"{name}-seed{SEED + k}": replace(_SCRATCH[name], seed=SEED + k)
     for k, name in ((1, "eps10-lr0.01-c4"), (2, "eps9-lr0.02-c2"))
 }
-RUNS = _SCRATCH | _APART | _FINE_TUNED
+RUNS = _SCRATCH | _APART | _FINE_TUNED | _FULL_BATCH
 # One model, one with another learning rate or clip (equally private), one with more noise: as the papers choose their three.
 MERGES = {
     "scratch-a": ("eps10-lr0.04-c1", "eps10-lr0.02-c1", "eps9-lr0.04-c1"),
@@ -73,10 +79,11 @@ MERGES = {
     "apart": ("eps10-lr0.02-c2", *_APART),
     **{
         public.replace("pretraining", "pretrained"): tuple(
-            name for name, setting in RUNS.items() if setting.pretrained == public
+            name for name, setting in _FINE_TUNED.items() if setting.pretrained == public
         )
         for public in PRETRAININGS
     },
+    "full-batch": tuple(_FULL_BATCH),
 }
 
 

@@ -138,15 +138,15 @@ def private_run(task: Task, name: str) -> None:
     setting, size = RUNS[name], task.size
     examples, labels = task.halves[1] if setting.pretrained else task.train
     dataset = f"{size.data}-train-{size.examples}" + ("-private-half-seed42" if setting.pretrained else "")
-    per_epoch = math.ceil(len(labels) / size.batch)
-    epochs = size.fine_tuning_epochs if setting.pretrained else size.epochs
+    per_epoch = 1 if setting.full_batches else math.ceil(len(labels) / size.batch)
+    epochs = setting.full_batches or (size.fine_tuning_epochs if setting.pretrained else size.epochs)
     keep = [] if setting.pretrained else [epoch * per_epoch for epoch in size.keep]
     recipe = LabRecipe(
         steps=epochs * per_epoch,
         learning_rate=setting.learning_rate,
         clip=setting.clip,
         noise_multiplier=setting.noise_multiplier,
-        rate=size.batch / len(labels),
+        rate=None if setting.full_batches else size.batch / len(labels),
     )
     network = task.network(setting.seed)
     if setting.pretrained:
@@ -170,7 +170,7 @@ def private_run(task: Task, name: str) -> None:
             "gradients": task.sums.precision,
             "started": started.isoformat(timespec="seconds"),
             "training_seconds": round(seconds, 1),
-            "examples_per_second": round(recipe.steps * size.batch / seconds),
+            "examples_per_second": round(recipe.steps * recipe.expected_batch(len(labels)) / seconds),
             "checkpoints": checkpoints,
         },
     )

@@ -8,7 +8,7 @@ theorem asks for: N checkpoints as far apart as the second half of the run allow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from scipy.special import softmax
 
 from dpmerge.checkpoints import (
     CONFIDENCE,
+    Abstention,
     Uncertainty,
     abstention_curve,
     abstention_panel,
@@ -28,7 +29,6 @@ from dpmerge.checkpoints import (
     uncertainty,
 )
 from dpmerge.datasets import Images
-from dpmerge.figures import Line, Panel
 from dpmerge.jobs import run_all
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Joint
@@ -40,6 +40,9 @@ from dpmerge_lab.tasks.images import digits_as_images, load_images
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0)
 RUNS, LAST, APART, TOP = "independent runs", "last N checkpoints", "N checkpoints over the second half", "top score"
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+Probabilities = npt.NDArray[np.floating]
+Widths = Mapping[str, Mapping[int, Sequence[float]]]  # by way and N, one for each repeat
 _NORM = 50.0
 _SETTING = Setting({}, _NORM, as_the_papers=True)
 
@@ -109,22 +112,15 @@ def uncertainty_mnist(options: Options) -> Result:
             work = partial(_run, replace(design, recipe=recipe), data, options.quick, repeats)
             runs = run_all(work, range(design.pool), jobs=options.jobs, progress=options.bar(f"ε = {epsilon:g}: training"))
             pool = [_probabilities(run.tensors, seen) for run in runs]
-            drawn = {n: [uncertainty(_some(pool, n)) for _ in range(repeats)] for n in design.counts}
-            watched = [run.found for run in runs if run.found]
-            result.numbers[f"ε = {epsilon:g}"] = {
-                "noise multiplier": recipe.noise_multiplier,
-                "test accuracy": mean_and_deviation([run.accuracy for run in runs]),
-                "rows": [_row(n, drawn[n], watched, [run.record for run in runs]) for n in design.counts],
-            }
-            ways = {RUNS: drawn[design.shown][0], **{way: watched[0][way, design.shown] for way in (LAST, APART)}}
-            curves.append(_abstention(f"ε = {epsilon:g}", ways, images.test_labels))
-            result.numbers[f"ε = {epsilon:g}"][f"accuracy where answered, N = {design.shown}"] = {
-                line.label: _at(line) for line in curves[-1].lines
-            }
-        shown = f"{_subtitle(configuration['data'])}, N = {design.shown}, the first repeat"
+            found = compared(design, pool, [run.found for run in runs if run.found], repeats, images.test_labels)
+            accuracies, records = [run.accuracy for run in runs], [run.record for run in runs]
+            result.numbers[f"ε = {epsilon:g}"] = numbers(design, noise, accuracies, records, *found)
+            curves.append(abstention_panel(found[1], f"ε = {epsilon:g}"))
         result.pictures = {
             **pictures(result.numbers, configuration),
-            "abstention": abstention_picture(curves, shown).as_dict(),
+            "abstention": abstention_picture(
+                curves, f"{subtitle(configuration)}, N = {design.shown}, the first repeat"
+            ).as_dict(),
         }
     return result
 
@@ -145,21 +141,16 @@ def _run(design: Design, data: Path | None, quick: bool, watched: int, index: in
     dataset = f"{'sklearn-digits' if quick else 'mnist'}-train-{len(images.train)}"
     models = train(shown, images.train_labels, 10, design.recipe, norm_bound=_NORM, dataset=dataset, checkpoints=kept)
     by_step = {model.step: model.tensors for model in models}
-    found = {}
-    if index < watched:
-        for way in (LAST, APART):
-            for count in design.counts:
-                used = [by_step[step] for step in design.steps(way, count)]
-                found[way, count] = uncertainty(_probabilities(tensors, seen) for tensors in used)
+    found = looked_at(design, lambda step: _probabilities(by_step[step], seen)) if index < watched else {}
     last = models[-1]
     return Trained(last.tensors, last.record, accuracy(last.tensors, seen, images.test_labels), found)
 
 
-def _probabilities(tensors: Tensors, seen: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _probabilities(tensors: Tensors, seen: npt.NDArray[np.float32]) -> Probabilities:
     return np.asarray(softmax(scores(tensors, seen), axis=1))
 
 
-def _some(pool: Sequence[npt.NDArray[np.float32]], count: int) -> Iterable[npt.NDArray[np.float32]]:
+def _some(pool: Sequence[Probabilities], count: int) -> Iterable[Probabilities]:
     return (pool[index] for index in fresh_generator().choice(len(pool), count, replace=False))
 
 
@@ -170,14 +161,52 @@ def _epsilon(records: Sequence[Record]) -> float:
     return Joint(weights).guarantee(delta=DELTA, by="pld").epsilon
 
 
-def _row(
-    count: int,
-    drawn: Sequence[Uncertainty],
+def looked_at(design: Design, probabilities: Callable[[int], Probabilities]) -> Mapping[tuple[str, int], Uncertainty]:
+    """What checkpoints of one run say, by way and N; `probabilities` are those after a step."""
+    return {
+        (way, count): uncertainty(probabilities(step) for step in design.steps(way, count))
+        for way in (LAST, APART)
+        for count in design.counts
+    }
+
+
+def compared(
+    design: Design,
+    pool: Sequence[Probabilities],
     watched: Sequence[Mapping[tuple[str, int], Uncertainty]],
+    repeats: int,
+    answers: npt.NDArray[np.int64],
+) -> tuple[Widths, dict[str, Abstention]]:
+    """Mean widths of each way, and accuracy against coverage by them and by the score of the last checkpoints' mean alone."""
+    drawn = {n: [uncertainty(_some(pool, n)) for _ in range(repeats)] for n in design.counts}
+    widths = {RUNS: {n: [one.mean_width for one in found] for n, found in drawn.items()}}
+    widths |= {way: {n: [found[way, n].mean_width for found in watched] for n in design.counts} for way in (LAST, APART)}
+    shown = {RUNS: drawn[design.shown][0], **{way: watched[0][way, design.shown] for way in (LAST, APART)}}
+    curves = {way: abstention_curve(one.widths, one.labels == answers) for way, one in shown.items()}
+    last = shown[LAST]
+    return widths, {**curves, TOP: abstention_curve(-last.scores, last.labels == answers)}
+
+
+def numbers(
+    design: Design,
+    noise: float,
+    accuracies: Sequence[float],
     records: Sequence[Record],
+    widths: Widths,
+    curves: Mapping[str, Abstention],
 ) -> dict[str, Any]:
-    widths = {RUNS: [one.mean_width for one in drawn]}
-    widths |= {way: [found[way, count].mean_width for found in watched] for way in (LAST, APART)}
+    """Of one ε."""
+    return {
+        "noise multiplier": noise,
+        "test accuracy": mean_and_deviation(accuracies),
+        "rows": [_row(n, {way: of[n] for way, of in widths.items()}, records) for n in design.counts],
+        f"accuracy where answered, N = {design.shown}": {
+            label: {f"{share:g}": curve.at(share) for share in (0.5, 0.8, 0.9, 1.0)} for label, curve in curves.items()
+        },
+    }
+
+
+def _row(count: int, widths: Mapping[str, Sequence[float]], records: Sequence[Record]) -> dict[str, Any]:
     reference = float(np.mean(widths[RUNS]))
     return {
         "N": count,
@@ -188,21 +217,9 @@ def _row(
     }
 
 
-def _abstention(title: str, ways: Mapping[str, Uncertainty], answers: npt.NDArray[np.int64]) -> Panel:
-    """Accuracy against coverage by each way's widths, and by the score of the last N checkpoints' mean alone."""
-    curves = {way: abstention_curve(one.widths, one.labels == answers) for way, one in ways.items()}
-    last = ways[LAST]
-    return abstention_panel({**curves, TOP: abstention_curve(-last.scores, last.labels == answers)}, title)
-
-
-def _at(line: Line) -> dict[str, float | None]:
-    """The accuracy at a few shares of a curve in hundredths."""
-    return {f"{share:g}": line.y[int(np.searchsorted(line.x, share - 1e-12))] for share in (0.5, 0.8, 0.9, 1.0)}
-
-
 def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Widths and ratios with their standard errors; one panel for each ε, or for each way."""
-    what = f"{_subtitle(configuration['data'])}, mean ± standard error over {configuration['repeats']} repeats"
+    what = f"{subtitle(configuration)}, mean ± standard error over {configuration['repeats']} repeats"
     common = {"kind": "lines", "subtitle": what}
     x = {"x_label": "N", "x_scale": "log"}
     counts = configuration["N"]
@@ -250,5 +267,6 @@ def ratio(row: Mapping[str, Any], way: str) -> tuple[float, float]:
     return runs / checkpoints, runs / checkpoints * math.hypot(of_runs / runs, of_checkpoints / checkpoints)
 
 
-def _subtitle(data: str) -> str:
-    return f"softmax regression on {'MNIST' if data == 'mnist' else data}, δ = {DELTA:g}"
+def subtitle(configuration: Mapping[str, Any]) -> str:
+    data, model = configuration["data"], configuration.get("model", "softmax regression")
+    return f"{model} on {NAMES.get(data, data)}, δ = {DELTA:g}"

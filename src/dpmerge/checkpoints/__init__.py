@@ -1,6 +1,6 @@
 """Averages, predictions and uncertainty from one private run's checkpoints, at the run's own cost (docs/theory.md §7)."""
 
-from dpmerge.checkpoints.abstention import abstention_curve as abstention_curve
+from dpmerge.checkpoints.abstention import Abstention as Abstention, abstention_curve as abstention_curve
 from dpmerge.checkpoints.average import average as average, averaging as averaging
 from dpmerge.checkpoints.predict import (
     OutputRule as OutputRule,
