@@ -28,15 +28,25 @@ _EVEN = 32  # batches are filled up to a multiple, so that memory is found again
 
 
 def patches(images: Tensor) -> Tensor:
-    """What the first convolution sees at each place, as columns."""
-    return functional.unfold(images, _PATCH, padding=_PADDING, stride=_STRIDE)
+    """What a convolution sees at each place, as columns: channels and positions first, then places.
+
+    By slices: torch's `unfold` takes one image after the other on a GPU.
+    """
+    height, width = ((side - 1) // _STRIDE + 1 for side in images.shape[-2:])
+    wide = functional.pad(images, (_PADDING,) * 4)
+    slices = [
+        wide[..., row : row + _STRIDE * height : _STRIDE, column : column + _STRIDE * width : _STRIDE]
+        for row in range(_PATCH)
+        for column in range(_PATCH)
+    ]
+    return torch.stack(slices, dim=-3).flatten(-4, -3).flatten(-2)
 
 
 def scores(network: Mapping[str, Tensor], columns: Tensor) -> Tensor:
     """Of one network for one square image, given by its `patches`."""
     seen = torch.tanh(network["0.weight"].flatten(1) @ columns + network["0.bias"][:, None])
     side = math.isqrt(seen.shape[1])
-    seen = patches(seen.unflatten(1, (side, side))[None])[0]
+    seen = patches(seen.unflatten(1, (side, side)))
     seen = torch.tanh(network["2.weight"].flatten(1) @ seen + network["2.bias"][:, None])
     return network["5.weight"] @ seen.flatten() + network["5.bias"]
 
