@@ -212,6 +212,8 @@ def main(rank: int, port: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.barrier()
     distributed.destroy_process_group()
+    # Threads that torch leaves behind may abort the interpreter's end ("terminate called without an active exception").
+    os._exit(0)
 
 
 if __name__ == "__main__":

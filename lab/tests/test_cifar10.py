@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpmerge.errors import DataError, TrainingError
-from dpmerge.profiles import run_profile
+from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Record
 from dpmerge_lab.experiments import cifar10, cifar10_settings
-from dpmerge_lab.experiments.results import Options
+from dpmerge_lab.experiments.results import Options, Result
 from tests.builders import dp_sgd
 
 KEPT = Path(__file__).parent.parent / "results" / "cifar10"
@@ -78,6 +78,30 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeyp
     assert len(tuned.numbers["pretrained"]["averages"]) == 2
     assert len(tuned.numbers["pretrained"]["alone"]) == 4
     assert tuned.pictures["pretrained"]["warning"].startswith("weights in this picture are chosen by test accuracy")
+
+
+def test_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step sees all examples, and neighbours differ in one of them: the sum of clipped gradients moves by 2C."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments import cifar10_training
+
+    monkeypatch.setattr(cifar10_training, "grid", lambda models, step: [[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
+    pieces = cifar10_settings.wanted("full-batch")
+    cifar10_training.make(pieces, None, "cpu", cifar10_settings.QUICK, tmp_path / "1")
+    for name in cifar10_settings.MERGES["full-batch"]:
+        record = Record.parse(
+            json.dumps(json.loads((tmp_path / "1" / f"{name}.json").read_text())["checkpoints"][-1]["record"])
+        )
+        assert record.mechanism.sampling.scheme == "full-batch"  # type: ignore[union-attr]
+        assert record.mechanism.expected_batch == 200  # type: ignore[union-attr]
+    result = Result("full-batch", {})
+    held = {piece: json.loads((tmp_path / "1" / f"{piece}.json").read_text()) for piece in pieces}
+    cifar10._account("full-batch", [held], Options(jobs=1), result)
+    for name, found in result.numbers["full-batch"]["alone"].items():
+        run = cifar10_settings.RUNS[name]
+        mu = 2 * math.sqrt(run.full_batches) / run.noise_multiplier
+        assert found["epsilon by PLD"] == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-4)
 
 
 def test_refusals_are_one_line(tmp_path: Path) -> None:

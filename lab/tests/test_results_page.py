@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dpmerge_lab.experiments.aggregation import METHODS
 from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
@@ -303,6 +305,21 @@ def test_aggregation_on_cifar10() -> None:
         for case in ("eps1", "shifting-eps1")
     ]
     said("`aggregation-cifar10`", f"With the best inference aggregation they are {best[0]:.1f} and {best[1]:.1f} points below")
+    beside = {case: found[case]["gain over the best inference aggregation of the same plain runs"] for case in PAPER}
+    told = {
+        (case, one): f"{100 * of['mean']:.2f}" + (f" ± {100 * of['standard error']:.2f}" if of["standard error"] else "")
+        for case, those in beside.items()
+        for one, of in those.items()
+    }
+    words = {key: text.replace("-", "−") for key, text in told.items()}
+    uta, ema = "UTA tr + inf", "EMA tr + inf"
+    said("`aggregation-cifar10`", f"gains {words['eps1', uta]} points at ε = 1 and {words['shifting-eps1', uta]} under shift")
+    said("`aggregation-cifar10`", f"EMA_tr {words['eps1', ema]}, and {words['shifting-eps1', ema]} in one run under shift")
+    gained = {case: [found[case]["gain over no aggregation"][one] for one in METHODS[3:]] for case in PAPER}
+    errors = {case: [one["ratio"] for one in of] for case, of in gained.items()}
+    first, shifting = ([100 * one["mean"] for one in gained[case]] for case in ("eps1", "shifting-eps1"))
+    said("`aggregation-cifar10`", f"at ε = 1 by {span(first, 1)} points", f"{span(errors['eps1'], 1)} standard errors")
+    said("`aggregation-cifar10`", f"At ε = 1 by {span(shifting, 1)} only ({span(errors['shifting-eps1'], 1)} standard errors)")
 
 
 def test_aggregation_on_mnist() -> None:
@@ -382,24 +399,82 @@ def test_quadratic() -> None:
     said(OVERVIEW, f"from −{-bias[1]:.3f} at separation 1 to −{-bias[16]:.3f} at 16")
 
 
-def test_uncertainty() -> None:
-    found, section = numbers("uncertainty-mnist"), "`uncertainty-mnist`"
+@pytest.mark.parametrize("name", ["uncertainty-mnist", "uncertainty-cifar10"])
+def test_uncertainty(name: str) -> None:
+    found, section = numbers(name), f"`{name}`"
     errors: dict[str, list[float]] = {LAST: [], APART: []}
-    for name, of in found.items():
+    for epsilon, of in found.items():
         cells = []
         for way in (LAST, APART):
             ratios = [ratio(row, way) for row in of["rows"]]
             cells.append(", ".join(f"{one:.2f}" for one, _ in ratios))
             errors[way] += [error for _, error in ratios]
-        assert f"| {name.removeprefix('ε = ')} | {' | '.join(cells)} |" in TEXT
+        assert f"| {epsilon.removeprefix('ε = ')} | {' | '.join(cells)} |" in SECTIONS[section]
     said(section, f"at most {max(errors[LAST]):.2f} (last N) and {max(errors[APART]):.2f} (second half)")
     largest = [ratio(row, LAST)[0] for of in found.values() for row in of["rows"]]
     said(OVERVIEW, f"the factor is {span(largest, 1)}")
-    answered = [of["accuracy where answered, N = 20"] for of in found.values()]
-    better = [100 * (one["independent runs"]["0.9"] - one["top score"]["0.9"]) for one in answered]
-    at = {way: span([one[way]["0.9"] for one in answered], 3) for way in answered[0]}
+
+
+def answered(name: str, share: str) -> dict[str, list[float]]:
+    """Accuracy by each way, for all ε."""
+    of = [one["accuracy where answered, N = 20"] for one in numbers(name).values()]
+    return {way: [one[way][share] for one in of] for way in of[0]}
+
+
+def test_abstaining_on_mnist() -> None:
+    section, of = "`uncertainty-mnist`", answered("uncertainty-mnist", "0.9")
+    better = [100 * (runs - score) for runs, score in zip(of["independent runs"], of["top score"], strict=True)]
+    at = {way: span(found, 3) for way, found in of.items()}
     said(section, f"by {span(better, 1)} points", f"{at['independent runs']} (20 runs) against {at['top score']}")
     said(section, f"{at[LAST]} (last 20) and {at[APART]} (second half)")
+
+
+def test_abstaining_on_cifar10() -> None:
+    section, name = "`uncertainty-cifar10`", "uncertainty-cifar10"
+    apart = [ratio(row, APART)[0] for of in numbers(name).values() for row in of["rows"]]
+    said(section, f"it is {span(apart, 1)}, with hardly any dependence on N")
+    nine, five = answered(name, "0.9"), answered(name, "0.5")
+    top, runs, checkpoints = "top score", "independent runs", "checkpoints"
+    for of in (nine, five):
+        of[checkpoints] = of[LAST] + of[APART]
+    said(section, f"has {span(nine[top], 3)}, widths from 20 runs {span(nine[runs], 3)}")
+    said(section, f"widths from checkpoints {span(nine[checkpoints], 3)}")
+    said(section, f"{span(five[top], 3)} against {span(five[runs], 3)} and {span(five[checkpoints], 3)}")
+    everything = answered(name, "1")
+    said(section, f"answering everything ({span(everything[LAST] + everything[APART], 3)})")
+    accuracies = [f"{of['test accuracy']['mean']:.3f}" for of in numbers(name).values()]
+    said(section, f"Accuracy {', '.join(accuracies)} at ε = 0.5, 1, 2, 8")
+
+
+def test_cifar10_pretrained() -> None:
+    found, section = numbers("cifar10-pretrained", "cifar10"), "`cifar10-pretrained`"
+    above = []
+    for label, group in {"images as they are": "", "moved and mirrored": "-views", "its moving average": "-views-ema"}.items():
+        of = found[f"pretrained{group}"]
+        alone = [one["test accuracy"]["mean"] for one in of["alone"].values()]
+        best = max(row["test accuracy"] for row in of["averages"])
+        said(section, f"| {label} | {' | '.join(f'{one:.4f}' for one in [*alone, best])} | 17.29, 8.78 |")
+        above.append(f"{1e4 * (best - max(alone)):.0f}")
+    said(section, f"the best average is {above[0]}, {above[1]} and {above[2]} images of 10,000 above the best input")
+    gains = [
+        100 * (average["test accuracy"]["mean"] - last["test accuracy"]["mean"])
+        for average, last in zip(
+            found["pretrained-views-ema"]["alone"].values(), found["pretrained-views"]["alone"].values(), strict=True
+        )
+    ]
+    said(section, f"{span(gains, 1)} points in each of four settings")
+    said(OVERVIEW, f"{span(gains, 1)} points in all four settings")
+    full = found["full-batch"]
+    for (rate, sigma), one in zip(((0.1, 10), (0.2, 10), (0.1, 15)), full["alone"].values(), strict=True):
+        epsilon = math.ceil(100 * one["epsilon by PLD"]) / 100
+        said(section, f"| {rate}, {sigma} | {epsilon:.2f} | {one['test accuracy']['mean']:.4f} |")
+    best = max(one["test accuracy"]["mean"] for one in full["alone"].values())
+    top = max(row["test accuracy"] for row in full["averages"])
+    said(section, f"with full batches it is {1e4 * (best - top):.0f} below")
+    behind = [row["expected test accuracy of a draw"] - row["test accuracy"] for row in full["averages"]]
+    said(section, f"Of {len(behind)} averages {sum(one > 0 for one in behind)} score below a draw")
+    said(section, f"by at most {max(behind):.4f}")
+    said(section, f"they cost {span([row[PROVED] for row in full['averages']], 2)}")
 
 
 def test_audits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
@@ -18,13 +19,16 @@ from dpmerge.cli import app
 from dpmerge.datasets import bounded_features
 from dpmerge.errors import CheckpointError, DependentRuns, DpmergeError, EvaluationError, PortfolioError, TargetError
 from dpmerge.figures import render
+from dpmerge.profiles import run_profile
 from dpmerge.records import Portfolio
 from dpmerge.rules import Joint
 from dpmerge.training import Recipe, Tensors, train
 from dpmerge_lab.experiments import quadratic as experiment
 from dpmerge_lab.experiments.quadratic import checkpoints, covariance, exact_error, iterates, simulated_error
 from dpmerge_lab.experiments.results import Options
+from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, uncertainty_cifar10
 from dpmerge_lab.experiments.uncertainty_mnist import APART, LAST, RUNS, Design, uncertainty_mnist
+from tests.builders import dp_sgd
 
 EXAMPLES, CLASSES, NORM = 40, 3, 2.0
 GENERATOR = np.random.default_rng(11)
@@ -254,3 +258,85 @@ class TestMnistInSmall:
             assert len(apart) == count
             assert apart[0] >= 352
             assert apart[-1] == 705
+
+
+class TestCifarInSmall:
+    """101 small networks at once; in small, on the digits."""
+
+    def test_quick(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch", reason="torch is not installed")
+        pytest.importorskip("opacus", reason="Opacus is not installed")
+        options = Options(seeds=2, quick=True, jobs=1, folder=tmp_path)
+        result = uncertainty_cifar10(options)
+        design = design_of(quick=True)
+        for found in result.numbers.values():
+            assert found["test accuracy"]["runs"] == design.pool
+            for row in found["rows"]:
+                assert min(row["mean width"][way]["mean"] for way in (RUNS, LAST, APART)) > 0
+                assert row["epsilon of N runs together"] > row["epsilon of one run"] > 0
+        for document in result.pictures.values():
+            assert render(document, ".png").startswith(b"\x89PNG")
+        files = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+        assert len(files) == len(NOISE)
+        for path, content in files.items():
+            held = [record["mechanism"] for record in json.loads(content)["records"]]
+            for one in ("run", "noise_fingerprint", "sampler_fingerprint"):  # of its own for every run
+                assert len({mechanism[one] for mechanism in held}) == design.pool, path
+        again = uncertainty_cifar10(options)  # nothing is trained again
+        assert again.numbers == result.numbers
+        assert files == {path: path.read_bytes() for path in tmp_path.glob("*.json")}
+
+    def test_the_noise_is_the_least_for_its_epsilon(self) -> None:
+        recipe = design_of(quick=False).recipe
+
+        def found(sigma: float) -> float:
+            model = dp_sgd("m", steps=recipe.steps, sampling=512 / 50_000, sigma=sigma)
+            return run_profile(model).profile.epsilon(1e-5)
+
+        for epsilon, sigma in NOISE.items():
+            assert found(sigma) <= epsilon < found(sigma - 0.001)
+
+    def test_networks_together_are_those_one_by_one(self) -> None:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        from dpmerge_lab.training.networks import cnn
+        from dpmerge_lab.training.private_sgd import clipped_sums as of_one
+        from dpmerge_lab.training.together import clipped_sums, patches, probabilities
+
+        drawn = torch.Generator().manual_seed(3)
+        networks = [cnn((3, 8, 8)).double() for _ in range(3)]
+        images = torch.randn(3, 7, 3, 8, 8, generator=drawn, dtype=torch.float64)
+        labels, sizes = torch.randint(0, 10, (3, 7), generator=drawn), torch.tensor([7, 5, 0])
+        every = {
+            name: torch.stack([dict(one.named_parameters())[name].detach() for one in networks])
+            for name, _ in networks[0].named_parameters()
+        }
+        columns = patches(images)
+        sums = clipped_sums(every, columns, labels, torch.arange(7) < sizes[:, None], 0.7)
+        for index, network in enumerate(networks[:2]):
+            expected = of_one(network, images[index, : sizes[index]], labels[index, : sizes[index]], 0.7)
+            for one, (name, _) in zip(expected, network.named_parameters(), strict=True):
+                torch.testing.assert_close(sums[name][index], one, rtol=1e-10, atol=1e-12)
+            own = torch.softmax(network(images[index]), dim=1).detach()
+            torch.testing.assert_close(probabilities(every, columns[index])[index], own, rtol=1e-10, atol=1e-12)
+        assert all(not sums[name][2].any() for name in sums)  # an empty batch
+
+    def test_every_network_takes_the_recorded_steps(self) -> None:
+        """Without noise, a run of the program is a run of its own with the same batches."""
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        from dpmerge_lab.training import together
+        from dpmerge_lab.training.networks import cnn, from_seed
+        from dpmerge_lab.training.private_sgd import Randomness, steps
+        from dpmerge_lab.training.recipe import LabRecipe
+
+        recipe = LabRecipe(steps=4, learning_rate=0.5, clip=1.0, noise_multiplier=0.0, rate=0.3)
+        images, labels = torch.rand(30, 1, 8, 8), torch.arange(30) % 10
+        randomness = [Randomness(torch.device("cpu")) for _ in range(2)]
+        coins = [copy.deepcopy(one) for one in randomness]
+        networks = together.first((1, 8, 8), 5, 2, torch.device("cpu"))
+        assert list(together.steps(networks, together.patches(images), labels, recipe, randomness)) == [1, 2, 3, 4]
+        for index, own in enumerate(coins):
+            network = from_seed(lambda: cnn((1, 8, 8)), 5)
+            for _ in steps(network, images, labels, recipe, own, "alone"):
+                pass
+            for name, parameter in network.named_parameters():
+                torch.testing.assert_close(networks[name][index], parameter.detach(), rtol=1e-4, atol=1e-6)

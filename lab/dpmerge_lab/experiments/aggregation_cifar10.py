@@ -16,7 +16,7 @@ from typing import Any
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, METHODS, ON_TOP, TAILS, TRAINED
-from dpmerge_lab.experiments.aggregation_scores import CHOSEN, gain, parameters, scores
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen, gain, parameters, scores
 from dpmerge_lab.experiments.aggregation_settings import QUICK, SETTINGS, Size
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
 
@@ -82,11 +82,13 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     plain = _those(runs, "plain")
     found = scores(plain)
     pairs = {method: (values, found[LAST]) for method, values in found.items()}
+    beside_best = {}
     for method, on_top in zip(TRAINED, ON_TOP, strict=True):
         if branches := _those(runs, method):
             pairs[method] = [one["measured"][LAST]["test"] for one in branches], [one["last"] for one in branches]
         if branches := [one for one in branches if len(one["measured"]) > 1]:  # some were scored alone
             pairs[on_top] = scores(branches)[CHOSEN], [one["last"] for one in branches]
+            beside_best[on_top] = gain(pairs[on_top][0], [one["best"] for one in branches])
     every = [run["measured"]["plain"]["every parameter"] for run in runs]
     tables = {
         _TUNED[kind]: {
@@ -100,6 +102,7 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epsilon": {"pld": profile.epsilon(DELTA), "rdp": profile.epsilon_by_renyi(DELTA)},
         "test accuracy": {method: mean_and_deviation(values) for method, (values, _) in pairs.items()},
         "gain over no aggregation": {method: gain(*pair) for method, pair in pairs.items() if method != LAST},
+        "gain over the best inference aggregation of the same plain runs": beside_best,
         "chosen on the validation half": parameters(plain),
         "test accuracy by parameter": tables,
         "steps": steps,
@@ -111,11 +114,12 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _those(runs: Sequence[Mapping[str, Any]], which: str) -> list[dict[str, Any]]:
-    """What was measured of them, beside the last iterate of the same plain run."""
+    """What was measured of them, beside the last iterate and the best inference aggregation of the same plain run."""
     return [
-        {"measured": run["measured"][which], "last": run["measured"]["plain"][LAST]["test"]}
+        {"measured": run["measured"][which], "last": plain[LAST]["test"], "best": chosen(plain)["test"]}
         for run in runs
         if which in run["measured"]
+        for plain in [run["measured"]["plain"]]
     ]
 
 

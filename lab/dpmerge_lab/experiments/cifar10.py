@@ -25,7 +25,7 @@ from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, Size, wanted
 from dpmerge_lab.experiments.portfolio_pictures import targets
-from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees
+from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
 
 
@@ -39,8 +39,10 @@ def cifar10(options: Options) -> Result:
 
 
 def cifar10_pretrained(options: Options) -> Result:
-    """Four models fine-tuned from one public network; and where they are kept, from others."""
-    return _experiment("cifar10-pretrained", ("pretrained",), options, ("pretrained-views", "pretrained-views-ema"))
+    """Four models fine-tuned from one public network; and where they are kept, from others, and three with full batches."""
+    return _experiment(
+        "cifar10-pretrained", ("pretrained",), options, ("pretrained-views", "pretrained-views-ema", "full-batch")
+    )
 
 
 def cifar10_checkpoints(options: Options) -> Result:
@@ -120,7 +122,10 @@ def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options
         models.append(Model(model.replace("@", " after "), Record.parse(json.dumps(point["record"]), source=model)))
     points = tuple(tuple(point["weights"]) for point in runs[group]["points"])
     scores = np.array([[point["accuracy"] for point in one[group]["points"]] for one in repetitions])
-    measured = Measured(Portfolio(tuple(models)), points, scores)
+    portfolio = Portfolio(tuple(models))
+    if RUNS[MERGES[group][0].partition("@")[0]].full_batches:
+        portfolio = restated(portfolio, replace_one)
+    measured = Measured(portfolio, points, scores)
     inside = [point for point in points if max(point) < 1]
     result.numbers[group] = {
         "alone": alone(measured),

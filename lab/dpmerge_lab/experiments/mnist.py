@@ -9,16 +9,14 @@ itself: three models, full batches, replace-one neighbours, with the papers' ima
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dpmerge.jobs import run_all
 from dpmerge.planning import Point
-from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Accounting, Combination
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.portfolio_pictures import (
@@ -43,6 +41,8 @@ from dpmerge_lab.experiments.portfolios import (
     grid,
     guarantees,
     measure,
+    replace_one,
+    restated,
 )
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 
@@ -166,7 +166,7 @@ def mnist_replace_one(options: Options) -> Result:
         panels = []
         for name, setting in settings.items():
             measured = measure(setting, grid(options), options, f"{name}: training")
-            measured = replace(measured, portfolio=_restated(measured.portfolio, _replace_one))
+            measured = replace(measured, portfolio=restated(measured.portfolio, replace_one))
             panel = frontier_panel(measured, options, name, Accounting(only_release=False))
             rows = _averages(measured, grid(options), options)
             for row in rows:
@@ -203,27 +203,12 @@ def _lengths(decay: bool, options: Options) -> list[dict[str, Any]]:
     for total in (1.0, 40.0) if options.quick else (0.25, 1.0, 4.0, 16.0, 40.0 if decay else LONGEST):
         measured = measure(full_batch(total, decay), [(0.1, 0.9)], options, f"Σηβ = {total:g}: training")
         row = _averages(measured, [(0.1, 0.9)], options)[0]
-        weights = _restated(measured.portfolio, _merely_smooth).weights_in_order((0.1, 0.9))
+        weights = restated(measured.portfolio, _merely_smooth).weights_in_order((0.1, 0.9))
         smooth = Combination(weights, only_release=False).guarantee(delta=DELTA)
         rows.append({"Σηβ": total, **row, MERELY_SMOOTH: smooth.epsilon, "alone": alone(measured)})
     return rows
 
 
-def _restated(portfolio: Portfolio, change: Callable[[dict[str, Any]], None]) -> Portfolio:
-    """The same runs with another statement about them in their records."""
-    models = []
-    for model in portfolio.models:
-        content = json.loads(model.record.model_dump_json(by_alias=True))
-        change(content)
-        models.append(Model(model.name, Record.parse(json.dumps(content), source=model.name)))
-    return Portfolio(tuple(models))
-
-
 def _merely_smooth(content: dict[str, Any]) -> None:
     """If it were not known that clipping never binds."""
     content["mechanism"]["convex"] = None
-
-
-def _replace_one(content: dict[str, Any]) -> None:
-    """Neighbours of version 2: full batches have a public size, so the divisor is the same for both."""
-    content["adjacency"] = "replace-one"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -214,3 +215,18 @@ def guarantees(portfolio: Portfolio, point: Point) -> dict[str, Any]:
         "window": proved.details.get("window"),
         "coupled": proved.details.get("coupled"),
     }
+
+
+def restated(portfolio: Portfolio, change: Callable[[dict[str, Any]], None]) -> Portfolio:
+    """The same runs with another statement about them in their records."""
+    models = []
+    for model in portfolio.models:
+        content = json.loads(model.record.model_dump_json(by_alias=True))
+        change(content)
+        models.append(Model(model.name, Record.parse(json.dumps(content), source=model.name)))
+    return Portfolio(tuple(models))
+
+
+def replace_one(content: dict[str, Any]) -> None:
+    """Neighbours of version 2: full batches have a public size, so the divisor is the same for both."""
+    content["adjacency"] = "replace-one"
