@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpmerge.errors import DataError, TrainingError
@@ -86,7 +87,7 @@ def test_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opacus", reason="Opacus is not installed")
     from dpmerge_lab.experiments import cifar10_training
 
-    monkeypatch.setattr(cifar10_training, "grid", lambda models, step: [[1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
+    monkeypatch.setattr(cifar10_training, "grid", lambda models, step: [*np.eye(3).tolist(), [0.2, 0.3, 0.5]])
     pieces = cifar10_settings.wanted("full-batch")
     cifar10_training.make(pieces, None, "cpu", cifar10_settings.QUICK, tmp_path / "1")
     for name in cifar10_settings.MERGES["full-batch"]:
