@@ -42,6 +42,7 @@ _PICTURES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Documents]
     "last-iterate": lambda _, numbers: last_iterate.pictures(numbers),
     "mean-estimation": mean_estimation_pictures.pictures,
     "uncertainty-mnist": lambda setting, numbers: uncertainty_mnist.pictures(numbers, setting),
+    "uncertainty-cifar10": lambda setting, numbers: uncertainty_mnist.pictures(numbers, setting),
     "mnist-full-batch": lambda _, numbers: mnist.full_batch_pictures(mnist.two_models(), numbers, "MNIST"),
 }
 

@@ -446,6 +446,44 @@ def test_abstaining_on_cifar10() -> None:
     said(section, f"Accuracy {', '.join(accuracies)} at ε = 0.5, 1, 2, 8")
 
 
+def test_cifar10_from_one_start_and_from_three() -> None:
+    found, section = numbers("cifar10-small"), "`cifar10-small`"
+    told = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in SECTIONS[section].splitlines() if line[:3] == "| ("
+    ]
+    assert len(told) == 7
+    for weights, *cells in told:
+        point, expected = [float(one) for one in weights[1:-1].split(",")], []
+        for group in ("scratch-b", "apart"):
+            if max(point) == 1:
+                model = list(found[group]["alone"].values())[point.index(1)]
+                expected += [with_error(model["test accuracy"]), ""]
+            else:
+                (row,) = [one for one in found[group]["averages"] if one["weights"] == pytest.approx(point, abs=1e-9)]
+                score = f"{row['test accuracy']:.4f} ± {row['standard error']:.4f}"
+                expected += [score, f"{row['expected test accuracy of a draw']:.4f}"]
+        assert cells == expected, weights
+    behind: dict[str, list[tuple[float, float]]] = {}
+    for group in found:
+        rows = found[group]["averages"]
+        behind[group] = [
+            (max(row["weights"]), 100 * (row["expected test accuracy of a draw"] - row["test accuracy"])) for row in rows
+        ]
+    assert all(points > 0 for _, points in behind["apart"])
+    of = {
+        share: [points for largest, points in behind["apart"] if largest == pytest.approx(share)] for share in (0.9, 0.5, 0.4)
+    }
+    said(section, f"all {len(behind['apart'])} averages score below a draw with the same weights, by {span(of[0.9], 2)} points")
+    said(section, f"{span(of[0.5], 1)} where the largest is 0.5, {span(of[0.4], 1)} where it is 0.4")
+    said(OVERVIEW, "with no weight above 0.5 they lose 3 to 8 points against a draw")
+    assert (round(min(of[0.5] + of[0.4])), round(max(of[0.5] + of[0.4]))) == (3, 8)
+    above = [-points for _, points in behind["scratch-b"] if points <= 0]
+    said(section, f"{len(above)} of {len(behind['scratch-b'])} averages score above the draw, by up to {max(above):.2f} points")
+    best = max(found["scratch-b"]["averages"], key=lambda row: row["test accuracy"])
+    alone = max((one["test accuracy"] for one in found["scratch-b"]["alone"].values()), key=lambda one: one["mean"])
+    said(section, f"{best['test accuracy']:.4f} ± {best['standard error']:.4f} and the best model alone {with_error(alone)}")
+
+
 def test_cifar10_pretrained() -> None:
     found, section = numbers("cifar10-pretrained", "cifar10"), "`cifar10-pretrained`"
     above = []
@@ -475,6 +513,10 @@ def test_cifar10_pretrained() -> None:
     said(section, f"Of {len(behind)} averages {sum(one > 0 for one in behind)} score below a draw")
     said(section, f"by at most {max(behind):.4f}")
     said(section, f"they cost {span([row[PROVED] for row in full['averages']], 2)}")
+    formula = [(row["linear combination, papers' formula"], row) for row in full["averages"]]
+    fewer = [row["weights"][2] for epsilon, row in formula if epsilon < row["random selection"]]
+    said(section, f"The formula says {span([epsilon for epsilon, _ in formula], 2)}, less than RS for {len(fewer)} of them")
+    said(section, f"which have {min(fewer):g} or more of the most private model")
 
 
 def test_audits() -> None:

@@ -45,6 +45,9 @@ EXPERIMENTS = {
     "shards": Experiment("heads of parts of the data", "heads_parts:shards", ("cifar10-efficientnet-lite0",)),
     "forks": Experiment("heads over one private body", "heads_parts:forks", ("cifar10",)),
     "cifar10": Experiment("ResNet-18 from scratch", "cifar10:cifar10", ("cifar10",), torch=True),
+    "cifar10-small": Experiment(
+        "small networks from one start and from several", "cifar10:cifar10_small", ("cifar10",), torch=True
+    ),
     "cifar10-pretrained": Experiment("ResNet-18, fine-tuned privately", "cifar10:cifar10_pretrained", ("cifar10",), torch=True),
     "checkpoints": Experiment("random selection over checkpoints of one run", "checkpoints:checkpoints", ("mnist",)),
     "cifar10-checkpoints": Experiment("the same of a ResNet-18", "cifar10:cifar10_checkpoints", ("cifar10",), torch=True),

@@ -23,7 +23,7 @@ from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, Size, wanted
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SMALL, Size, wanted
 from dpmerge_lab.experiments.portfolio_pictures import targets
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
@@ -50,9 +50,16 @@ def cifar10_checkpoints(options: Options) -> Result:
     return _experiment("cifar10-checkpoints", ("checkpoints",), options)
 
 
-def _experiment(name: str, groups: tuple[str, ...], options: Options, others: tuple[str, ...] = ()) -> Result:
+def cifar10_small(options: Options) -> Result:
+    """Three small networks, from one start and from three: on a CPU, so several times."""
+    return _experiment("cifar10-small", ("scratch-b", "apart"), options, size=SMALL)
+
+
+def _experiment(
+    name: str, groups: tuple[str, ...], options: Options, others: tuple[str, ...] = (), size: Size | None = None
+) -> Result:
     """Of these groups, trained if they are not kept, and of others that are."""
-    size = QUICK if options.quick else Size()
+    size = QUICK if options.quick else size or Size()
     with tempfile.TemporaryDirectory() as scratch, timed(Result(name, {"delta": DELTA})) as result:
         folder = options.folder if options.folder is not None else Path(scratch)
         if not _whole(folder, groups):

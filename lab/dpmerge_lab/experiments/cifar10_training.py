@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from dpmerge.datasets import Images
 from dpmerge.errors import DpmergeError, TrainingError
-from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS, SEED, Size, grid, wanted
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS, SEED, SMALL, Size, grid, wanted
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
 from dpmerge_lab.training.averaging_torch import average_beside
-from dpmerge_lab.training.networks import from_seed, resnet18, small_cnn
+from dpmerge_lab.training.networks import cnn, from_seed, resnet18, small_cnn
 from dpmerge_lab.training.norm_sums import NormSums
 from dpmerge_lab.training.private_sgd import State, device, train
 from dpmerge_lab.training.recipe import LabRecipe
@@ -84,9 +84,13 @@ class Task:
 
     def built(self, seed: int) -> nn.Module:
         """One of its own."""
-        channels = self.train[0].shape[1]
-        build = resnet18 if self.size.network == "resnet18" else partial(small_cnn, channels)
-        return from_seed(build, seed).to(self.where)
+        shape = self.train[0].shape[1:]
+        networks: dict[str, Callable[[], nn.Module]] = {
+            "resnet18": resnet18,
+            "cnn": partial(cnn, (shape[0], shape[1], shape[2])),
+            "small-cnn": partial(small_cnn, shape[0]),
+        }
+        return from_seed(networks[self.size.network], seed).to(self.where)
 
     def score(self, network: nn.Module) -> dict[str, float]:
         """Accuracy and mean loss on the test images."""
@@ -284,9 +288,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--only", help="names of runs and merges, with commas between (default: every merge)")
+    parser.add_argument("--small", action="store_true", help="a small network instead of ResNet-18: for a CPU")
     parser.add_argument("--repetition", type=int, default=1, help="its number: a folder of its own")
     given = parser.parse_args(arguments)
-    make(wanted(given.only), given.data, given.device, Size(), given.out / str(given.repetition))
+    make(wanted(given.only), given.data, given.device, SMALL if given.small else Size(), given.out / str(given.repetition))
 
 
 if __name__ == "__main__":

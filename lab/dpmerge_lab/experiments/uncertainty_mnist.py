@@ -224,8 +224,11 @@ def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> di
     x = {"x_label": "N", "x_scale": "log"}
     counts = configuration["N"]
 
-    def line(label: str, found: Sequence[tuple[float, float]]) -> dict[str, Any]:
-        low, high = ([mean + sign * error for mean, error in found] for sign in (-1, 1))
+    def line(label: str, found: Sequence[tuple[float, float]], of_logarithms: bool = False) -> dict[str, Any]:
+        def end(mean: float, error: float) -> float:
+            return mean * math.exp(error / mean) if of_logarithms else mean + error
+
+        low, high = ([end(mean, sign * error) for mean, error in found] for sign in (-1, 1))
         about = {"label": label, "x": counts, "standing": "measured", "markers": True}
         return {**about, "y": [mean for mean, _ in found], "low": low, "high": high}
 
@@ -239,7 +242,7 @@ def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> di
     ]
     ratios: list[dict[str, Any]] = [
         {"title": way, **x, "y_label": "independent runs' width / checkpoints'", "y_scale": "log"}
-        | {"lines": [line(name, [ratio(row, way) for row in of["rows"]]) for name, of in numbers.items()]}
+        | {"lines": [line(name, [ratio(row, way) for row in of["rows"]], of_logarithms=True) for name, of in numbers.items()]}
         for way in (LAST, APART)
     ]
     for panel in ratios:
@@ -247,7 +250,7 @@ def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> di
     caption = (
         f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (Recycling Scraps, "
         "Fig. 6). Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than "
-        "their run."
+        "their run. Bands of ratios are those of their logarithms: a ratio is positive, however uncertain."
     )
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
