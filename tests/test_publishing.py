@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from attacks.victim import forge
 from dpmerge import merge, verify
-from dpmerge.errors import CertificateError
+from dpmerge.errors import CertificateError, CheckpointError
 from dpmerge.files import canonical, sha256
 from dpmerge.records import Portfolio
 from dpmerge.release import CardTemplate, Certificate, Ledger, Released, certified_section, model_card, release
@@ -181,6 +181,17 @@ def test_line_ends_that_git_converted_are_named_for_what_they_are(out: Path) -> 
     assert fault.startswith("config.json was changed") and "only its line ends were converted" in fault
 
 
+def test_pointers_of_git_lfs_are_named_for_what_they_are(original: Released, out: Path, tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    (out / "model.safetensors").write_text(pointer)
+    assert "a pointer of Git LFS in the file's place; git lfs pull" in verify(out).broken[0]
+    shutil.copytree(original.folder.parent / "runs", tmp_path / "runs")
+    (tmp_path / "runs" / "a" / "model.safetensors").write_text(pointer)
+    damaged = Portfolio(tmp_path / "runs")
+    with pytest.raises(CheckpointError, match=r"model 'a', file model.safetensors: is a pointer of Git LFS"):
+        release(damaged, chosen(damaged, "joint"), tmp_path / "merged")
+
+
 # --- the card -------------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +274,16 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "closed in an indented block": (lambda real: "<div hidden>\n\n    </div>\n\n" + marked(real), "inside <div>"),
     "closed in a script": (lambda real: "<div hidden>\n<script>\n</div>\n</script>\n\n" + marked(real), "inside <script"),
     "closed in an instruction": (lambda real: "<div hidden>\n<? </div>\n\n" + marked(real), "inside <?"),
+    "closed in a link's title": (lambda real: '<b hidden> [x](y "</b>")\n\n' + marked(real), "inside <b>"),
+    "closed in a link's address": (lambda real: "<b hidden> [x](y</b>)\n\n" + marked(real), "inside <b>"),
+    "closed in a link's label": (lambda real: "<b hidden> [x][</b>]\n\n[</b>]: y\n\n" + marked(real), "inside <b>"),
+    "closed in an image's description": (lambda real: "<b hidden> ![</b>](y)\n\n" + marked(real), "inside <b>"),
+    "closed in a formula": (lambda real: "<b hidden> $</b>$\n\n" + marked(real), "inside <b>"),
+    "closed in words of code in its line": (lambda real: "x <b hidden> `</b>`\n\n" + marked(real), "inside <b>"),
+    "closed in a comment in its line": (lambda real: "x <b hidden> <!-- </b> -->\n\n" + marked(real), "inside <b>"),
+    "closed in an attribute in its line": (lambda real: "x <b hidden> <i a='</b>'></i>\n\n" + marked(real), "inside <b>"),
+    "closed after a list": (lambda real: "- a\n  <div hidden>\nb [x](</div>)\n\n" + marked(real), "inside <div>"),
+    "closed first": (lambda real: "x </b><b hidden>\n\n" + marked(real), "inside <b>"),
     "struck out": (lambda real: "<del>\n\n" + marked(real), "inside <del>"),
     "odd attributes": (lambda real: "<div a<b hidden>\n\n" + marked(real), "inside <div>"),
     "in an attribute": (lambda real: '<p title="\n\n' + marked(real) + '\n<p x=">\n\n(0.1, 1e-9)', "a tag that does not end"),
@@ -296,6 +317,9 @@ def test_a_section_that_a_reader_could_miss_or_mistake_is_refused(name: str, out
         "It is (0.0001, 0)-DP, says somebody.\n{}",
         "[x](<https://x.org/a?b=c>) <https://x.org> <me@x.org>, $$x$$, 1 < 2 <br/> <img src='a>b' width=10\n alt='x'>\n\n{}",
         "<details>\n<summary>x</summary>\n\n| a < b | `List<int>` |\n\n</details>\n\n<p align='center'>\n<br>\n</p>\n{}",
+        "Long text with <b>bold</b> words, H<sub>2</sub>O, a <a href='x'>link</a>.\n\n- <kbd>a</kbd>\n\n{}",
+        "<div align='center'>\n    <a href='x'>\n        <img src='y'>\n    </a>\n</div>\n\n{}",
+        "```text\n<s>[INST] Why? [/INST] So.</s>\n```\n\n| <b>x</b> | [<i>y</i>](z) |\n|---|---|\n\n{}",
         '<a href="x"><img src="y" alt="1 > 0"></a>\n\nSee <https://example.org>.\n\n{}',
     ],
 )
