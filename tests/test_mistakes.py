@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import pytest
 
 from dpmerge import example_portfolio
 from dpmerge.cli.mistakes import in_one_line
-from dpmerge.errors import DataError, MissingRecord, PortfolioError, RecordError, TargetError, TrainingError
+from dpmerge.errors import DataError, MissingLibrary, MissingRecord, PortfolioError, RecordError, TargetError, TrainingError
 from dpmerge.jobs import run_all
 from dpmerge.planning import Averaging
 from dpmerge.records import Portfolio, Record, looks_like
 from dpmerge.release import renoise
 from dpmerge.training import PortfolioFile
 from dpmerge.training.feature_files import read_files
-from dpmerge.user_code import call, load_function
+from dpmerge.user_code import added, call, load_function
 from tests import release_builders
 from tests.test_cli import dpmerge
 
@@ -57,6 +58,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("account runs --rule joint --weights aa=1 --delta 1e-5", "it has 'a', 'b', 'c'; did you mean a?"),
     ("account weights.json --alone", "weights.json: is a JSON file; a portfolio is a folder"),
     ("account ledger.db --alone", "ledger.db: is a database, as ledgers are; a portfolio is a folder"),
+    ("ledger show none.db", "none.db: no such ledger; make one first (on the command line: dpmerge ledger new)"),
+    ("record new weights.json", "weights.json: is a JSON file; a record stands beside a model's tensors"),
     ("account runs/a --alone", "runs/a: is one model; a portfolio is the folder around it"),
     ("account released --alone", "released: is a release, not a portfolio"),
     ("merge out --rule joint --weights a=1 --delta 1e-5 --out runs", "(runs, given as --out, is a portfolio: are the"),
@@ -133,6 +136,12 @@ def test_a_misspelt_field_of_a_portfolio_file_is_named(tmp_path: Path) -> None:
             PortfolioFile.load(path)
 
 
+def test_a_model_without_a_record_is_no_portfolio(place: Path) -> None:
+    (place / "runs" / "a" / "record.json").unlink()
+    result = dpmerge("account", "runs/a", "--alone")
+    assert "runs/a: holds one model, without a record.json; a portfolio is the folder around it" in result.stderr
+
+
 def test_a_missing_record_says_how_to_make_one(place: Path) -> None:
     (place / "runs" / "b" / "record.json").unlink()
     with pytest.raises(MissingRecord, match=r"training\.record .*training\.new_record .*from_opacus") as refused:
@@ -200,6 +209,15 @@ def test_a_traceback_comes_back_from_a_worker() -> None:
 
 def _divides(item: int) -> float:
     return call("mine", lambda: item / 0, error=DataError)
+
+
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("more", "no_such_package:TABLE", "dpmerge.commands")
+    monkeypatch.setattr("dpmerge.user_code.entry_points", lambda group: (broken,))
+    with pytest.raises(
+        MissingLibrary, match=r"adds commands to dpmerge, cannot be loaded: .* 'no_such_package'; install it anew"
+    ):
+        added("commands")
 
 
 def test_functions_that_cannot_be_loaded_say_why(place: Path) -> None:

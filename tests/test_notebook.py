@@ -74,7 +74,7 @@ def test_a_comparison_is_a_table(portfolio: Portfolio, frames: list[Any]) -> Non
 
 def test_frames_need_pandas(portfolio: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingLibrary, match="pip install pandas"):
+    with pytest.raises(MissingLibrary, match="install dpmerge\\[notebook\\]"):
         portfolio.to_frame()
 
 

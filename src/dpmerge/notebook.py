@@ -42,7 +42,7 @@ def frame(rows: Iterable[Mapping[str, object]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError:
-        raise MissingLibrary("a frame needs pandas, which is not installed: pip install pandas") from None
+        raise MissingLibrary("a frame needs pandas: install dpmerge[notebook]") from None
     return DataFrame(list(rows))
 
 

@@ -187,6 +187,8 @@ def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
             raise PortfolioError(f"{portfolio}: is one model; a portfolio is the folder around it")
         if seen == "a release":
             raise PortfolioError(f"{portfolio}: is a release, not a portfolio, which has one sub-folder for each model")
+        if any(_TENSORS.fullmatch(path.name.lower()) for path in portfolio.glob("*")):
+            raise PortfolioError(f"{portfolio}: holds one model, without a record.json; a portfolio is the folder around it")
         also = f" ({', '.join(map(repr, passed_over))}: neither a record.json nor tensors)" if passed_over else ""
         raise PortfolioError(f"{portfolio}: no models here; each sub-folder with a record.json is one{also}")
     if passed_over:
