@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dpmerge as api
 from dpmerge import example_portfolio
 from dpmerge.cli.mistakes import in_one_line
-from dpmerge.errors import DataError, MissingLibrary, MissingRecord, PortfolioError, RecordError, TargetError, TrainingError
+from dpmerge.errors import (
+    DataError,
+    MissingLibrary,
+    MissingRecord,
+    PortfolioError,
+    RecordError,
+    TargetError,
+    TrainingError,
+    WeightsError,
+)
 from dpmerge.jobs import run_all
 from dpmerge.planning import Averaging
 from dpmerge.records import Portfolio, Record, looks_like
@@ -50,6 +62,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("plan runs --epsilom 2 --delta 1e-5", "no such option: --epsilom; did you mean --epsilon?"),
     ("plan", "missing argument 'portfolio' (see dpmerge plan --help)"),
     ("plan runs --epsilon 2", "missing option '--delta'"),
+    ("run average runs --out out", "missing option '--rule': one of ema, uta, pda, uniform (see dpmerge run average --help)"),
     ("plan runs --epsilon two --delta 1e-5", "invalid value for '--epsilon': it must be a number"),
     ("plan a b --epsilon 2 --delta 1e-5", "extra argument(s) (b); the command takes PORTFOLIO, and options"),
     ("account runs --rule slerp --weights a=1 --delta 1e-5", "'slerp' is not one of 'selection'"),
@@ -140,6 +153,31 @@ def test_a_model_without_a_record_is_no_portfolio(place: Path) -> None:
     (place / "runs" / "a" / "record.json").unlink()
     result = dpmerge("account", "runs/a", "--alone")
     assert "runs/a: holds one model, without a record.json; a portfolio is the folder around it" in result.stderr
+
+
+def test_arguments_of_python_calls_that_are_something_else(place: Path) -> None:
+    portfolio, half = Portfolio("runs"), {"a": 0.5, "b": 0.5}
+    calls: dict[str, Callable[..., Any]] = {
+        "compare": partial(api.compare, delta=1e-5),
+        "joint": api.joint,
+        "merge": partial(api.merge, rule="joint", delta=1e-5, out="out"),
+    }
+    for call_it in calls.values():
+        with pytest.raises(PortfolioError, match=r"not the path of one; read it first: dpmerge\.Portfolio\('runs'\)"):
+            call_it("runs", half)
+        with pytest.raises(PortfolioError, match="a Portfolio is due, not a dict: are two arguments swapped"):
+            call_it(half, portfolio)
+        with pytest.raises(WeightsError, match=r"weights are given by name, {'a': 1\.0}, not as a list"):
+            call_it(portfolio, [0.5, 0.5])
+    given: Any = "runs"
+    for asked in (partial(api.plan, epsilon=1.0), partial(api.frontier, epsilons=[1.0])):
+        with pytest.raises(PortfolioError, match="read it first"):
+            asked(given, delta=1e-5)
+    with pytest.raises(PortfolioError, match="read it first"):
+        api.verify("released", portfolio=given)
+    rule: Any = "combinaton"
+    with pytest.raises(TargetError, match=r"no rule is named 'combinaton'; .*; did you mean combination\?"):
+        api.merge(portfolio, half, rule=rule, delta=1e-5, out="out")
 
 
 def test_a_missing_record_says_how_to_make_one(place: Path) -> None:

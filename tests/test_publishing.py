@@ -179,6 +179,10 @@ def test_line_ends_that_git_converted_are_named_for_what_they_are(out: Path) -> 
     (out / "config.json").write_bytes(text.replace(b"\n", b"\r\n"))
     [fault] = verify(out).broken
     assert fault.startswith("config.json was changed") and "only its line ends were converted" in fault
+    (out / "config.json").write_bytes(text)
+    (out / "certificate.json").write_bytes((out / "certificate.json").read_bytes().replace(b"\n", b"\r\n"))
+    [fault] = verify(out).broken
+    assert fault.startswith("certificate.json was edited") and "only its line ends were converted" in fault
 
 
 def test_pointers_of_git_lfs_are_named_for_what_they_are(original: Released, out: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def in_one_line(error: Exception, debug: bool = False) -> str:
 
 def _usage(error: Any) -> str:
     text = str(error.format_message())
+    text = re.sub(r"\. Choose from:\s+(.+)", lambda found: f": one of {' '.join(found[1].split())}", text, flags=re.DOTALL)
     if "\n" in text:  # the help of a group, given without a command
         return text
     text = re.sub(r" \(Possible options: (.*)\)", r"; did you mean \1?", text).replace("Value error, ", "")

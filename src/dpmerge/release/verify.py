@@ -83,7 +83,8 @@ def verify(
         return verdict
     faults = certificate.faults()
     if not faults and certificate.file() != content:
-        faults.append(f"{NAME} was edited: it says the same, but not in the bytes that were written")
+        hint = _by_git(path, sha256(certificate.file()))
+        faults.append(f"{NAME} was edited: it says the same, but not in the bytes that were written{hint}")
     verdict.note(faults, "the certificate has the hash it states")
     _check_signature(certificate, trust, verdict)
     readable = _check_outputs(folder, certificate, strict, verdict)
