@@ -92,10 +92,8 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def set_description_str(self, label: str) -> None:
             self.labels.append(label)
 
-        def update(self) -> None:
-            self.n += 1
-
-        def refresh(self) -> None: ...
+        def update(self, n: int = 1) -> None:  # there is no refresh: it would be a message for each block
+            self.n += n
 
         def close(self) -> None:
             self.closed = True

@@ -85,8 +85,8 @@ def amounts(label: str) -> Callable[[int, int], None] | None:
         return None
 
     def tell(done: int, total: int) -> None:
-        shown.total, shown.n = total, done
-        shown.refresh()
+        shown.total = total
+        shown.update(done - shown.n)  # shown some ten times a second at most: blocks of tensors come by the thousand
         if done >= total:
             shown.close()
 
