@@ -147,6 +147,9 @@ def plan(
     Portfolio.require(portfolio)
     known = Utilities.of(portfolio, utility)
     validation = None if known is None else known.validation
+    opened = None if ledger is None else Ledger(ledger)
+    if opened is not None:
+        opened.require_same_data(portfolio)
     question = Question(
         portfolio,
         float(delta),
@@ -158,7 +161,7 @@ def plan(
         with_noise=True,
         progress=progress,
         releasing=partial(_release, opened=ledger),
-        counting=None if ledger is None else partial(release.total_after, Ledger(ledger)),
+        counting=None if opened is None else partial(release.total_after, opened),
     )
     return Plan.of(question, epsilon, search)
 
