@@ -36,7 +36,7 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
     """
     if delta_at(lower) <= delta:
         return lower
-    upper = max(upper, lower + 1e-12)
+    upper = max(upper, lower * (1 + 1e-12), 1e-12)
     while delta_at(upper) > delta:
         if upper > 1e6:
             return math.inf
