@@ -55,7 +55,7 @@ _BLOCK = re.compile(
     re.IGNORECASE,
 )
 # A line that may be in parts something else than Markdown and HTML: code, a formula, what an image or a link keeps as text.
-_MIXED = re.compile(r"""[`\\$]|!\[|\]\[|\]\([^)]*[<"'(]""")
+_MIXED = re.compile(r"""[`\\$]|!\[|\]\[|\]\((?![^)<"'(]*\))""")
 _TAG = re.compile(r"""<(?P<closes>/?)(?P<name>[a-z][^\s/>]*)(?:"[^"]*"|'[^']*'|[^>"'])*""", re.IGNORECASE)
 
 
@@ -172,7 +172,12 @@ def _hides(before: str) -> str | None:
 
 def _closed(text: str) -> set[tuple[int, str, int]]:
     """Where elements are closed, and which."""
-    return {(found.start(), found["name"].lower(), -1) for found in _TAG.finditer(text) if found["closes"]}
+    return {(found.start(), found["name"].lower(), -1) for found in _TAG.finditer(text) if _closes(found)}
+
+
+def _closes(tag: re.Match[str]) -> bool:
+    """Whether an end tag ends in its line: a > at the beginning of the next one is a quotation to Markdown."""
+    return bool(tag["closes"]) and "\n" not in tag[0] and tag.string[tag.end() : tag.end() + 1] == ">"
 
 
 def _paired(text: str) -> set[int]:
@@ -185,20 +190,26 @@ def _paired(text: str) -> set[int]:
             name, place = tag["name"].lower(), start + tag.start()
             if not tag["closes"]:
                 opened.setdefault(name, []).append(place)
-            elif opened.get(name):
+            elif opened.get(name) and _closes(tag):
                 found |= {opened[name].pop(), place}
         start += len(line) + 1
     return found
 
 
 def _only_html(text: str) -> str:
-    """The text with blanks for lines in which a tag may be code, or stand for itself."""
-    fence, block, kept = "", False, []
+    """The text with blanks for lines in which a tag may be code, or stand for itself.
+
+    Lines of HTML begin at the margin after a blank one, or follow one: code, and what a link keeps as text, may go over lines.
+    """
+    fence, block, follows = "", False, True
+    kept: list[str] = []
     for line in text.split("\n"):
         fence = _fence_after(line, fence)
         block = not fence and bool(line.strip()) and (block or _BLOCK.match(line) is not None)
-        html = not re.search(r"[`\\]", line) if block else re.match(r" {0,3}<", line) and not _MIXED.search(line)
-        kept.append(line if html and not fence else " " * len(line))
+        begins = line.startswith("<") or (bool(kept) and kept[-1].strip() != "" and line.lstrip().startswith("<"))
+        html = not fence and (not re.search(r"[`\\]", line) if block else follows and begins and not _MIXED.search(line))
+        kept.append(line if html else " " * len(line))
+        follows = html or not line.strip()
     return "\n".join(kept)
 
 
