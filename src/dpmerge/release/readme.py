@@ -214,10 +214,14 @@ def _only_html(text: str) -> str:
 
 
 def _open_block(text: str) -> bool:
-    """Whether a block of code is still open at the end."""
-    fence = ""
+    """Whether a block of code may be open at the end. One that began indented may be an item's of a list, and end with it."""
+    fence, indented = "", False
     for line in text.split("\n"):
-        fence = _fence_after(line, fence)
+        if fence and indented and line[:1].strip():
+            return True  # then the next fence would begin a block, not end this one
+        before, fence = fence, _fence_after(line, fence)
+        if not before:
+            indented = line.startswith(" ")
     return bool(fence)
 
 
