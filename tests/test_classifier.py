@@ -93,6 +93,11 @@ def test_labels_taken_from_the_data_are_said_to_be_public(tmp_path: Path) -> Non
         ({"classes": [0, 1], "delta": 2.0}, TargetError, "delta is 2"),
         ({"classes": [0, 1], "clip": 0.0}, TrainingError, "clip must be positive"),
         ({"classes": [0, 1], "learning_rate": 0.0}, TrainingError, "learning_rate must be positive"),
+        ({"norm_bound": None}, ValueError, "'norm_bound' parameter of PrivateLinearClassifier must be a float in the range"),
+        ({"norm_bound": -1.0}, ValueError, "'norm_bound' parameter"),
+        ({"loss": "svm"}, ValueError, "'loss' parameter of PrivateLinearClassifier must be a str among"),
+        ({"steps": 2.5}, ValueError, "'steps' parameter"),
+        ({"epsilon": "2"}, ValueError, "'epsilon' parameter"),
         ({"classes": [0, 1, 2], "loss": "logistic"}, TrainingError, "two classes"),
         ({"classes": [0, 1], "ledger": tmp_path / "none.db"}, LedgerError, "no such ledger"),
     ):

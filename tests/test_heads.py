@@ -138,6 +138,7 @@ def test_a_trained_head_says_how_to_use_it(tmp_path: Path, model: str) -> None:
     file = portfolio(tmp_path, norm_bound=8, normalise=normalise, positive=positive, runs={"a": run, "b": run})
     done = train_portfolio(file, tmp_path / "out", jobs=1)
     head = LinearHead.load(tmp_path / "out" / "a")
+    assert "array" not in repr(head)  # what a notebook shows
     labels = (ARRAYS["y_test"] == 0).astype(int) if positive else ARRAYS["y_test"]
     x = ARRAYS["x_test"]
     assert head.score(x, labels) == pytest.approx(done["models"]["a"]["accuracy"]) and head.score(x, labels) > 0.8

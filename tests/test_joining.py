@@ -60,6 +60,17 @@ def test_a_release_is_one_more_run_with_what_its_certificate_says(released: Path
     assert all(text in told for text in stated["assumptions"])
 
 
+def test_alone_a_release_costs_at_its_delta_what_it_was_certified_with(released: Path, tmp_path: Path) -> None:
+    both = joined(tmp_path / "more", released, OTHER)
+    stated = json.loads((released / "certificate.json").read_text())["guarantee"]
+    found = dpmerge.plan(both, epsilon=stated["epsilon"], delta=DELTA)
+    (alone,) = (option for option in found.options if option.rule == "single" and option.weights.used[0][0].name == "released")
+    assert alone.feasible and alone.epsilon == stated["epsilon"]
+    choice = choose(both, "selection", weights=both.weights({"released": 1}), delta=DELTA, provenance="a-priori")
+    again = release(both, choice, tmp_path / "again")
+    assert verify(again.folder, portfolio=both).code == 0
+
+
 def test_a_release_of_a_release_names_every_run_and_can_be_verified(released: Path, tmp_path: Path) -> None:
     both = joined(tmp_path / "more", released, OTHER)
     choice = choose(both, "joint", weights=both.weights({"released": 0.5, "x": 0.5}), delta=3 * DELTA, provenance="a-priori")

@@ -9,7 +9,16 @@ import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from hypothesis import given, settings, strategies as st
 
-from dpmerge.profiles import ApproxDpLaw, GaussianLaw, Law, MixtureLaw, Profile, RevealedShiftLaw, gaussian_delta
+from dpmerge.profiles import (
+    ApproxDpLaw,
+    GaussianLaw,
+    Law,
+    MixtureLaw,
+    Profile,
+    RevealedShiftLaw,
+    gaussian_delta,
+    mixture_epsilon,
+)
 from dpmerge.profiles.law import LossPmf
 from dpmerge.profiles.pairs import ReplaceOnePoissonLaw
 from tests import oracles
@@ -177,6 +186,28 @@ def test_approximate_pairs_compose_to_the_closed_form(count: int, at: float) -> 
     found = max(profile.delta(at, interval=1e-3))
     assert found >= exact * (1 - 1e-9)
     assert found <= exact * 1.001 + 1e-9
+
+
+@settings(max_examples=50 * EFFORT, deadline=None)
+@given(epsilon=st.floats(1e-6, 30), log_delta=st.floats(-40, -1), share=st.floats(0, 1.5), factor=st.floats(1, 100))
+def test_one_pair_needs_no_grid(epsilon: float, log_delta: float, share: float, factor: float) -> None:
+    delta = math.exp(log_delta)
+    pair = Profile.of([(ApproxDpLaw(epsilon, delta), 1)])
+    assert pair.epsilon(delta) == epsilon and pair.epsilon(delta * (1 - 1e-12)) == math.inf
+    at = share * epsilon
+    exact = oracles.kairouz_oh_viswanath(epsilon, delta, 1, at)
+    assert exact - 1e-15 <= max(pair.delta(at)) <= exact * (1 + 1e-12) + 1e-15
+    found = pair.epsilon(min(factor * delta, 0.9))
+    assert found <= epsilon and max(pair.delta(found)) <= min(factor * delta, 0.9)
+    assert found == 0 or max(pair.delta(found * (1 - 1e-6) - 1e-12)) > min(factor * delta, 0.9)
+
+
+@settings(max_examples=20 * EFFORT, deadline=None)
+@given(parts=st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 5)), min_size=2, max_size=4))
+def test_a_draw_of_pairs_with_one_delta_costs_the_largest_epsilon_there(parts: list[tuple[float, float]]) -> None:
+    total = sum(weight for weight, _ in parts)
+    draw = [(weight / total, Profile.of([(ApproxDpLaw(epsilon, 1e-5), 1)])) for weight, epsilon in parts]
+    assert mixture_epsilon(draw, 1e-5) == pytest.approx(max(epsilon for _, epsilon in parts), rel=1e-9)
 
 
 def test_revealed_coins_are_a_mixture_of_gaussians() -> None:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import dpmerge as api
 from dpmerge import example_portfolio
 from dpmerge.cli.mistakes import in_one_line
-from dpmerge.errors import DataError, MissingRecord, PortfolioError, RecordError, TargetError, TrainingError
+from dpmerge.errors import (
+    DataError,
+    MissingLibrary,
+    MissingRecord,
+    PortfolioError,
+    RecordError,
+    TargetError,
+    TrainingError,
+    WeightsError,
+)
 from dpmerge.jobs import run_all
 from dpmerge.planning import Averaging
 from dpmerge.records import Portfolio, Record, looks_like
 from dpmerge.release import renoise
 from dpmerge.training import PortfolioFile
 from dpmerge.training.feature_files import read_files
-from dpmerge.user_code import call, load_function
+from dpmerge.user_code import added, call, load_function
 from tests import release_builders
 from tests.test_cli import dpmerge
 
@@ -49,6 +62,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("plan runs --epsilom 2 --delta 1e-5", "no such option: --epsilom; did you mean --epsilon?"),
     ("plan", "missing argument 'portfolio' (see dpmerge plan --help)"),
     ("plan runs --epsilon 2", "missing option '--delta'"),
+    ("run average runs --out out", "missing option '--rule': one of ema, uta, pda, uniform (see dpmerge run average --help)"),
     ("plan runs --epsilon two --delta 1e-5", "invalid value for '--epsilon': it must be a number"),
     ("plan a b --epsilon 2 --delta 1e-5", "extra argument(s) (b); the command takes PORTFOLIO, and options"),
     ("account runs --rule slerp --weights a=1 --delta 1e-5", "'slerp' is not one of 'selection'"),
@@ -57,6 +71,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("account runs --rule joint --weights aa=1 --delta 1e-5", "it has 'a', 'b', 'c'; did you mean a?"),
     ("account weights.json --alone", "weights.json: is a JSON file; a portfolio is a folder"),
     ("account ledger.db --alone", "ledger.db: is a database, as ledgers are; a portfolio is a folder"),
+    ("ledger show none.db", "none.db: no such ledger; make one first (on the command line: dpmerge ledger new)"),
+    ("record new weights.json", "weights.json: is a JSON file; a record stands beside a model's tensors"),
     ("account runs/a --alone", "runs/a: is one model; a portfolio is the folder around it"),
     ("account released --alone", "released: is a release, not a portfolio"),
     ("merge out --rule joint --weights a=1 --delta 1e-5 --out runs", "(runs, given as --out, is a portfolio: are the"),
@@ -133,6 +149,37 @@ def test_a_misspelt_field_of_a_portfolio_file_is_named(tmp_path: Path) -> None:
             PortfolioFile.load(path)
 
 
+def test_a_model_without_a_record_is_no_portfolio(place: Path) -> None:
+    (place / "runs" / "a" / "record.json").unlink()
+    result = dpmerge("account", "runs/a", "--alone")
+    assert "runs/a: holds one model, without a record.json; a portfolio is the folder around it" in result.stderr
+
+
+def test_arguments_of_python_calls_that_are_something_else(place: Path) -> None:
+    portfolio, half = Portfolio("runs"), {"a": 0.5, "b": 0.5}
+    calls: dict[str, Callable[..., Any]] = {
+        "compare": partial(api.compare, delta=1e-5),
+        "joint": api.joint,
+        "merge": partial(api.merge, rule="joint", delta=1e-5, out="out"),
+    }
+    for call_it in calls.values():
+        with pytest.raises(PortfolioError, match=r"not the path of one; read it first: dpmerge\.Portfolio\('runs'\)"):
+            call_it("runs", half)
+        with pytest.raises(PortfolioError, match="a Portfolio is due, not a dict: are two arguments swapped"):
+            call_it(half, portfolio)
+        with pytest.raises(WeightsError, match=r"weights are given by name, {'a': 1\.0}, not as a list"):
+            call_it(portfolio, [0.5, 0.5])
+    given: Any = "runs"
+    for asked in (partial(api.plan, epsilon=1.0), partial(api.frontier, epsilons=[1.0])):
+        with pytest.raises(PortfolioError, match="read it first"):
+            asked(given, delta=1e-5)
+    with pytest.raises(PortfolioError, match="read it first"):
+        api.verify("released", portfolio=given)
+    rule: Any = "combinaton"
+    with pytest.raises(TargetError, match=r"no rule is named 'combinaton'; .*; did you mean combination\?"):
+        api.merge(portfolio, half, rule=rule, delta=1e-5, out="out")
+
+
 def test_a_missing_record_says_how_to_make_one(place: Path) -> None:
     (place / "runs" / "b" / "record.json").unlink()
     with pytest.raises(MissingRecord, match=r"training\.record .*training\.new_record .*from_opacus") as refused:
@@ -200,6 +247,15 @@ def test_a_traceback_comes_back_from_a_worker() -> None:
 
 def _divides(item: int) -> float:
     return call("mine", lambda: item / 0, error=DataError)
+
+
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("more", "no_such_package:TABLE", "dpmerge.commands")
+    monkeypatch.setattr("dpmerge.user_code.entry_points", lambda group: (broken,))
+    with pytest.raises(
+        MissingLibrary, match=r"adds commands to dpmerge, cannot be loaded: .* 'no_such_package'; install it anew"
+    ):
+        added("commands")
 
 
 def test_functions_that_cannot_be_loaded_say_why(place: Path) -> None:

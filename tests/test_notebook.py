@@ -74,7 +74,7 @@ def test_a_comparison_is_a_table(portfolio: Portfolio, frames: list[Any]) -> Non
 
 def test_frames_need_pandas(portfolio: Portfolio, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingLibrary, match="pip install pandas"):
+    with pytest.raises(MissingLibrary, match="install dpmerge\\[notebook\\]"):
         portfolio.to_frame()
 
 
@@ -92,10 +92,8 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def set_description_str(self, label: str) -> None:
             self.labels.append(label)
 
-        def update(self) -> None:
-            self.n += 1
-
-        def refresh(self) -> None: ...
+        def update(self, n: int = 1) -> None:  # there is no refresh: it would be a message for each block
+            self.n += n
 
         def close(self) -> None:
             self.closed = True

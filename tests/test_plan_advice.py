@@ -165,8 +165,10 @@ def test_a_ledger_that_lost_its_ladder_counts_another(tmp_path: Path) -> None:
 
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "o.db", dataset="other", adjacency="add-remove", epsilon=1.0, delta=DELTA)
-    with pytest.raises(LedgerError, match="is for dataset 'other'"):
-        library.plan(runs(tmp_path), epsilon=1.0, delta=DELTA, ledger=tmp_path / "o.db")
+    portfolio = runs(tmp_path)
+    for epsilon in (1.0, 1e-6):  # also where nothing fits, and nothing is counted
+        with pytest.raises(LedgerError, match="is for dataset 'other'"):
+            library.plan(portfolio, epsilon=epsilon, delta=DELTA, ledger=tmp_path / "o.db")
 
 
 def test_the_command_plans_with_the_ledger(tmp_path: Path) -> None:

@@ -165,6 +165,13 @@ def test_infeasible_targets_name_the_closest() -> None:
     assert found.closest.epsilon == pytest.approx(plan(known_only(1.0), epsilon=9.0, delta=1e-6).closest.epsilon, rel=1e-6)
 
 
+def test_joint_release_says_that_the_deltas_of_pairs_add_up() -> None:
+    found = plan(known_only(1.0, 2.0), epsilon=9.0, delta=1e-7)
+    joint = next(option for option in found.options if option.rule == "joint")
+    assert not joint.feasible and "the δ that these records state add up to 2e-07" in joint.why
+    assert found.best is not None and found.best.epsilon == 2.0
+
+
 def test_utilities_measured_on_private_models_leave_only_joint_release(tmp_path: Path) -> None:
     portfolio = gaussians([0.3, 0.6])
     path = tmp_path / "utilities.json"

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from attacks.victim import forge
 from dpmerge import merge, verify
-from dpmerge.errors import CertificateError
+from dpmerge.errors import CertificateError, CheckpointError
 from dpmerge.files import canonical, sha256
 from dpmerge.records import Portfolio
 from dpmerge.release import CardTemplate, Certificate, Ledger, Released, certified_section, model_card, release
@@ -179,6 +179,21 @@ def test_line_ends_that_git_converted_are_named_for_what_they_are(out: Path) -> 
     (out / "config.json").write_bytes(text.replace(b"\n", b"\r\n"))
     [fault] = verify(out).broken
     assert fault.startswith("config.json was changed") and "only its line ends were converted" in fault
+    (out / "config.json").write_bytes(text)
+    (out / "certificate.json").write_bytes((out / "certificate.json").read_bytes().replace(b"\n", b"\r\n"))
+    [fault] = verify(out).broken
+    assert fault.startswith("certificate.json was edited") and "only its line ends were converted" in fault
+
+
+def test_pointers_of_git_lfs_are_named_for_what_they_are(original: Released, out: Path, tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    (out / "model.safetensors").write_text(pointer)
+    assert "a pointer of Git LFS in the file's place; git lfs pull" in verify(out).broken[0]
+    shutil.copytree(original.folder.parent / "runs", tmp_path / "runs")
+    (tmp_path / "runs" / "a" / "model.safetensors").write_text(pointer)
+    damaged = Portfolio(tmp_path / "runs")
+    with pytest.raises(CheckpointError, match=r"model 'a', file model.safetensors: is a pointer of Git LFS"):
+        release(damaged, chosen(damaged, "joint"), tmp_path / "merged")
 
 
 # --- the card -------------------------------------------------------------------------------------------------------------
@@ -244,6 +259,7 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "indented": (lambda real: "    " + marked(real), "one certified section"),
     "words added": (lambda real: marked(real + "It is (0, 0)-DP.\n"), "does not say what is certified"),
     "in a block of code": (lambda real: "```\n" + marked(real) + "```\n", "inside a block of code"),
+    "in code after a list": (lambda real: "- x\n  ```\ny\n  ```\n" + marked(real), "inside a block of code"),
     "in tildes": (lambda real: "~~~text\n```\n" + marked(real) + "~~~\n", "inside a block of code"),
     "in code that a comment shows": (lambda real: "<!--\n```\n-->\n```\n" + marked(real) + "```\n", "inside a block of code"),
     "in a comment": (lambda real: "<!-- \n" + marked(real), "inside a comment"),
@@ -263,6 +279,21 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "closed in an indented block": (lambda real: "<div hidden>\n\n    </div>\n\n" + marked(real), "inside <div>"),
     "closed in a script": (lambda real: "<div hidden>\n<script>\n</div>\n</script>\n\n" + marked(real), "inside <script"),
     "closed in an instruction": (lambda real: "<div hidden>\n<? </div>\n\n" + marked(real), "inside <?"),
+    "closed in a link's title": (lambda real: '<b hidden> [x](y "</b>")\n\n' + marked(real), "inside <b>"),
+    "closed in a link's address": (lambda real: "<b hidden> [x](y</b>)\n\n" + marked(real), "inside <b>"),
+    "closed in a link's label": (lambda real: "<b hidden> [x][</b>]\n\n[</b>]: y\n\n" + marked(real), "inside <b>"),
+    "closed in an image's description": (lambda real: "<b hidden> ![</b>](y)\n\n" + marked(real), "inside <b>"),
+    "closed in a formula": (lambda real: "<b hidden> $</b>$\n\n" + marked(real), "inside <b>"),
+    "closed in words of code in its line": (lambda real: "x <b hidden> `</b>`\n\n" + marked(real), "inside <b>"),
+    "closed in a comment in its line": (lambda real: "x <b hidden> <!-- </b> -->\n\n" + marked(real), "inside <b>"),
+    "closed in an attribute in its line": (lambda real: "x <b hidden> <i a='</b>'></i>\n\n" + marked(real), "inside <b>"),
+    "closed after a list": (lambda real: "- a\n  <div hidden>\nb [x](</div>)\n\n" + marked(real), "inside <div>"),
+    "closed by a quotation": (lambda real: "x <b hidden></b\n> y\n\n" + marked(real), "inside <b>"),
+    "closed by a quotation at the margin": (lambda real: "<b hidden>\n</b\n> y\n\n" + marked(real), "inside <b>"),
+    "closed in an address of the next line": (lambda real: "<b hidden> [x](\n</b>)\n\n" + marked(real), "inside <b>"),
+    "closed in code over lines": (lambda real: "<b hidden>\n\nUse `x\n</b>\ny`\n\n" + marked(real), "inside <b>"),
+    "closed in code of a list": (lambda real: "<b hidden>\n\n- ```\n\n  </b>\n\n" + marked(real), "inside <b>"),
+    "closed first": (lambda real: "x </b><b hidden>\n\n" + marked(real), "inside <b>"),
     "struck out": (lambda real: "<del>\n\n" + marked(real), "inside <del>"),
     "odd attributes": (lambda real: "<div a<b hidden>\n\n" + marked(real), "inside <div>"),
     "in an attribute": (lambda real: '<p title="\n\n' + marked(real) + '\n<p x=">\n\n(0.1, 1e-9)', "a tag that does not end"),
@@ -296,6 +327,10 @@ def test_a_section_that_a_reader_could_miss_or_mistake_is_refused(name: str, out
         "It is (0.0001, 0)-DP, says somebody.\n{}",
         "[x](<https://x.org/a?b=c>) <https://x.org> <me@x.org>, $$x$$, 1 < 2 <br/> <img src='a>b' width=10\n alt='x'>\n\n{}",
         "<details>\n<summary>x</summary>\n\n| a < b | `List<int>` |\n\n</details>\n\n<p align='center'>\n<br>\n</p>\n{}",
+        "1. first:\n   ```sh\n   pip install x\n   ```\n\n2. then\n\n{}",
+        "Long text with <b>bold</b> words, H<sub>2</sub>O, a <a href='x'>link</a>.\n\n- <kbd>a</kbd>\n\n{}",
+        "<div align='center'>\n    <a href='x'>\n        <img src='y'>\n    </a>\n</div>\n\n{}",
+        "```text\n<s>[INST] Why? [/INST] So.</s>\n```\n\n| <b>x</b> | [<i>y</i>](z) |\n|---|---|\n\n{}",
         '<a href="x"><img src="y" alt="1 > 0"></a>\n\nSee <https://example.org>.\n\n{}',
     ],
 )

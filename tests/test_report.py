@@ -323,6 +323,18 @@ def test_the_ledger_without_its_paths(three: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in text and str(tmp_path) not in json.dumps(found)
 
 
+def test_what_the_budget_refuses_may_not_be_released(three: Path, tmp_path: Path) -> None:
+    ledger, portfolio = tmp_path / "budget.ledger", Portfolio(three)
+    alone = document(portfolio, 1.0)["plans"][0]["options"][0]
+    Ledger.create(ledger, dataset=builders.DATASET, adjacency="add-remove", epsilon=alone["epsilon"] / 10, delta=DELTA)
+    found = document(portfolio, 1.0, ledger=str(ledger))
+    assert "Nothing that is known so far may be released" in found["aloud"][1]
+    assert "What meets it exceeds the budget: all releases together would have ε = " in found["aloud"][1]
+    best = found["plans"][0]["options"][0]
+    assert alone["feasible"] and not best["feasible"] and best["why"].startswith("the ledger's total would be ε = ")
+    assert str(tmp_path) not in json.dumps(found)
+
+
 def test_with_a_ledger_its_delta_is_the_default(three: Path, tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db", dataset=builders.DATASET, adjacency="add-remove", epsilon=2.0, delta=1e-3)
     asked = (*QUICK, three, "-o", tmp_path / "r.html", "--ledger", tmp_path / "ledger.db", "--json")

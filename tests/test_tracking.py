@@ -202,6 +202,8 @@ def test_what_cannot_be_logged_is_refused(tmp_path: Path, run: Any) -> None:
     found = guarantee(runs(tmp_path))
     with pytest.raises(TrainingError, match="not to a dict"):
         log_privacy(found, to={})
+    with pytest.raises(TrainingError, match="cannot be logged of a dict; pass a recorder"):
+        log_privacy({}, to=run)  # type: ignore[arg-type]
     with pytest.raises(CertificateError, match="name the folder of a release"):
         log_privacy(tmp_path / "runs" / "a", to=run)
     log_privacy(Guarantee.from_dict({**found.as_dict(), "epsilon": float("inf")}), to=run)

@@ -88,6 +88,7 @@ def selection(portfolio: Portfolio, weights: Mapping[str, float], *, accounting:
 
     A rule takes from `accounting` what it grants; `accounting.guarantee(rule, delta=…)` also uses its accountant and precision.
     """
+    Portfolio.require(portfolio)
     return theorems.build("selection", portfolio.weights(weights), accounting)
 
 
@@ -102,6 +103,7 @@ def combination(
 
     `noise` is the standard deviation of fresh Gaussian noise that is added to every parameter at the release.
     """
+    Portfolio.require(portfolio)
     return theorems.build("combination", portfolio.weights(weights), accounting, noise=noise)
 
 
@@ -116,6 +118,7 @@ def joint(
 
     With provenance `a-priori` the weights were fixed beforehand, and only the models that have weight are counted.
     """
+    Portfolio.require(portfolio)
     return theorems.build("joint", portfolio.weights(weights), accounting, provenance=provenance)
 
 
@@ -141,8 +144,12 @@ def plan(
     `candidates` are linear combinations to try besides those searched for. κ is the strength of tempered selection; for scores
     on a private validation set it may be given as the ε that its records pay. `search` is that of `Plan.at`.
     """
+    Portfolio.require(portfolio)
     known = Utilities.of(portfolio, utility)
     validation = None if known is None else known.validation
+    opened = None if ledger is None else Ledger(ledger)
+    if opened is not None:
+        opened.require_same_data(portfolio)
     question = Question(
         portfolio,
         float(delta),
@@ -154,7 +161,7 @@ def plan(
         with_noise=True,
         progress=progress,
         releasing=partial(_release, opened=ledger),
-        counting=None if ledger is None else partial(release.total_after, Ledger(ledger)),
+        counting=None if opened is None else partial(release.total_after, opened),
     )
     return Plan.of(question, epsilon, search)
 
@@ -189,6 +196,7 @@ def merge(
     only joint release covers. `recipient` is noted in certificate and ledger. `card_template` is a file of
     Markdown for README.md: the certified section replaces its line `<!-- dpmerge:certified -->`; its YAML header is kept.
     """
+    Portfolio.require(portfolio)
     chosen = release.choose(
         portfolio,
         rule,
@@ -291,6 +299,8 @@ def verify(
     public base model, and `method` the user's own function, that the merge was made with. The guarantee is computed again for
     `seconds` at most. `left_out` says what the verdict does not speak of.
     """
+    if portfolio is not None:
+        Portfolio.require(portfolio)
     return release.verify(
         Path(folder),
         portfolio=portfolio,

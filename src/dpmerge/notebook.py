@@ -42,7 +42,7 @@ def frame(rows: Iterable[Mapping[str, object]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError:
-        raise MissingLibrary("a frame needs pandas, which is not installed: pip install pandas") from None
+        raise MissingLibrary("a frame needs pandas: install dpmerge[notebook]") from None
     return DataFrame(list(rows))
 
 
@@ -85,8 +85,8 @@ def amounts(label: str) -> Callable[[int, int], None] | None:
         return None
 
     def tell(done: int, total: int) -> None:
-        shown.total, shown.n = total, done
-        shown.refresh()
+        shown.total = total
+        shown.update(done - shown.n)  # shown some ten times a second at most: blocks of tensors come by the thousand
         if done >= total:
             shown.close()
 

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpmerge.errors import DpmergeError
+from dpmerge.errors import DpmergeError, MissingLibrary
 
 LABORATORY = "more come with the laboratory, which is installed from dpmerge's repository"
 T = TypeVar("T")
@@ -72,7 +72,16 @@ def call(name: str, function: Callable[..., T], *arguments: Any, error: type[Dpm
 
 def added(group: str) -> dict[str, str]:
     """Tables that installed packages add to the entry-point group `dpmerge.GROUP`: name → `module:function`."""
-    return {name: where for point in entry_points(group=f"dpmerge.{group}") for name, where in point.load().items()}
+    found: dict[str, str] = {}
+    for point in entry_points(group=f"dpmerge.{group}"):
+        try:
+            found |= point.load()
+        except Exception as fault:
+            package = "a package" if point.dist is None else f"the package {point.dist.name}"
+            raise MissingLibrary(
+                f"{package}, which adds {group} to dpmerge, cannot be loaded: {told(fault)}; install it anew, or uninstall it"
+            ) from fault
+    return found
 
 
 def find(name: str, group: str, what: str, error: type[DpmergeError]) -> Callable[..., Any]:

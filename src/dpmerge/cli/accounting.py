@@ -127,7 +127,8 @@ def _account_alone(portfolio: Path, delta: float, granted: Granted, json: bool) 
     for text in (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models)):  # once, for all models
         echo(f"assuming: {text}")
     last = rules.assumed_by((entry["model"], entry["last_iterate_assumptions"]) for entry, _ in found.values())
-    printed = (*rules.THEOREMS["single-run"].assumptions, *rules.about_records(loaded.models))
+    each = (text for model in loaded.models for text in rules.about_records([model]))  # generators are named for all at once
+    printed = (*rules.THEOREMS["single-run"].assumptions, *each)
     for text, names in last.items():
         if text not in printed:
             echo(f"assuming, for last only [{', '.join(names)}]: {text}")

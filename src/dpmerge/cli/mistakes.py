@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from dpmerge.errors import DpmergeError, MissingRecord, one_line
+from dpmerge.errors import DpmergeError, LedgerError, MissingRecord, one_line
 
 # The parent of Typer's exported error: its own, or click's in older versions.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -25,6 +25,8 @@ def own_words(error: DpmergeError, context: Any) -> Iterator[str]:
         yield f"(on the command line: {', '.join(named)})"
     if isinstance(error, MissingRecord) and error.folder is not None:
         yield f"(on the command line: dpmerge record new {shlex.quote(str(error.folder))})"
+    if isinstance(error, LedgerError) and str(error).endswith("no such ledger; make one first"):
+        yield "(on the command line: dpmerge ledger new)"
     place, out = (context.params.get(name) for name in ("portfolio", "out"))
     if place is not None and out is not None and not Path(place).is_dir() and any(Path(out).glob("*/record.json")):
         yield f"({out}, given as --out, is a portfolio: are the two swapped?)"
@@ -49,6 +51,7 @@ def in_one_line(error: Exception, debug: bool = False) -> str:
 
 def _usage(error: Any) -> str:
     text = str(error.format_message())
+    text = re.sub(r"\. Choose from:\s+(.+)", lambda found: f": one of {' '.join(found[1].split())}", text, flags=re.DOTALL)
     if "\n" in text:  # the help of a group, given without a command
         return text
     text = re.sub(r" \(Possible options: (.*)\)", r"; did you mean \1?", text).replace("Value error, ", "")

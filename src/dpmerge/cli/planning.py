@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -82,11 +82,10 @@ def plan(
         told = {"advice": [one.as_dict() for one in advice], **({} if ledger is None else {"free": free})}
         print_json({**found.as_dict(), **told})
     else:
-        print_lines("", (ladder["text"] for ladder in free))
-        _print(found, portfolio, ledger, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}")
+        _print(found, portfolio, ledger, f"target ({epsilon:g}, {delta:g}), {found.provenance}: {found.source}", free)
 
 
-def _print(found: Plan, portfolio: Path, ledger: str | None, title: str) -> None:
+def _print(found: Plan, portfolio: Path, ledger: str | None, title: str, free: Sequence[Mapping[str, Any]]) -> None:
     rows = [option.row() for option in found.options]
     table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
     print_warnings(found.warnings)
@@ -99,6 +98,7 @@ def _print(found: Plan, portfolio: Path, ledger: str | None, title: str) -> None
     else:
         assert best.guarantee is not None
         echo(f"best: {best.rule}, {THEOREMS[best.guarantee.theorem].title}, {best.standing}")
+    print_lines("", (ladder["text"] for ladder in free))  # what the budget allows besides
     if found.assumptions:
         print_whose_assumptions(found.assumptions)
     if any(one.utility_kind == "interpolated" for one in found.options):

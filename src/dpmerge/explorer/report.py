@@ -66,7 +66,14 @@ def report(
     cards = state.models(asked.delta)
     accounting = state.accounting
     known = dpmerge.plan(
-        portfolio, epsilon=0.0, delta=asked.delta, utility=utility, rules=PLANNED, accounting=accounting, search=()
+        portfolio,
+        epsilon=0.0,
+        delta=asked.delta,
+        utility=utility,
+        rules=PLANNED,
+        accounting=accounting,
+        search=(),
+        ledger=ledger,
     )
     targets, chosen = _targets(asked.epsilons, known)
     plans = []

@@ -54,7 +54,13 @@ def aloud(plan: Plan) -> list[str]:
     """The best release for the plan's target as sentences that a privacy officer can read aloud."""
     target, best = f"ε = {plan.epsilon:g} and δ = {significant(plan.delta, 3)}", plan.best
     if best is None or best.guarantee is None:
-        return [f"Nothing that is known so far may be released for {target}."]
+        nothing = f"Nothing that is known so far may be released for {target}."
+        totals = [option.total.epsilon for option in plan.options if option.total is not None]
+        if not totals:
+            return [nothing]
+        return [
+            f"{nothing} What meets it exceeds the budget: all releases together would have ε = {round_up(min(totals))} or more."
+        ]
     found = best.guarantee
     standing = "proved, under the assumptions listed here" if found.standing == "proved" else "conditional: see the assumptions"
     return [

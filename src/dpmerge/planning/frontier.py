@@ -182,6 +182,7 @@ def frontier(
 
     `edge_points` are averages without noise on each edge; by default none where noise at release pays, which then is better.
     """
+    Portfolio.require(portfolio)
     utility = Utilities.of(portfolio, utility)
     targets = check_frontier(delta, epsilons, utility, scorer, edge_points, step)
     progress("each model alone")

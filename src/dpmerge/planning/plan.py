@@ -15,6 +15,7 @@ from dpmerge.planning.advice import Advice, advise
 from dpmerge.planning.noising import why_not_hidden
 from dpmerge.planning.option import Option, OptionRule, Question
 from dpmerge.planning.search import NOT_DRAWN, Search
+from dpmerge.records import ApproxDp
 from dpmerge.rules import Target, about_records, assumed_by, round_down, round_up, whose
 
 if TYPE_CHECKING:
@@ -199,6 +200,9 @@ class Plan:
     def _hint(self, option: Option) -> str:
         """What would make the rule pay."""
         if option.rule == "joint":
+            stated = sum(model.mechanism.delta for model, _ in option.weights.used if isinstance(model.mechanism, ApproxDp))
+            if stated > self.delta:
+                return f": the δ that these records state add up to {stated:g}; ask at a larger δ"
             return ": it counts every step of every model; fewer models would cost less"
         if option.rule == "combination" and option.noiseless:
             return f"; {option.noiseless}"

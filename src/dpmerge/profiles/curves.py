@@ -127,6 +127,33 @@ class RevealedCurve(Curve):
         return min(1.0, found * (1 + 1e-12) + self.failure)
 
 
+@dataclass(frozen=True)
+class PairCurve(Curve):
+    """All that (ε, δ)-DP alone says, in closed form, alike in both directions. At its own ε and above it is δ, not rounded."""
+
+    epsilon: float
+    loss: float
+    failure: float
+
+    def delta(self, epsilon: float) -> float:
+        found = self.loss + self.failure
+        if epsilon < self.epsilon:  # (e^ε₀ − e^ε)/(1 + e^ε₀), and above the rounding of all of it
+            found += (1 - self.loss) * -math.expm1(epsilon - self.epsilon) / (1 + math.exp(-self.epsilon))
+            found *= 1 + 1e-14
+        return min(1.0, found)
+
+    def around(self, delta: float) -> tuple[float, float] | None:
+        """The ε of a δ: above it as far as rounding goes, and never above the pair's own ε, where the search would end too."""
+        spare = delta - self.failure - self.loss
+        if spare < 0:
+            return None
+        share = spare / (1 - self.loss) * (1 + math.exp(-self.epsilon))
+        if share >= 1:
+            return None
+        found = self.epsilon + math.log1p(-share)
+        return (found * (1 - 1e-10), min(found * (1 + 1e-10), self.epsilon)) if found > 0 else None
+
+
 class RenyiCurve(Curve):
     """δ from Rényi divergences at a fixed set of orders, for laws without a loss distribution."""
 
@@ -174,7 +201,9 @@ class MixtureCurve(Curve):
         return max(curve.lowest for _, curve in self.parts)
 
     def delta(self, epsilon: float) -> float:
-        return sum(weight * curve.delta(epsilon) for weight, curve in self.parts)
+        """Rounding must not put the sum above what every part stays below: (ε, δ) pairs are asked about at their own δ."""
+        deltas = [curve.delta(epsilon) for _, curve in self.parts]
+        return min(sum(weight * delta for (weight, _), delta in zip(self.parts, deltas, strict=True)), max(deltas))
 
     def noise(self, epsilon: float) -> float:
         return sum(weight * curve.noise(epsilon) for weight, curve in self.parts)

@@ -36,7 +36,7 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
     """
     if delta_at(lower) <= delta:
         return lower
-    upper = max(upper, lower + 1e-12)
+    upper = max(upper, lower * (1 + 1e-12), 1e-12)
     while delta_at(upper) > delta:
         if upper > 1e6:
             return math.inf
@@ -46,7 +46,9 @@ def smallest_epsilon(delta_at: Callable[[float], float], delta: float, upper: fl
 
     def gap(epsilon: float) -> float:
         value = delta_at(epsilon)
-        return math.log(value / delta) if value > 0 else -800.0
+        if value <= 0:
+            return -800.0
+        return math.log(value / delta) or -1e-300  # where the bound is flat at δ, the search goes on to the left
 
     found = root(gap, lower, upper, 1e-11 * max(1e-3, upper))
     step = 1e-12 * max(1e-3, found)

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpmerge.errors import GridTooLarge, UnsupportedMechanism
 from dpmerge.profiles.compose import ComposedLoss, compose
-from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, RenyiCurve, RevealedCurve, ShiftCurve
+from dpmerge.profiles.curves import Curve, GaussianCurve, LeastCurve, PairCurve, RenyiCurve, RevealedCurve, ShiftCurve
 from dpmerge.profiles.formulas import TILTS, Conversion, epsilon_from_renyi
 from dpmerge.profiles.grids import DIRECTIONS, Direction, FloatArray, SizedCache, accuracy, closed_forms, spend
 from dpmerge.profiles.law import MAX_SHIFT, Law, LossPmf
@@ -204,6 +204,8 @@ class Profile:
             return GaussianCurve(0.0, self.failure)
         if closed_forms() and len(self.factors) == 1 and isinstance(self.factors[0][0], GaussianLaw):
             return GaussianCurve(self.factors[0][0].mu * math.sqrt(self.factors[0][1]), self.failure)
+        if closed_forms() and self.steps == 1 and isinstance(self.factors[0][0], ApproxDpLaw):
+            return PairCurve(self.factors[0][0].epsilon, self.factors[0][0].delta, self.failure)
         if self.is_one_shift:
             law = self.factors[0][0]
             assert isinstance(law, ShiftMixture)

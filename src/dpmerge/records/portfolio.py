@@ -53,6 +53,14 @@ class Portfolio:
         check_checkpoints(self.models)
         places(self.models)  # refuses parts that contradict each other
 
+    @classmethod
+    def require(cls, given: object) -> None:
+        """Refuse what was given in a portfolio's place: its folder, or another argument."""
+        if isinstance(given, str | Path):
+            raise PortfolioError(f"a Portfolio is due, not the path of one; read it first: dpmerge.Portfolio({str(given)!r})")
+        if not isinstance(given, cls):
+            raise PortfolioError(f"a Portfolio is due, not a {type(given).__name__}: are two arguments swapped?")
+
     def __iter__(self) -> Iterator[Model]:
         return iter(self.models)
 
@@ -131,6 +139,8 @@ class Weights:
     @classmethod
     def over(cls, portfolio: Portfolio, given: Mapping[str, float]) -> Weights:
         """Refuse unknown names, values outside [0, 1] and sums away from 1."""
+        if not isinstance(given, Mapping):
+            raise WeightsError(f"weights are given by name, {{{portfolio.names[0]!r}: 1.0}}, not as a {type(given).__name__}")
         portfolio.require_names(given, WeightsError)
         for name, value in given.items():
             if not math.isfinite(value) or value < 0:
@@ -187,6 +197,8 @@ def _model_folders(portfolio: Path) -> tuple[list[Path], tuple[str, ...]]:
             raise PortfolioError(f"{portfolio}: is one model; a portfolio is the folder around it")
         if seen == "a release":
             raise PortfolioError(f"{portfolio}: is a release, not a portfolio, which has one sub-folder for each model")
+        if any(_TENSORS.fullmatch(path.name.lower()) for path in portfolio.glob("*")):
+            raise PortfolioError(f"{portfolio}: holds one model, without a record.json; a portfolio is the folder around it")
         also = f" ({', '.join(map(repr, passed_over))}: neither a record.json nor tensors)" if passed_over else ""
         raise PortfolioError(f"{portfolio}: no models here; each sub-folder with a record.json is one{also}")
     if passed_over:

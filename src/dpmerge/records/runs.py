@@ -135,14 +135,14 @@ def require_independent(models: tuple[Model, ...]) -> tuple[str, ...]:
 
 
 def _refuse_shared_randomness(models: tuple[Model, ...]) -> None:
-    for stated, word in (("noise_fingerprint", "noise"), ("sampler_fingerprint", "sampling coins")):
+    for stated, word in (("noise_fingerprint", "noise is"), ("sampler_fingerprint", "sampling coins are")):
         seen: dict[str, Model] = {}
         for model in models:
             for fingerprint in _generators(getattr(model.mechanism, stated)):
                 if fingerprint in seen and seen[fingerprint].run != model.run:
                     raise DependentRuns(
                         f"models {seen[fingerprint].name!r} and {model.name!r} are different runs with the same {stated} "
-                        f"{fingerprint!r}: their {word} are not independent, and no bound here holds for them together; "
+                        f"{fingerprint!r}: their {word} not independent, and no bound here holds for them together; "
                         "retrain one with fresh randomness, or use random selection, which needs no independence"
                     )
             seen |= dict.fromkeys(_generators(getattr(model.mechanism, stated)), model)

@@ -135,7 +135,7 @@ def total_after(ledger: Ledger, option: Option) -> Total:
         return found
     total, budget = found.guarantee, ledger.budget
     why = (
-        f"the total of {ledger.name} would be ε = {round_up(total.epsilon)} at δ = {significant(total.delta)}; the budget is "
+        f"the ledger's total would be ε = {round_up(total.epsilon)} at δ = {significant(total.delta)}; the budget is "
         f"ε = {budget.epsilon:g} at δ = {budget.delta:g}"
     )
     return replace(found, why=why)

@@ -48,6 +48,14 @@ _BEGINS = re.compile(r"</?[a-z]", re.IGNORECASE)
 _ENDS = re.compile(
     r"""</?[a-z][a-z0-9-]*(\s+[a-z_:][\w.:-]*(\s*=\s*("[^"\n]*"|'[^'\n]*'|[^\s"'=<>`]+))?)*\s*/?>|<[^\s<>"']+>""", re.IGNORECASE
 )
+# Blocks in which CommonMark reads all up to a blank line as HTML. Only at the margin: nothing around can end them sooner.
+_BLOCK = re.compile(
+    r"</?(p|div|center|details|summary|table|thead|tbody|tr|td|th|h[1-6]|ul|ol|li|dl|dt|dd|figure|figcaption|section|article"
+    r"|aside|nav|header|footer|main|blockquote)(\s|/?>|$)",
+    re.IGNORECASE,
+)
+# A line that may be in parts something else than Markdown and HTML: code, a formula, what an image or a link keeps as text.
+_MIXED = re.compile(r"""[`\\$]|!\[|\]\[|\]\((?![^)<"'(]*\))""")
 _TAG = re.compile(r"""<(?P<closes>/?)(?P<name>[a-z][^\s/>]*)(?:"[^"]*"|'[^']*'|[^>"'])*""", re.IGNORECASE)
 
 
@@ -131,7 +139,8 @@ def certified_section(text: str) -> str:
     inside = "the header" if header is not None and header.end() > len(before) else _hides(before)
     if inside is not None:
         raise CertificateError(
-            f"its certified section is inside {inside}, where a reader may not see it: close or remove that before it"
+            f"its certified section is inside {inside}, where a reader may not see it: close that in a line of HTML alone, or "
+            "move the text to below the section"
         )
     return section
 
@@ -148,8 +157,9 @@ def _hides(before: str) -> str | None:
     if (raw := _RAW.search(before)) is not None:
         return f"{raw[0]}…"
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), before)
-    marks = [(found.start(), found[1].lower(), 1) for found in _OPENS.finditer(before)]
-    marks += _closed(text) & _closed(_only_html(text))
+    paired = _paired(text)
+    marks = [(found.start(), found[1].lower(), 1) for found in _OPENS.finditer(before) if found.start() not in paired]
+    marks += [mark for mark in _closed(text) & _closed(_only_html(text)) if mark[0] not in paired]
     depth: dict[str, int] = {}
     for _, name, change in sorted(marks):
         depth[name] = max(depth.get(name, 0) + change, 0)
@@ -162,24 +172,56 @@ def _hides(before: str) -> str | None:
 
 def _closed(text: str) -> set[tuple[int, str, int]]:
     """Where elements are closed, and which."""
-    return {(found.start(), found["name"].lower(), -1) for found in _TAG.finditer(text) if found["closes"]}
+    return {(found.start(), found["name"].lower(), -1) for found in _TAG.finditer(text) if _closes(found)}
+
+
+def _closes(tag: re.Match[str]) -> bool:
+    """Whether an end tag ends in its line: a > at the beginning of the next one is a quotation to Markdown."""
+    return bool(tag["closes"]) and "\n" not in tag[0] and tag.string[tag.end() : tag.end() + 1] == ">"
+
+
+def _paired(text: str) -> set[int]:
+    """Where elements are opened and closed again in one line that is wholly HTML or wholly not: either way none stays open."""
+    found: set[int] = set()
+    start = 0
+    for line in text.split("\n"):
+        opened: dict[str, list[int]] = {}
+        for tag in () if _MIXED.search(line) else _TAG.finditer(line):
+            name, place = tag["name"].lower(), start + tag.start()
+            if not tag["closes"]:
+                opened.setdefault(name, []).append(place)
+            elif opened.get(name) and _closes(tag):
+                found |= {opened[name].pop(), place}
+        start += len(line) + 1
+    return found
 
 
 def _only_html(text: str) -> str:
-    """The text with blanks for lines in which a tag may be code, or stand for itself."""
-    fence, kept = "", []
+    """The text with blanks for lines in which a tag may be code, or stand for itself.
+
+    Lines of HTML begin at the margin after a blank one, or follow one: code, and what a link keeps as text, may go over lines.
+    """
+    fence, block, follows = "", False, True
+    kept: list[str] = []
     for line in text.split("\n"):
         fence = _fence_after(line, fence)
-        plain = not fence and re.match(r" {0,3}<", line) and not re.search(r"[`\\]", line)
-        kept.append(line if plain else " " * len(line))
+        block = not fence and bool(line.strip()) and (block or _BLOCK.match(line) is not None)
+        begins = line.startswith("<") or (bool(kept) and kept[-1].strip() != "" and line.lstrip().startswith("<"))
+        html = not fence and (not re.search(r"[`\\]", line) if block else follows and begins and not _MIXED.search(line))
+        kept.append(line if html else " " * len(line))
+        follows = html or not line.strip()
     return "\n".join(kept)
 
 
 def _open_block(text: str) -> bool:
-    """Whether a block of code is still open at the end."""
-    fence = ""
+    """Whether a block of code may be open at the end. One that began indented may be an item's of a list, and end with it."""
+    fence, indented = "", False
     for line in text.split("\n"):
-        fence = _fence_after(line, fence)
+        if fence and indented and line[:1].strip():
+            return True  # then the next fence would begin a block, not end this one
+        before, fence = fence, _fence_after(line, fence)
+        if not before:
+            indented = line.startswith(" ")
     return bool(fence)
 
 

@@ -38,7 +38,7 @@ from dpmerge.release.renoise import check_rounding
 from dpmerge.release.signing import signed_by
 from dpmerge.release.uncovered import elsewhere, uncovered
 from dpmerge.rules import THEOREMS, Guarantee, Rule, round_up, significant
-from dpmerge.tensors import file_inside, read_inside
+from dpmerge.tensors import LFS_POINTER, file_inside, read_inside
 
 _SAME = 1e-6  # what processors may differ by on the same path
 # How much two grids may differ, relatively and near 0; an (ε, δ) pair has its loss at two points, which a grid rounds up.
@@ -83,7 +83,8 @@ def verify(
         return verdict
     faults = certificate.faults()
     if not faults and certificate.file() != content:
-        faults.append(f"{NAME} was edited: it says the same, but not in the bytes that were written")
+        hint = _by_git(path, sha256(certificate.file()))
+        faults.append(f"{NAME} was edited: it says the same, but not in the bytes that were written{hint}")
     verdict.note(faults, "the certificate has the hash it states")
     _check_signature(certificate, trust, verdict)
     readable = _check_outputs(folder, certificate, strict, verdict)
@@ -144,7 +145,7 @@ def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict
             unreadable.append(str(fault).removeprefix(f"{folder}: "))
             continue
         if verdict.digest(path) not in (digest, None):
-            faults.append(f"{name} was changed: it does not have the hash certified{_line_ends(path, digest)}")
+            faults.append(f"{name} was changed: it does not have the hash certified{_by_git(path, digest)}")
     covered = {NAME, CARD, *certificate.outputs}
     more, warnings, verdict.uncovered = uncovered(folder, covered)
     faults_of_config, warnings_of_config = elsewhere(folder, covered)
@@ -156,9 +157,14 @@ def _check_outputs(folder: Path, certificate: Certificate, strict: bool, verdict
     return not unreadable
 
 
-def _line_ends(path: Path, digest: str) -> str:
-    """A hint where git has turned the line ends of a text into those of its system."""
-    if path.stat().st_size > MOST_BYTES or sha256(path.read_bytes().replace(b"\r\n", b"\n")) != digest:
+def _by_git(path: Path, digest: str) -> str:
+    """A hint where git has turned the line ends of a text into those of its system, or left a pointer in a file's place."""
+    if path.stat().st_size > MOST_BYTES:
+        return ""
+    found = path.read_bytes()
+    if found.startswith(LFS_POINTER):
+        return "; it is a pointer of Git LFS in the file's place; git lfs pull fetches the file"
+    if sha256(found.replace(b"\r\n", b"\n")) != digest:
         return ""
     return "; only its line ends were converted (git's core.autocrlf does that: turn it off, and check it out again)"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from dpmerge.errors import TargetError, UtilityError
 from dpmerge.profiles import Conversion, ShuffleAsPoisson, grids_of_accuracy
-from dpmerge.records import Weights
+from dpmerge.records import Weights, meant
 from dpmerge.rules.arithmetic import Arithmetic
 from dpmerge.rules.combination import Combination
 from dpmerge.rules.guarantee import By, Guarantee, Rule
@@ -79,7 +79,9 @@ def require_covered(rule: str, provenance: str) -> None:
 
 
 def require_used(rule: str, assume_smoothness: float | None, kappa: float | None) -> None:
-    """Refuse what has no meaning for the rule, and a tempered draw without its strength."""
+    """Refuse an unknown rule, what has no meaning for the rule, and a tempered draw without its strength."""
+    if rule not in (known := get_args(RuleName)):
+        raise TargetError(f"no rule is named {rule!r}; there are {', '.join(known)}{meant(rule, known)}")
     if assume_smoothness is not None and rule != "combination":
         raise TargetError(f"assume_smoothness has no meaning for {rule}: only linear combination uses it")
     if (rule == "tempered") != (kappa is not None):

@@ -202,6 +202,7 @@ def compare(
     the average at its release, in a row of its own. With both ε and δ every row answers ε at this δ, and one more row has the
     least noise with which the average meets them.
     """
+    Portfolio.require(portfolio)
     require_wanted(delta, accounting.any_delta)
     wanted = None if delta is None else epsilon
     if wanted is not None:

@@ -329,7 +329,7 @@ def not_covered(model: Model, members: list[Model]) -> str | None:
     if isinstance(mechanism, Gaussian):
         return None
     if not isinstance(mechanism, DpSgd):
-        return f"a {mechanism.kind} record does not say how the parameters move"
+        return f"a record of kind {mechanism.kind} does not say how the parameters move"
     if mechanism.optimizer != "sgd":
         return f"its optimizer is {mechanism.optimizer!r}; the theorem is about plain SGD (no momentum, decay or projection)"
     if mechanism.clipping not in ("flat", "per-output"):

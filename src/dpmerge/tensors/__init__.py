@@ -26,7 +26,7 @@ from dpmerge.tensors.plan import (
     holds_only_tensors as holds_only_tensors,
     plan_copy as plan_copy,
 )
-from dpmerge.tensors.safetensors_file import FileState as FileState, header_bytes as header_bytes
+from dpmerge.tensors.safetensors_file import LFS_POINTER as LFS_POINTER, FileState as FileState, header_bytes as header_bytes
 from dpmerge.tensors.score import MergedScore as MergedScore, find_evaluator as find_evaluator
 from dpmerge.tensors.stream import coarsest_spacing as coarsest_spacing, require_finite as require_finite
 from dpmerge.tensors.strict_files import file_inside as file_inside, read_inside as read_inside, read_object as read_object

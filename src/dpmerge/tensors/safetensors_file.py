@@ -20,6 +20,7 @@ from dpmerge.tensors.dtypes import DTYPES, Dtype
 from dpmerge.tensors.strict_files import parse_object
 
 _MOST_HELD = 128  # files that stay open
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one which was not fetched
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _MOST_DIMENSIONS = 32  # numpy's limit; also, the product of a million large numbers takes minutes
 _KEYS = {"dtype", "shape", "data_offsets"}
@@ -127,6 +128,8 @@ class SafetensorsFile:
         if self.size < 8:
             raise CheckpointError(f"{self._where}: {self.size} bytes are not a safetensors file")
         length = int.from_bytes(self.bytes(0, 8), "little")
+        if self.bytes(0, min(self.size, len(LFS_POINTER))) == LFS_POINTER:
+            raise CheckpointError(f"{self._where}: is a pointer of Git LFS in the file's place; git lfs pull fetches the file")
         if length > _LONGEST_HEADER or length > self.size - 8:
             raise CheckpointError(
                 f"{self._where}: says its header has {length} bytes, which is impossible; the file is damaged"

@@ -6,12 +6,14 @@ import tempfile
 import warnings
 from contextlib import ExitStack
 from dataclasses import replace
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -53,6 +55,23 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     which `dataset` names. There is no seed: noise that can be drawn again protects nobody.
     """
 
+    # What scikit-learn checks of parameters; ranges that targets and recipes have everywhere are checked there.
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "epsilon": [Real],
+        "delta": [Real],
+        "norm_bound": [Interval(Real, 0, None, closed="neither")],
+        "classes": ["array-like", None],
+        "loss": [StrOptions({*get_args(Loss)}), None],
+        "steps": [Integral],
+        "learning_rate": [Real, None],
+        "rate": [Real, None],
+        "clip": [Real, None],
+        "weight_decay": [Real],
+        "dataset": [str],
+        "folder": [str, Path, None],
+        "ledger": [str, Path, None],
+    }
+
     def __init__(
         self,
         epsilon: float = 1.0,
@@ -86,6 +105,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> PrivateLinearClassifier:
         """Train and release. `record_`, `guarantee_` and `certificate_` say what was done."""
+        self._validate_params()
         ledger = None if self.ledger is None else Ledger(self.ledger)
         rows, labels = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(labels)

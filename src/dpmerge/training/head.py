@@ -7,7 +7,7 @@ and scaled, the bound on their norm, the public network). A release keeps the fi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +46,8 @@ class LinearHead:
     Inputs are rows of features as they were given to the training, before any centring; or images, if a network makes them.
     """
 
-    weight: Array
-    bias: Array
+    weight: Array = field(repr=False)  # a notebook that shows a private model's numbers is as private as they are
+    bias: Array = field(repr=False)
     config: HeadConfig
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dpmerge.errors import CheckpointError, RecordError
 from dpmerge.files import write_private
-from dpmerge.records import Adjacency, Record
+from dpmerge.records import Adjacency, Record, looks_like
 from dpmerge.tensors import open_model
 from dpmerge.training.stated import History, Spans, Stated, spans, stated_record
 
@@ -105,7 +105,8 @@ class StatedModel(Stated):
 def require_unrecorded(folder: Path) -> set[str]:
     """The names of a model's tensors; a folder that holds none, or has a record or a certificate, is refused."""
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; a record stands beside a model's tensors, in the model's folder")
+        what = f"is {seen}" if (seen := looks_like(folder)) else "no such folder"
+        raise CheckpointError(f"{folder}: {what}; a record stands beside a model's tensors, in the model's folder")
     if os.path.lexists(folder / "record.json"):
         raise RecordError(f"{folder / 'record.json'}: exists already; it is never overwritten: remove it if it is wrong")
     if os.path.lexists(folder / "certificate.json"):

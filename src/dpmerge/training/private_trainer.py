@@ -162,7 +162,10 @@ class _Follow(TrainerCallback):
 def _why_not(module: Any, loader: Any, args: TrainingArguments, options: Mapping[str, Any]) -> str | None:
     """What the Trainer would do that a private training must not have."""
     if type(module) not in (GradSampleModule, GradSampleHooks):
-        return f"{type(module).__name__}: the Trainer computes the loss itself; use make_private's mode hooks or functorch"
+        return (
+            f"its module is a {type(module).__name__}; pass what make_private returned, in the mode hooks or functorch: "
+            "in others the Trainer, which computes the loss itself, would not be private"
+        )
     if args.world_size != 1 or args.n_gpu > 1:
         return "it runs in several processes or on several devices; use one"
     if args.gradient_accumulation_steps != 1:

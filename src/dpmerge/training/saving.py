@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Checkpoint:
     """A model after `step` steps, and the record of the run up to there."""
 
     step: int
-    tensors: Tensors
+    tensors: Tensors = field(repr=False)
     record: Record
     config: str | None = None  # the text of config.json, where there is one: public settings only
 

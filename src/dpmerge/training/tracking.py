@@ -54,6 +54,10 @@ def _privacy(what: Recorder | Guarantee | Released | str | Path, delta: float | 
         return _of_release(what.folder)
     if isinstance(what, Guarantee):
         return _of_guarantee(what)
+    if not hasattr(what, "steps"):
+        raise TrainingError(
+            f"privacy cannot be logged of a {type(what).__name__}; pass a recorder, a guarantee, a release or its folder"
+        )
     if delta is None:
         raise TargetError("delta is missing: what a training costs so far is asked at some δ")
     said = _of_guarantee(guarantee_so_far(what, delta))
