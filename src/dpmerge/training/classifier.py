@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils import check_scalar
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -55,23 +55,6 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     which `dataset` names. There is no seed: noise that can be drawn again protects nobody.
     """
 
-    # What scikit-learn checks of parameters; ranges that targets and recipes have everywhere are checked there.
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "epsilon": [Real],
-        "delta": [Real],
-        "norm_bound": [Interval(Real, 0, None, closed="neither")],
-        "classes": ["array-like", None],
-        "loss": [StrOptions({*get_args(Loss)}), None],
-        "steps": [Integral],
-        "learning_rate": [Real, None],
-        "rate": [Real, None],
-        "clip": [Real, None],
-        "weight_decay": [Real],
-        "dataset": [str],
-        "folder": [str, Path, None],
-        "ledger": [str, Path, None],
-    }
-
     def __init__(
         self,
         epsilon: float = 1.0,
@@ -105,7 +88,7 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> PrivateLinearClassifier:
         """Train and release. `record_`, `guarantee_` and `certificate_` say what was done."""
-        self._validate_params()
+        self._check_parameters()
         ledger = None if self.ledger is None else Ledger(self.ledger)
         rows, labels = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(labels)
@@ -138,6 +121,16 @@ class PrivateLinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.certificate_ = None if self.classes is None else made.certificate  # it could not say that labels are public
         self.coef_, self.intercept_ = self._head.weight, self._head.bias
         return self
+
+    def _check_parameters(self) -> None:
+        """Of what kind they are, as scikit-learn's own estimators do. Targets and recipes check ranges, here as everywhere."""
+        check_scalar(self.norm_bound, "norm_bound", Real, min_val=0, include_boundaries="neither")
+        check_scalar(self.steps, "steps", Integral)
+        for name in ("epsilon", "delta", "learning_rate", "rate", "clip", "weight_decay"):
+            if (value := getattr(self, name)) is not None or name in ("epsilon", "delta", "weight_decay"):
+                check_scalar(value, name, Real)
+        if self.loss not in (known := (*get_args(Loss), None)):
+            raise ValueError(f"loss is {self.loss!r}; it must be one of {', '.join(map(str, known))}")
 
     @classmethod
     def load(cls, folder: str | Path, classes: npt.ArrayLike | None = None) -> PrivateLinearClassifier:
