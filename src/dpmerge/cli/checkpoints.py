@@ -27,7 +27,7 @@ WarmUpOption = Annotated[bool, option("ema: limit the decay to (1+t)/(10+t) afte
 
 @options("Average")
 class Averaging:
-    last: LastOption = None
+    last: Annotated[int | None, option("Use this many checkpoints, the last ones: uta needs it, uniform takes all.")] = None
     decay: Annotated[float | None, option("ema: weight of the average so far, e.g. 0.99.")] = None
     new_weight: Annotated[float | None, option("ema: weight of the new checkpoint, e.g. 0.01.")] = None
     warm_up: WarmUpOption = False
