@@ -19,6 +19,7 @@ from tests import builders
 from tests.release_builders import DELTA, dpmerge, on_disk, runs
 from tests.run_builders import STEPS, checkpoint
 from tests.test_cli import dpmerge as by_main
+from tests.test_forks import start_of
 
 
 def of_gaussian(epsilon: float, mu: float) -> float:
@@ -69,6 +70,23 @@ def test_checkpoints_of_one_run_are_pointed_out() -> None:
     above = advised(portfolio, 0.3)["checkpoints"].text
     assert "up to 'step-60'" in above and "which is above 0.3" in above
     assert "keep-checkpoints" in advised(networks(3.0)) and "checkpoints" not in advised(networks(3.0))
+
+
+def test_averages_of_networks_need_one_start() -> None:
+    """Predicted noise prefers an average wherever it fits; from different starts it would be no model."""
+    portfolio = networks(3.0, 5.0)
+    plan = library.plan(portfolio, epsilon=12.0, delta=DELTA)
+    assert plan.best is not None and plan.best.rule == "joint" and len(plan.best.weights.used) == 2
+    found = advised(portfolio, 12.0)["same-start"]
+    assert found.models == ("m0", "m1") and "only if their trainings began at the same parameters" in found.text
+    assert "same-start" not in advised(portfolio, 6.0), "no average fits"
+    of_one_run = Portfolio(tuple(checkpoint(step) for step in STEPS))
+    assert "same-start" not in advised(of_one_run, 12.0)
+    body = builders.dp_sgd("body", sigma=5.0, steps=16)
+    forks = Portfolio(tuple(builders.dp_sgd(name, sigma=5.0, steps=8, starts_from=start_of(body)) for name in "ab"))
+    plan = library.plan(forks, epsilon=20.0, delta=DELTA)
+    assert any(one.feasible and len(one.weights.used) == 2 for one in plan.options), "two runs are averaged"
+    assert "same-start" not in advised(forks, 20.0), "which fork from one checkpoint"
 
 
 def test_where_noise_at_release_pays_nothing_else_is_advised(tmp_path: Path) -> None:

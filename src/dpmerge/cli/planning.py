@@ -39,7 +39,12 @@ from dpmerge.tensors import MergedScore
 PlanRule = StrEnum("PlanRule", ["selection", "combination", "joint", "tempered", "single"])
 
 _AVERAGE = " (dpmerge run average, in a folder that holds the checkpoints of one run)"
-_COMMANDS = {"checkpoints": _AVERAGE, "keep-checkpoints": _AVERAGE, "tempered": " (--kappa, or --validation-epsilon)"}
+_COMMANDS = {
+    "checkpoints": _AVERAGE,
+    "keep-checkpoints": _AVERAGE,
+    "same-start": " (in Python: dpmerge.training.same_start; then evaluate the average, --candidate)",
+    "tempered": " (--kappa, or --validation-epsilon)",
+}
 
 
 def plan(

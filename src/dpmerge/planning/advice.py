@@ -16,7 +16,7 @@ from dpmerge.planning.option import Option, Question
 from dpmerge.records import LARGEST, DpFtrl, DpSgd, Model, Portfolio, Record
 from dpmerge.rules import Guarantee, build, round_up, significant
 
-Kind = Literal["checkpoints", "keep-checkpoints", "retrain", "tempered"]
+Kind = Literal["checkpoints", "keep-checkpoints", "retrain", "same-start", "tempered"]
 _COARSE = 1e-3  # of the grids of a search; bounds on them are valid
 _CLOSE = 1.003  # by how much a noise multiplier may exceed the least
 _MOST = 2.0**12  # times the noise that a recipe has
@@ -41,9 +41,25 @@ def advise(question: Question, epsilon: float, options: tuple[Option, ...]) -> t
     hopeless = why_not_hidden(question.portfolio, question.accounting)
     networks = [model for model in question.portfolio.models if model.name in hopeless and model.covers_iterates]
     fits = {one.weights.used[0][0].name for one in options if one.rule == "single" and one.feasible}
-    found = [*_averages(question, epsilon, networks), *_tempered(question)]
+    found = [*_same_start(networks, options), *_averages(question, epsilon, networks), *_tempered(question)]
     again = None if question.looked else _retrained(question, epsilon, [one for one in networks if one.name not in fits])
     return (*found, *(() if again is None else (again,)))
+
+
+def _same_start(networks: list[Model], options: tuple[Option, ...]) -> Iterator[Advice]:
+    """Any average has less noise, which is all that predicted utilities know; it may still be no model (docs/results.md)."""
+    for option in options:
+        averaged = [model for model, _ in option.weights.used if model in networks]
+        starts = {model.start.name if model.start is not None else model.run for model in averaged}
+        if option.rule in ("combination", "joint") and option.feasible and len(starts) > 1:
+            names = tuple(model.name for model in averaged)
+            yield Advice(
+                "same-start",
+                f"average {', '.join(map(repr, names))} only if their trainings began at the same parameters, which records do "
+                "not say: networks averaged from different ones were up to 8 points of accuracy below a draw of them",
+                names,
+            )
+            return
 
 
 def _averages(question: Question, epsilon: float, networks: list[Model]) -> Iterator[Advice]:
