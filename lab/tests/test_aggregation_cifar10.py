@@ -22,7 +22,8 @@ KEPT = Path(__file__).parent.parent / "results" / "aggregation-cifar10"
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_kept_runs_have_the_least_noise_for_their_epsilon(name: str) -> None:
-    setting, mechanisms = SETTINGS[name], set()
+    setting, mechanisms, own = SETTINGS[name], set(), []
+    names = ("run", "noise_fingerprint", "sampler_fingerprint")
     for path in KEPT.glob(f"{name}-*.json"):
         held = json.loads(path.read_text())
         record = Record.parse(json.dumps(held["record"]))
@@ -31,8 +32,10 @@ def test_kept_runs_have_the_least_noise_for_their_epsilon(name: str) -> None:
         assert record.mechanism.steps == setting.steps
         assert record.mechanism.noise_multiplier == setting.noise_multiplier
         assert (record.mechanism.optimizer == "sgd") is (not setting.shifting and setting.copies == 1)
-        mechanisms.add(record.mechanism.model_dump_json())
+        mechanisms.add(record.mechanism.model_dump_json(exclude={*names}))
+        own.append(tuple(getattr(record.mechanism, one) for one in names))
     assert len(mechanisms) == 1  # all runs of a setting have one guarantee
+    assert all(len(set(column)) == len(own) for column in zip(*own, strict=True))  # and each its own randomness
 
     def epsilon(sigma: float) -> float:
         mechanism = record.mechanism.model_copy(update={"noise_multiplier": sigma})

@@ -85,7 +85,7 @@ def test_the_picture_can_be_drawn() -> None:
 def test_kept_numbers_are_enough_for_their_pictures() -> None:
     kept = RESULTS.parent
     drawn = dict(redraw.pictures(kept))
-    assert len(drawn) == 17 and all(path.exists() and describe(document).panels for path, document in drawn.items())
+    assert len(drawn) == 19 and all(path.exists() and describe(document).panels for path, document in drawn.items())
     table = describe(drawn[kept / "aggregation-mnist" / "aggregation-mnist-table.png"]).panels[0]
     assert table.categories == list(METHODS)
     scenarios = describe(redraw.soundness(kept)).panels[0].categories
