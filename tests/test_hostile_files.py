@@ -246,16 +246,21 @@ def test_numbers_and_texts_that_no_float_or_file_can_hold(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of open files are Unix'")
 def test_more_shards_than_a_process_may_open(tmp_path: Path) -> None:
-    """Three models of 150 files each, and as many written, with 200 descriptors."""
+    """Three models of 150 files each, and as many written, with 200 descriptors, of which others hold many."""
     shards = [{f"t{number}": np.full(2, number / 1000, np.float32)} for number in range(150)]
     models = {name: sharded(tmp_path / name, *shards) for name in "abc"}
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = [os.open(tmp_path, os.O_RDONLY)]
+    while others[-1] < 150:  # the smallest number that is free
+        others.append(os.open(tmp_path, os.O_RDONLY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
     try:
         merge_models(models, {"a": 0.25, "b": 0.25, "c": 0.5}, tmp_path / "out")
         assert not verify_combination(models, {"a": 0.25, "b": 0.25, "c": 0.5}, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in others:
+            os.close(descriptor)
 
 
 def test_a_file_that_is_not_held_open_must_stay_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

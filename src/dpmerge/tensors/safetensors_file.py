@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from dpmerge.errors import CheckpointError
 from dpmerge.tensors.checkpoint import Header, Tensor, TensorFile
 from dpmerge.tensors.dtypes import DTYPES, Dtype
 from dpmerge.tensors.strict_files import parse_object
 
-_MOST_HELD = 128  # files that stay open
+_MOST_HELD = 256  # descriptors, of whatever, beside which a file stays open
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that stands for one which was not fetched
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 _MOST_DIMENSIONS = 32  # numpy's limit; also, the product of a million large numbers takes minutes
@@ -47,8 +48,6 @@ class SafetensorsFile:
     each, and a process 1024 descriptors.
     """
 
-    _held: ClassVar[set[int]] = set()  # descriptors that stay open, of all models
-
     def __init__(self, path: Path, model: str) -> None:
         self.path = path
         self._where = f"model {model!r}, file {path.name}"
@@ -62,9 +61,9 @@ class SafetensorsFile:
         except BaseException:
             self._close()
             raise
-        if len(self._held) < _MOST_HELD:
-            self._held.add(self._descriptor)
-        else:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_HELD if limit == resource.RLIM_INFINITY else min(_MOST_HELD, limit // 2)
+        if self._descriptor >= most:  # the system gives the smallest number that is free: so many are in use
             self._close()
 
     def _open(self) -> int:
@@ -88,7 +87,6 @@ class SafetensorsFile:
 
     def _close(self) -> None:
         if self._descriptor is not None:
-            self._held.discard(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
 
