@@ -540,7 +540,7 @@ def test_the_second_path_notices_a_grid_that_is_too_kind(tmp_path: Path, monkeyp
 
 
 def mechanisms(adjacency: Adjacency) -> dict[str, Model]:
-    common: dict[str, Any] = {"adjacency": adjacency, "steps": 6, "batch": 50.0}
+    common: dict[str, Any] = {"adjacency": adjacency, "steps": 4, "batch": 50.0}
     made = {
         "full": builders.dp_sgd("full", sigma=6.0, **common),
         "poisson": builders.dp_sgd("poisson", sigma=1.5, sampling=0.05, smoothness=0.1, convex="unclipped", **common),
