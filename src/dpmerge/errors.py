@@ -129,6 +129,10 @@ class LedgerError(DpmergeError):
     """A ledger that cannot be used, or was tampered with."""
 
 
+class MissingLedger(LedgerError):
+    """There is no ledger at the place that was named."""
+
+
 class BudgetExceeded(LedgerError):
     """A release that would pass the declared total."""
 

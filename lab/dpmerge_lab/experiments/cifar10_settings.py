@@ -31,7 +31,7 @@ class Size:
     grid: float = 0.1
 
 
-SMALL = Size(network="cnn")  # the same on a CPU: two and a half minutes a run
+SMALL = Size(network="cnn")  # the same on a CPU: some minutes a run
 QUICK = Size("digits", "small-cnn", 400, 100, 40, 4, (2, 3, 4), 64, 2, 20, 1, 0.5)
 
 

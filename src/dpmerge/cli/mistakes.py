@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from dpmerge.errors import DpmergeError, LedgerError, MissingRecord, one_line
+from dpmerge.errors import DpmergeError, MissingLedger, MissingRecord, one_line
 
 # The parent of Typer's exported error: its own, or click's in older versions.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -25,7 +25,7 @@ def own_words(error: DpmergeError, context: Any) -> Iterator[str]:
         yield f"(on the command line: {', '.join(named)})"
     if isinstance(error, MissingRecord) and error.folder is not None:
         yield f"(on the command line: dpmerge record new {shlex.quote(str(error.folder))})"
-    if isinstance(error, LedgerError) and str(error).endswith("no such ledger; make one first"):
+    if isinstance(error, MissingLedger):
         yield "(on the command line: dpmerge ledger new)"
     place, out = (context.params.get(name) for name in ("portfolio", "out"))
     if place is not None and out is not None and not Path(place).is_dir() and any(Path(out).glob("*/record.json")):

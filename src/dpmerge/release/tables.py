@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from dpmerge.errors import LedgerError
+from dpmerge.errors import LedgerError, MissingLedger
 from dpmerge.files import canonical
 from dpmerge.records import looks_like
 from dpmerge.release.entries import Entry, Row
@@ -116,7 +116,9 @@ def _sqlite(path: str, new: bool) -> Engine:
         raise LedgerError(f"{path}: there is no folder {Path(path).parent}; make it first")
     if not new and not Path(path).is_file():
         seen = looks_like(Path(path))
-        raise LedgerError(f"{path}: is {seen}, not a ledger" if seen else f"{path}: no such ledger; make one first")
+        if seen:
+            raise LedgerError(f"{path}: is {seen}, not a ledger")
+        raise MissingLedger(f"{path}: no such ledger; make one first")
     if new:
         try:
             # SQLite's other files get the mode of this one.
