@@ -12,6 +12,7 @@
     ├── SignatureError     a key that cannot be read or written
     ├── CertificateError   a certificate that cannot be made or read
     ├── LedgerError        a ledger that cannot be used, or was tampered with
+    │   ├── MissingLedger
     │   └── BudgetExceeded     a release that would pass the declared total
     ├── DataError          a data set that is missing or malformed
     ├── ExplorerError      an explorer that cannot be started safely
