@@ -426,6 +426,13 @@ def test_heatmap_panels_are_in_their_places() -> None:
     assert texts == expected
 
 
+def test_heatmaps_may_have_a_title_and_share_a_scale() -> None:
+    usual, named = describe(heatmap()), describe({**heatmap(), "title": "Ours", "reach": [0.001, 1000.0]})
+    assert usual.title.startswith("ε of every merge") and named.title == "Ours"
+    assert (named.colours().low, named.colours().high) == (0.001, 1000.0)
+    assert usual.colours().low > 0.001 and usual.colours().high < 1000
+
+
 def test_ticks_are_round_and_few() -> None:
     for low, high in ((0.15, 11), (0.9, 1.1), (1e-6, 1e6), (0.2, 7.4), (3, 3.3)):
         ticks = style.log_ticks(low, high)

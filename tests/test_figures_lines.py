@@ -62,6 +62,14 @@ def test_png(document: Document, height: int, tmp_path: Path) -> None:
     assert b"tEXt" not in content
 
 
+def test_long_headings_are_written_smaller() -> None:
+    drawn = printed(one(title="Rényi divergences " * 6, subtitle="of a mean and a draw " * 8))
+    inside(drawn)
+    sizes = [float(text.get_fontsize()) for text in drawn.texts[:2]]
+    assert sizes[0] < 14 and sizes[1] < 9.5
+    assert [text.get_fontsize() for text in printed(one()).texts[:2]] == [14, 9.5]
+
+
 def test_the_picture_says_titles_labels_and_standing() -> None:
     texts = printed_texts(several(2, subtitle="below", warning="chosen by looking", caption="how to read"))
     for wanted in ("Several", "below", "chosen by looking", "how to read", "panel 0", "panel 1", "joint, RDP", "both"):

@@ -182,6 +182,15 @@ def test_frontier_on_a_grid_and_without_utilities() -> None:
     assert all("papers' formula" in curve["title"] and len(curve["points"]) == 6 for curve in formula)
 
 
+def test_no_formula_for_checkpoints_of_one_run() -> None:
+    same = {"run": "one", "noise_fingerprint": "n", "sampler_fingerprint": "s"}
+    portfolio = builders.portfolio(*(builders.dp_sgd(f"at-{k}", sigma=20.0, steps=k, **same) for k in (10, 20)))  # type: ignore[arg-type]
+    found = frontier(portfolio, delta=DELTA, epsilons=[1.0, 3.0], step=0.5, run=here, scorer=None)
+    titles = {curve.title for curve in found.curves}
+    assert "linear combination" in titles and not any("formula" in title for title in titles)
+    assert not any("formula" in rule for rules in found.assumptions.values() for rule in rules)
+
+
 def heads() -> Portfolio:
     """Convex models of one recipe, and one with larger clips: full batches, so that everything has a closed form."""
     common = {"steps": 25, "eta": 1.0, "batch": 10.0, "smoothness": 0.5, "convex": "glm"}

@@ -25,11 +25,12 @@ def picture(heatmap: Heatmap) -> Picture:
     columns = ["triangle", "standing", "smallest ε", "at", "largest finite ε", "at", "points without finite ε"]
     rows = [_extremes(triangle, surface.standing) for triangle, surface in zip(triangles, ordered, strict=True)]
     return Picture(
-        title=f"ε of every merge of three models at {at}",
+        title=heatmap.title or f"ε of every merge of three models at {at}",
         subtitle=f"{heatmap.adjacency} neighbours · weights in steps of {heatmap.step:g}",
         warning=heatmap.warning,
         triangles=triangles,
         colour_label=f"ε at {at}",
+        colour_reach=list(heatmap.reach),
         step=heatmap.step,
         how_to_read=HOW_TO_READ,
         tables=[Table(heading="The extremes", caption="of each triangle", columns=columns, rows=rows)],

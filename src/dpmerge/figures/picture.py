@@ -302,6 +302,7 @@ class Picture(Form):
     panels: list[Panel] = []
     triangles: list[Triangle] = []
     colour_label: str = ""
+    colour_reach: list[Positive] = []  # the scale of colours goes at least so far
     step: Positive = 0.05  # between neighbouring points of a triangle
     how_to_read: str = (
         "Lines with one name belong to one method, in every panel. What is dotted and hollow is conditional: it holds only "
@@ -330,7 +331,8 @@ class Picture(Form):
 
     def colours(self) -> Axis:
         """The common colour scale of all triangles, logarithmic if the values span more than a factor of ten."""
-        values = [value for triangle in self.triangles for value in triangle.values if value is not None] or [0.0, 1.0]
+        shown = [value for triangle in self.triangles for value in triangle.values if value is not None]
+        values = [*shown, *self.colour_reach] or [0.0, 1.0]
         low, high = min(values), max(values)
         positive = min((value for value in values if value > 0), default=1.0)
         if high > 10 * positive:  # an ε of 0 has the lowest colour

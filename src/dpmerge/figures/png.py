@@ -83,14 +83,23 @@ def _write_headings(drawn: Figure, picture: Picture) -> float:
     """Title, subtitle and warning; returns where the axes may end, as a share of the height."""
     width, height = drawn.get_size_inches()
     y = height - 0.38
-    drawn.text(_RIGHT / width, y / height, style.short(picture.title, 95), fontsize=14, fontweight="bold", color=style.INK)
+    _write(drawn, y / height, style.short(picture.title, 110), fontsize=14, fontweight="bold", color=style.INK)
     if picture.subtitle:
         y -= 0.25
-        drawn.text(_RIGHT / width, y / height, style.short(picture.subtitle, 140), fontsize=9.5, color=style.QUIET)
+        _write(drawn, y / height, style.short(picture.subtitle, 160), fontsize=9.5, color=style.QUIET)
     for line in textwrap.wrap(picture.warning or "", 125, max_lines=4, placeholder=" …"):
         y -= 0.22
         drawn.text(_RIGHT / width, y / height, line, fontsize=9.5, fontweight="bold", color=style.ALARM)
     return float((y - 0.2) / height)
+
+
+def _write(drawn: Figure, y: float, text: str, *, fontsize: float, **look: Any) -> None:
+    """One line of the headings, in smaller letters where it would not fit."""
+    shown = drawn.text(_RIGHT / _WIDTH, y, text, fontsize=fontsize, **look)
+    room = drawn.bbox.width * (1 - 2 * _RIGHT / _WIDTH)
+    while fontsize > 6 and shown.get_window_extent().width > room:  # widths of letters are rounded: there is no shorter way
+        fontsize -= 0.5
+        shown.set_fontsize(fontsize)
 
 
 def _write_legend(drawn: Figure, picture: Picture) -> float:

@@ -212,6 +212,8 @@ def frontier(
     progress("random selection")
     curves = [] if noised is None else [_with_noise(portfolio, noised, worth, scorer)]
     curves += [_selection(portfolio, worth, targets, delta, accounting, by) for by in MIXTURE_ACCOUNTANTS]
+    if "formula" in accounts and all(one.accounts["formula"].standing == "proved" for one in results.values()):
+        accounts = ("proved",)  # the formula does not apply, as to checkpoints of one run, or says no more
     for account in accounts:
         curves += [_combination(portfolio, worth, results, account, by, titles[account]) for by in MIXTURE_ACCOUNTANTS]
     joint, joint_assumes = _joint(portfolio, worth, delta, accounting)

@@ -72,7 +72,11 @@ class Surface:
 
 @dataclass(frozen=True, repr=False)
 class Heatmap(Drawn):
-    """ε over the simplex of three models' weights: `points` of the simplex, and ε there in every panel."""
+    """ε over the simplex of three models' weights: `points` of the simplex, and ε there in every panel.
+
+    A picture without a `title` says only what it shows. Its colours also reach the ε in `reach`, so that pictures can share
+    one scale.
+    """
 
     delta: float
     adjacency: Adjacency
@@ -82,9 +86,11 @@ class Heatmap(Drawn):
     points: list[list[float]]
     panels: tuple[Surface, ...]
     warning: str | None = None
+    title: str = ""
+    reach: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        return {"kind": "heatmap", **asdict(self), "models": list(self.models)}
+        return {"kind": "heatmap", **asdict(self), "models": list(self.models), "reach": list(self.reach)}
 
     def __repr__(self) -> str:
         return f"Heatmap of {', '.join(self.models)} at δ = {significant(self.delta)}, {len(self.points)} points"
