@@ -1,13 +1,17 @@
-"""`python -m benchmarks.gpu`: private gradients of convolutional networks on a GPU, against Opacus (docs/benchmarks.md).
+"""`python -m benchmarks.gpu [NETWORK …]`: private gradients of networks on a GPU, against Opacus (docs/benchmarks.md).
 
-Needs CUDA, torch and Opacus, and so is none of the benchmarks that `make bench` runs.
+With `--check` only whether they are right, in a minute for each network, most of it to compile: to be run before anything is
+trained with them, which then finds the compiled kernels in the cache. Needs CUDA, torch and Opacus, and so is none of the
+benchmarks that `make bench` runs.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +20,15 @@ from opacus.optimizers import DPOptimizer
 from torch.nn.functional import cross_entropy
 
 from dpmerge_lab.training.networks import resnet18, wide_resnet
-from dpmerge_lab.training.norm_sums import NormSums
+from dpmerge_lab.training.norm_sums import NormSums, Step, traced
 
 BATCH, CHECKED, CLIP = 512, 64, 1.0
+# How each is built, the views of an example, and how many examples the experiments take at once.
+NETWORKS: dict[str, tuple[Callable[[], Any], int, int]] = {
+    "resnet18": (resnet18, 1, 304),
+    "wrn-16-4": (wide_resnet, 1, 528),
+    "wrn-16-4-standardised": (partial(wide_resnet, standardised=True), 4, 528),
+}
 
 
 def rate(work: Callable[[], Any], repeats: int = 8) -> str:
@@ -41,8 +51,53 @@ def tensor_float(on: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
 
 
+def pictures(count: int, copies: int) -> tuple[Any, Any]:
+    """Noise that is smooth, as images are: pure noise makes the first layers' gradients a matter of rounding."""
+    coarse = torch.randn(count * copies, 3, 4, 4, device="cuda")
+    labels = torch.randint(0, 10, (count,), device="cuda").repeat_interleave(copies)
+    return torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic"), labels
+
+
+def check(name: str, network: Any, copies: int, size: int) -> None:
+    """End with an error where the sums are not those of the examples' gradients."""
+    x, y = pictures(CHECKED, copies)
+    tensor_float(False)
+    plain = NormSums(network)(x, y, CLIP, copies)
+    if copies == 1:  # Opacus has no rule for standardised filters
+        fresh: Any = GradSampleModule(copy.deepcopy(network))
+        cross_entropy(fresh(x), y, reduction="sum").backward()
+        gradients = [parameter.grad_sample.double() for parameter in fresh.parameters()]
+        norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
+        wanted = [torch.tensordot((0.99999 * CLIP / norms).clamp_max(1.0), one, dims=1) for one in gradients]
+        report(name, "without kernels, to Opacus'", apart(plain, wanted), 1e-5)
+    given = [x, y, torch.ones(CHECKED, dtype=torch.bool, device="cuda"), torch.full((), CLIP, device="cuda").double()]
+    step = Step(network, half=False, by_kernels=True)
+    by_kernels = traced(step, given)(step.parameters_now(), *given)
+    # Normalisation is rounded differently, and at a few places among millions a ReLU opens or closes by that.
+    report(name, "by kernels in single precision", apart(by_kernels, plain), 1e-3)
+    half = NormSums(network, half=True, compiled=True, size=size)
+    pairs = [(a, b) for a, b in zip(half(x, y, CLIP, copies), plain, strict=True) if b.norm() > 1e-3 * flat(plain).norm()]
+    least = min(float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in pairs)
+    report(name, "compiled in bfloat16, one less the least cosine of a parameter's sum", 1 - least, 0.3)
+    alone = torch.stack([flat(half(x[i : i + copies], y[i : i + copies], 0.01, copies)) for i in range(0, len(x), copies)])
+    together = flat(half(x, y, 0.01, copies))
+    report(name, "by how much an example exceeds the clip there", float(alone.norm(dim=1).max()) / 0.01 - 1, 0.0)
+    report(name, "the sum there to those of each alone", float((together - alone.sum(0)).norm()) / (0.01 * CHECKED), 1e-5)
+
+
+def apart(found: list[Any], wanted: list[Any]) -> float:
+    return float((flat(found) - flat(wanted)).norm() / flat(wanted).norm())
+
+
+def report(name: str, what: str, error: float, most: float) -> None:
+    print(f"{name}: {what}: {error:.1e} (at most {most:g})", flush=True)
+    if not error <= most:
+        sys.exit("error: these gradients are wrong; train nothing with them")
+
+
 def measure(name: str, network: Any) -> None:
-    x, y = torch.randn(BATCH, 3, 32, 32, device="cuda"), torch.randint(0, 10, (BATCH,), device="cuda")
+    """How many examples a second."""
+    x, y = pictures(BATCH, 1)
     opacus: Any = GradSampleModule(copy.deepcopy(network))
     inner = torch.optim.SGD(opacus.parameters(), lr=0.1)
     optimizer = DPOptimizer(inner, noise_multiplier=1.0, max_grad_norm=CLIP, expected_batch_size=BATCH)
@@ -64,21 +119,15 @@ def measure(name: str, network: Any) -> None:
         print(f"NormSums {rate(lambda: plain(x, y, CLIP))} examples a second", flush=True)
     tensor_float(False)
     print(f"{name}, compiled, bfloat16: NormSums {rate(lambda: half(x, y, CLIP))} examples a second", flush=True)
-    alone = torch.stack([flat(half(x[i : i + 1], y[i : i + 1], 0.01)) for i in range(CHECKED)])
-    apart = (flat(half(x[:CHECKED], y[:CHECKED], 0.01)) - alone.sum(0)).norm() / (0.01 * CHECKED)
-    most = float(alone.norm(dim=1).max()) / 0.01
-    print(f"  one example moves the sum by at most {most:.6f} clips; sums add up to {float(apart):.1e}")
-    fresh: Any = GradSampleModule(copy.deepcopy(network))
-    cross_entropy(fresh(x[:CHECKED]), y[:CHECKED], reduction="sum").backward()
-    gradients = [parameter.grad_sample.double() for parameter in fresh.parameters()]
-    norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
-    wanted = flat([torch.tensordot((0.99999 * CLIP / norms).clamp_max(1.0), one, dims=1) for one in gradients])
-    error = (flat(plain(x[:CHECKED], y[:CHECKED], CLIP)) - wanted).norm() / wanted.norm()
-    print(f"  in single precision the sum differs from Opacus' by {float(error):.1e} of its length", flush=True)
 
 
 if __name__ == "__main__":
     print(torch.__version__, torch.cuda.get_device_name())
-    for called, build in (("ResNet-18", resnet18), ("WRN-16-4", wide_resnet)):
+    asked = [one for one in sys.argv[1:] if one != "--check"] or list(NETWORKS)
+    for called in asked:
+        build, views, at_once = NETWORKS[called]
         torch.manual_seed(0)
-        measure(called, build().to("cuda"))
+        built = build().to("cuda")
+        check(called, built, views, at_once)
+        if "--check" not in sys.argv and views == 1:
+            measure(called, built)

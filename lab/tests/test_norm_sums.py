@@ -14,8 +14,9 @@ from torch import nn  # noqa: E402
 
 from dpmerge.datasets import NORM_MARGIN  # noqa: E402
 from dpmerge.errors import TrainingError  # noqa: E402
+from dpmerge_lab.training import fused, norm_sums  # noqa: E402
 from dpmerge_lab.training.augmentation import Augmentation  # noqa: E402
-from dpmerge_lab.training.networks import StandardisedConvolution, from_seed, mlp, small_cnn, wide_resnet  # noqa: E402
+from dpmerge_lab.training.networks import StandardisedConvolution, from_seed, mlp, resnet18, small_cnn, wide_resnet  # noqa: E402
 from dpmerge_lab.training.norm_sums import NormSums  # noqa: E402
 from dpmerge_lab.training.private_sgd import clipped_sums  # noqa: E402
 
@@ -75,6 +76,56 @@ def test_filters_that_are_standardised(copies: int) -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+def resnet_in_small() -> Any:
+    """Its first two blocks: a normalisation before a ReLU, and one before a sum."""
+    return nn.Sequential(*list(resnet18().children())[:5], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize(
+    ("build", "rectified"),
+    [(lambda: wide_resnet(10, 1, standardised=True), 7), (lambda: wide_resnet(10, 1), 7), (resnet_in_small, 3)],
+    ids=["standardised", "wrn", "resnet"],
+)
+def test_what_is_traced_for_a_gpu_gives_the_same_sums(build: Callable[[], Any], rectified: int, copies: int) -> None:
+    """The program with its kernels in place; on a CPU torch's own operations stand for each kernel."""
+    network = from_seed(build, 1).double()
+    x, y = pictures(4 * copies, torch.float64)
+    given = [x[:, :, :16, :16], y[:4].repeat_interleave(copies), torch.tensor([True, True, True, False])]
+    given.append(torch.full((), 0.5, dtype=torch.float64))
+    plain, fast = (norm_sums.Step(network, half=False, by_kernels=by_kernels) for by_kernels in (False, True))
+    traced = norm_sums.traced(fast, given)
+    called = [node for node in traced.graph.nodes if str(node.target).startswith("dpmerge_lab")]
+    assert {str(node.target) for node in called} >= {
+        "dpmerge_lab.group_norm_backward.default",
+        "dpmerge_lab.filter_gradients.default",
+    }
+    assert sum(node.args[-1] is True for node in called if "group_norm." in str(node.target)) == rectified
+    wanted, found = plain.with_parameters(plain.parameters_now(), *given), traced(fast.parameters_now(), *given)
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "there_is"), [({}, True), ({"stride": (1, 2)}, False), ({"padding": (1, 0)}, False)])
+def test_filters_that_differ_in_their_directions_have_no_kernel(shape: dict[str, Any], there_is: bool) -> None:
+    layer = nn.Conv2d(16, 16, 3, **{"padding": 1, **shape})
+    a = torch.zeros(1, 16, 16, 16)
+    assert fused.has_filter_gradients(layer, a, torch.zeros(1, 16, 16, 16), 1) == there_is
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, as it compiles
+def test_compiled_it_gives_the_same_sums_and_takes_no_more_than_it_was_compiled_for() -> None:
+    network = from_seed(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.Tanh(), nn.Linear(4, 10)), 1)
+    sums, (x, y) = NormSums(network, compiled=True, size=4), pictures(5)
+    for count in (3, 4):
+        with torch.no_grad():
+            network[1].weight.mul_(1.1)  # type: ignore[index]
+        for a, b in zip(clipped_sums(network, x[:count], y[:count], 0.5), sums(x[:count], y[:count], 0.5), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    with pytest.raises(TrainingError, match="compiled for 4"):
+        sums(x, y, 0.5)
+
+
 def test_standardised_filters_have_mean_zero_and_the_length_of_their_gain() -> None:
     layer = StandardisedConvolution(3, 5, 3)
     with torch.no_grad():
@@ -94,9 +145,9 @@ def test_views_are_the_image_moved_and_mirrored_with_its_reflection_at_the_borde
         for right in range(5)
         for part in (padded[down : down + 5, right : right + 5], padded[down : down + 5, right : right + 5][:, ::-1])
     }
-    views = Augmentation(copies=2000, border=2)(image, np.random.default_rng(1))
+    views = Augmentation(copies=2000, border=2)(image, torch.Generator().manual_seed(1))
     assert {np.ascontiguousarray(view[0].numpy()).tobytes() for view in views} == possible
-    together = Augmentation(3, 0)(torch.cat([image, image + 100]), np.random.default_rng(1))
+    together = Augmentation(3, 0)(torch.cat([image, image + 100]), torch.Generator().manual_seed(1))
     assert [bool((view >= 100).all()) for view in together] == [False] * 3 + [True] * 3
 
 

@@ -195,7 +195,8 @@ def pretrain(task: Task, name: str, learning_rate: float = 0.1, decay: float = 0
     network = task.built(SEED)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = average_beside(network, decay)
-    batch_size, moved, rng = task.size.pretraining_batch, Augmentation(copies=1), np.random.default_rng()
+    batch_size, moved, generator = task.size.pretraining_batch, Augmentation(copies=1), torch.Generator(task.where)
+    generator.seed()
     step: Callable[..., Any] = network
     if task.where.type == "cuda":
         # Hundreds of small kernels a step: replayed as two graphs, they need not be launched one by one.
@@ -207,7 +208,7 @@ def pretrain(task: Task, name: str, learning_rate: float = 0.1, decay: float = 0
         order = torch.randperm(len(labels), device=task.where)
         for batch in order[: len(order) // batch_size * batch_size].split(batch_size):
             optimizer.zero_grad(set_to_none=True)
-            x = moved(images[batch], rng) if views else images[batch]
+            x = moved(images[batch], generator) if views else images[batch]
             x = x.contiguous(memory_format=torch.channels_last)
             torch.nn.functional.cross_entropy(step(x), labels[batch]).backward()
             optimizer.step()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,17 +25,17 @@ class Augmentation:
         if self.copies < 1 or self.border < 0:
             raise TrainingError(f"an augmentation needs at least one copy, and a border of 0 pixels or more: {self}")
 
-    def __call__(self, images: Tensor, rng: np.random.Generator) -> Tensor:
-        """Of every image its copies, in a row."""
-        count, (high, wide) = len(images) * self.copies, images.shape[2:]
-        moves = torch.from_numpy(rng.integers(0, 2 * self.border + 1, (2, count))).to(images.device)
-        mirrored = torch.from_numpy(rng.integers(0, 2, count)).to(images.device).bool()
-        rows = moves[0, :, None] + torch.arange(high, device=images.device)
-        across = torch.arange(wide, device=images.device)
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Of every image its copies, in a row. The generator is where the images are."""
+        count, (high, wide), where = len(images) * self.copies, images.shape[2:], images.device
+        moves = torch.randint(2 * self.border + 1, (2, count), generator=generator, device=where)
+        mirrored = torch.randint(2, (count,), generator=generator, device=where).bool()
+        rows = moves[0, :, None] + torch.arange(high, device=where)
+        across = torch.arange(wide, device=where)
         columns = moves[1, :, None] + torch.where(mirrored[:, None], across.flip(0), across)
         padded = functional.pad(images, (self.border,) * 4, mode="reflect")
-        owner = torch.arange(count, device=images.device) // self.copies
-        channels = torch.arange(images.shape[1], device=images.device)
+        owner = torch.arange(count, device=where) // self.copies
+        channels = torch.arange(images.shape[1], device=where)
         return padded[
             owner[:, None, None, None], channels[None, :, None, None], rows[:, None, :, None], columns[:, None, None, :]
         ]

@@ -3,48 +3,46 @@
 Per layer an example's gradient is a product of its activations and backpropagated gradients, of which clipping needs only the
 norm: by the product itself, where places are many, or by two Gram matrices where there are few (Li et al. 2022,
 Bu et al. 2023). The sum is then one weighted gradient of the whole batch. In bfloat16 only activations and backpropagated
-gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single precision. Of 64 examples
-none moved a sum by more than 1.0000002 times what it was scaled to (WRN-16-4 with standardised weights on an H200; 1.00013
-before the sums were kept from losing roundings, also for ResNet-18), so they are scaled to 0.999 of the clip there. Without
-bfloat16 sums agree with Opacus' gradients to 4e-7.
+gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single precision: none of 32
+examples moved a sum by more than 1.0000013 times what it was scaled to, which is 0.999 of the clip there. Without bfloat16 sums
+agree with Opacus' gradients to 4e-7. `python -m benchmarks.gpu --check` compares them on a GPU: before training, run it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import TrainingError
+from dpmerge_lab.training import fused
 from dpmerge_lab.training.networks import StandardisedConvolution
 from dpmerge_lab.training.precision import exact_products
 
 _HALF_MARGIN = 0.999
+_WARM_UPS = 3  # before a graph of CUDA is recorded, as torch advises
 
 
 class NormSums:
     """Like `clipped_sums`, for networks of convolutions, linear layers and group normalisation, each passed through once.
 
-    `half`: forward and backward pass in bfloat16. `compiled`: by torch.compile, for batches of up to `size` examples, which are
-    all computed as one of that size.
+    `half`: forward and backward pass in bfloat16. `compiled`: both passes, norms and sums as one program by torch.compile, for
+    batches of up to `size` examples, which are all computed as one of that size; on a GPU it is recorded and replayed.
     """
 
     def __init__(self, network: nn.Module, *, half: bool = False, compiled: bool = False, size: int = 512) -> None:
         self.network, self.half, self.compiled, self.size = network, half, compiled, size
-        self.layers = [layer for layer in network.modules() if _trained(layer)]
-        for layer in self.layers:
-            if type(layer) not in _RULES or (isinstance(layer, nn.Conv2d) and _is_odd(layer)):
-                raise TrainingError(f"{type(layer).__name__} has no rule for norms; use the gradients of the examples")
-        self._seen: list[Tensor] = []
-        self._taps: list[Tensor] = []
-        self._look = torch.compile(self._forward) if compiled else self._forward
-        # Without the option a fused kernel leaves out roundings to bfloat16 that `_weighted_product` counts on.
-        exact: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
-        self._add = torch.compile(self._summed, options=exact) if compiled else self._summed
+        self._step = Step(network, half, by_kernels=compiled and _on_gpu(network))
+        self._programs: dict[int, Callable[..., list[Tensor]]] = {}  # by the number of copies of an example
 
     @property
     def precision(self) -> str:
@@ -53,70 +51,138 @@ class NormSums:
         return f"{'compiled; ' if self.compiled else ''}{passes}"
 
     def __call__(self, examples: Tensor, labels: Tensor, clip: float, copies: int = 1) -> list[Tensor]:
-        """The sums for every trained parameter, in the network's order. An example may come as several copies in a row."""
+        """The sums for every trained parameter, in the network's order. An example may come as several copies in a row.
+
+        What a compiled program gives is overwritten by its next call.
+        """
         count = len(examples) // copies
-        if self.compiled and count < self.size:
-            examples, labels = _filled(examples, self.size * copies), _filled(labels, self.size * copies)
-        if not self._taps or len(self._taps[0]) != len(examples):
-            self._taps = self._new_taps(examples)
-        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        hooks = [layer.register_forward_hook(self._remember) for layer in self.layers]
-        for parameter in trained:  # their gradients are not wanted: only those at the layers' outputs
-            parameter.requires_grad_(False)
+        size = max(count, self.size) if self.compiled else count
+        examples, labels = _filled(examples, size * copies), _filled(labels, size * copies)
+        real = torch.arange(size, device=examples.device) < count
+        given = [examples, labels, real, torch.full((), clip, dtype=torch.float64, device=examples.device)]
+        with exact_products():
+            if not self.compiled:
+                return self._step.with_parameters(self._step.parameters_now(), *given)
+            if size > self.size:
+                raise TrainingError(f"{count} examples at once, compiled for {self.size}; give fewer or compile for more")
+            if copies not in self._programs:
+                self._programs[copies] = _program(self._step, given)
+            return self._programs[copies](*given)
+
+
+class Step(nn.Module):
+    """Both passes, every example's norm and the sums, as a function of the parameters too: so that it can be traced whole."""
+
+    def __init__(self, network: nn.Module, half: bool, by_kernels: bool) -> None:
+        super().__init__()
+        self.network, self.in_half, self.by_kernels = network, half, by_kernels
+        self._layers = [layer for layer in network.modules() if _trained(layer)]
+        for layer in self._layers:
+            if type(layer) not in _RULES or (isinstance(layer, nn.Conv2d) and _is_odd(layer)):
+                raise TrainingError(f"{type(layer).__name__} has no rule for norms; use the gradients of the examples")
+        self._trained = {name: one.requires_grad for name, one in self.named_parameters()}
+
+    def parameters_now(self) -> list[Tensor]:
+        """In the order in which `with_parameters` takes them: those of the network, which training changes in place."""
+        return [parameter.detach() for parameter in self.parameters()]
+
+    def with_parameters(self, values: list[Tensor], *given: Tensor) -> list[Tensor]:
+        """What `forward` gives at these parameters. They get no gradients: only what layers give has one."""
+        fresh = (value.detach().requires_grad_(trained) for value, trained in zip(values, self._trained.values(), strict=True))
+        found: list[Tensor] = functional_call(self, dict(zip(self._trained, fresh, strict=True)), given)
+        return found
+
+    def forward(self, examples: Tensor, labels: Tensor, real: Tensor, clip: Tensor) -> list[Tensor]:
+        """The sums for every trained parameter, of the `real` examples."""
+        copies = len(examples) // len(real)
+        passes: list[tuple[nn.Module, Tensor, Tensor]] = []  # layers, what they saw, what they gave
+        normalised: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # by a kernel, with each image's gradients of weight and bias
+
+        def lie_well(tensor: Tensor) -> Tensor:
+            """With channels last, as convolutions on a GPU and the kernels like images."""
+            return tensor.contiguous(memory_format=torch.channels_last) if self.by_kernels and tensor.dim() == 4 else tensor
+
+        def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+            # As the layer computes with it: rounded, where autocast rounds it.
+            rounded = self.in_half and not isinstance(layer, nn.GroupNorm)
+            return lie_well(inputs[0].bfloat16() if rounded else inputs[0])
+
+        def leave(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if self.by_kernels and isinstance(layer, nn.GroupNorm) and fused.has_group_norm(layer, inputs[0]):
+                output = fused.normalised(inputs[0], layer, normalised)
+            output.register_hook(lie_well)
+            passes.append((layer, inputs[0], output))
+            return output
+
+        hooks = [layer.register_forward_pre_hook(enter) for layer in self._layers]
+        hooks += [layer.register_forward_hook(leave) for layer in self._layers]
         try:
-            with torch.autocast(examples.device.type, torch.bfloat16, enabled=self.half):
-                logits, seen = self._look(examples, self._taps)
-            loss = functional.cross_entropy(_wide(logits), labels, reduction="sum") / copies
-            backprops = torch.autograd.grad(loss, self._taps)
+            with torch.enable_grad(), torch.autocast(examples.device.type, torch.bfloat16, enabled=self.in_half):
+                logits = self.network(examples)
         finally:
             for hook in hooks:
                 hook.remove()
-            for parameter in trained:
-                parameter.requires_grad_(True)
-        real = torch.arange(len(examples) // copies, device=examples.device) < count
-        with torch.no_grad(), exact_products():
-            sums = self._add(seen, list(backprops), real, clip)
-        return [sums[parameter] for parameter in trained]
-
-    def _remember(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        tap = self._taps[len(self._seen)]
-        self._seen.append(inputs[0].detach())
-        return output + tap
-
-    def _forward(self, examples: Tensor, taps: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        self._seen, self._taps = [], taps
-        return self.network(examples), self._seen
-
-    def _new_taps(self, examples: Tensor) -> list[Tensor]:
-        """A zero for every number that a layer gives: the gradient there is that of the layer's output."""
-        found: list[Tensor] = []
-        order: list[nn.Module] = []
-
-        def note(layer: nn.Module, _: Any, output: Tensor) -> None:
-            order.append(layer)
-            found.append(torch.zeros_like(output).requires_grad_(True))
-
-        hooks = [layer.register_forward_hook(note) for layer in self.layers]
-        with torch.no_grad(), torch.autocast(examples.device.type, torch.bfloat16, enabled=self.half):
-            self.network(examples)
-        for hook in hooks:
-            hook.remove()
-        if sorted(map(id, order)) != sorted(map(id, self.layers)):
+        if sorted(id(layer) for layer, _, _ in passes) != sorted(map(id, self._layers)):
             raise TrainingError("a layer is passed through twice, or not at all; use the gradients of the examples")
-        self.layers = order
-        return found
+        with torch.enable_grad():
+            loss = functional.cross_entropy(fused.wide(logits), labels, reduction="sum") / copies
+        backprops = torch.autograd.grad(loss, [output for _, _, output in passes])
+        with torch.no_grad():
+            found = [
+                _RULES[type(one)](Pass(one, a, g, copies, self.by_kernels, normalised.get(one)))
+                for (one, a, _), g in zip(passes, backprops, strict=True)
+            ]
+            norms = torch.stack([square for square, _ in found]).sum(0).sqrt()
+            bound = clip * (_HALF_MARGIN if self.in_half else NORM_MARGIN)
+            factors = (bound / norms.clamp_min(1e-30)).clamp_max(1.0) * real
+            sums: dict[Tensor, Tensor] = {}
+            for _, weighted in found:
+                sums.update(weighted(factors))
+        return [sums[parameter] for parameter in self.parameters() if parameter.requires_grad]
 
-    def _summed(self, seen: list[Tensor], backprops: list[Tensor], real: Tensor, clip: float) -> dict[Tensor, Tensor]:
-        # An input is what the layer computes with: rounded, where autocast rounds it.
-        count = len(real)
-        passes = zip(self.layers, seen, backprops, strict=True)
-        found = [_RULES[type(one)](one, _together(a.to(g.dtype), count), _together(g, count)) for one, a, g in passes]
-        norms = torch.stack([square for square, _ in found]).sum(0).sqrt()
-        factors = (clip * (_HALF_MARGIN if self.half else NORM_MARGIN) / norms.clamp_min(1e-30)).clamp_max(1.0) * real
-        sums: dict[Tensor, Tensor] = {}
-        for _, weighted in found:
-            sums.update(weighted(factors))
+
+def traced(step: Step, given: list[Tensor]) -> GraphModule:
+    """The step as one graph of operations, so that what both passes and the norms need is computed once."""
+    graph: GraphModule = make_fx(step.with_parameters, tracing_mode="fake")(step.parameters_now(), *given)
+    if step.by_kernels:
+        fused.rectify(graph)
+    return graph
+
+
+def _program(step: Step, given: list[Tensor]) -> Callable[..., list[Tensor]]:
+    """One that torch compiled, for tensors of these shapes; on a GPU its kernels are recorded and replayed all at once."""
+    # Without the option a fused kernel leaves out roundings to bfloat16 that `_weighted_product` counts on.
+    exact: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
+    compiled: Callable[..., list[Tensor]] = torch.compile(traced(step, given), options=exact)
+
+    @torch.no_grad()
+    def run(*given: Tensor) -> list[Tensor]:
+        return compiled(step.parameters_now(), *given)
+
+    if given[0].device.type != "cuda":
+        return run
+    kept = [one.clone() for one in given]
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(_WARM_UPS):
+            run(*kept)
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sums = run(*kept)
+
+    def replay(*given: Tensor) -> list[Tensor]:
+        for to, one in zip(kept, given, strict=True):
+            to.copy_(one)
+        graph.replay()
         return sums
+
+    return replay
+
+
+def _on_gpu(network: nn.Module) -> bool:
+    return any(parameter.device.type == "cuda" for parameter in network.parameters())
 
 
 def _trained(layer: nn.Module) -> bool:
@@ -124,78 +190,126 @@ def _trained(layer: nn.Module) -> bool:
 
 
 def _filled(tensor: Tensor, size: int) -> Tensor:
+    if len(tensor) >= size:
+        return tensor
     return torch.cat([tensor, tensor.new_zeros(size - len(tensor), *tensor.shape[1:])])
-
-
-def _together(tensor: Tensor, examples: int) -> Tensor:
-    """With the copies of an example as a second axis."""
-    return tensor.reshape(examples, -1, *tensor.shape[1:])
 
 
 Weighted = Callable[[Tensor], dict[Tensor, Tensor]]
 Found = tuple[Tensor, Weighted]  # each example's squared norm, and the weighted sum of gradients
 
 
-def _convolution(layer: Any, a: Tensor, g: Tensor) -> Found:
-    return _matrix(layer, _columns(layer, a), _places(g))
+@dataclass(frozen=True)
+class Pass:
+    """A layer, what it saw and what came back, for all examples and the copies of each in a row."""
+
+    layer: Any
+    a: Tensor
+    g: Tensor
+    copies: int
+    by_kernels: bool
+    of_norm: tuple[Tensor, Tensor] | None  # each image's gradients of weight and bias, if a kernel found them on the way
+
+    def together(self, tensor: Tensor) -> Tensor:
+        """With the copies of an example as a second axis."""
+        return tensor.reshape(-1, self.copies, *tensor.shape[1:])
+
+    def columns(self) -> Tensor:
+        """What a convolution sees at each place, of all copies. (torch's `unfold` starts a kernel for every example.)"""
+        (down, across), (high, wide), (step, side) = self.layer.padding, self.layer.kernel_size, self.layer.stride
+        seen = functional.pad(self.a, (across, across, down, down)).unfold(2, high, step).unfold(3, wide, side)
+        ordered = self.together(seen).permute(0, 5, 6, 2, 1, 3, 4)
+        return ordered.reshape(len(ordered), high * wide * self.a.shape[1], -1)
+
+    def places(self) -> Tensor:
+        """What came back to each place of an image, of all copies."""
+        return self.together(self.g).flatten(3).transpose(1, 2).flatten(2)
+
+    def filters(self) -> Tensor:
+        """Every example's gradient of the filters as a convolution has them: examples, outputs, then rows, columns, inputs."""
+        layer = self.layer
+        if self.by_kernels and fused.has_filter_gradients(layer, self.a, self.g, self.copies):
+            shape = (layer.kernel_size[0], layer.stride[0], layer.padding[0])
+            found: Tensor = fused.filter_gradients(self.a, self.g, self.copies, *shape)
+            return found
+        return _product(self.places(), self.columns().mT)
+
+    def as_filters(self, rows: Tensor) -> Tensor:
+        """From rows, columns and inputs to the order of the layer's weight."""
+        outputs, inputs, high, wide = self.layer.weight.shape
+        return rows.view(outputs, high, wide, inputs).permute(0, 3, 1, 2)
+
+    def with_bias(self, square: Tensor, weight: Callable[[Tensor], Tensor], places: Tensor) -> Found:
+        """What is found of the weight, with what comes back to all places as the gradient of the bias."""
+        layer = self.layer
+        if layer.bias is None:
+            return square, lambda factors: {layer.weight: weight(factors)}
+        bias = fused.wide(places).sum(2)
+        return square + bias.square().sum(1), lambda factors: {layer.weight: weight(factors), layer.bias: factors @ bias}
 
 
-def _linear(layer: Any, a: Tensor, g: Tensor) -> Found:
-    if a.dim() != 3:
-        raise TrainingError("a linear layer over several places has no rule for norms; use the gradients of the examples")
-    return _matrix(layer, _wide(a).mT, _wide(g).mT)
-
-
-def _matrix(layer: Any, columns: Tensor, places: Tensor) -> Found:
+def _convolution(one: Pass) -> Found:
     """By the product where places are many, which then also gives the sum; else by Gram matrices."""
-    deep, wide, count = columns.shape[1], places.shape[1], places.shape[2]
-    bias = None if layer.bias is None else _wide(places).sum(2)
-    if count * (deep + wide) < deep * wide:
-        gradients = None
-        square = (_product(columns.mT, columns) * _product(places.mT, places)).sum((1, 2)).clamp_min(0)
+    wide, deep, places = one.layer.weight.shape[0], one.layer.weight[0].numel(), one.places()
+    if places.shape[2] * (deep + wide) < deep * wide:
+        columns = one.columns()
+        square, rows = _by_gram(columns, places), partial(_weighted_product, places, columns)
     else:
-        gradients = _product(places, columns.mT).flatten(1)
-        square = gradients.square().sum(1)
-
-    def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
-        total = _weighted_product(places, columns, factors) if gradients is None else factors @ gradients
-        found = {layer.weight: total.view_as(layer.weight)}
-        return found | ({} if bias is None else {layer.bias: factors @ bias})
-
-    return (square if bias is None else square + bias.square().sum(1)), weighted
+        filters = one.filters()
+        square, rows = filters.square().sum(2).sum(1), partial(_weighted_sum, filters)
+    return one.with_bias(square, lambda factors: one.as_filters(rows(factors)), places)
 
 
-def _standardised_convolution(layer: StandardisedConvolution, a: Tensor, g: Tensor) -> Found:
+def _linear(one: Pass) -> Found:
+    if one.a.dim() != 2:
+        raise TrainingError("a linear layer over several places has no rule for norms; use the gradients of the examples")
+    columns, places = (fused.wide(one.together(tensor)).mT for tensor in (one.a, one.g))
+    square = _by_gram(columns, places)
+    return one.with_bias(square, partial(_weighted_product, places, columns), places)
+
+
+def _by_gram(columns: Tensor, places: Tensor) -> Tensor:
+    return (_product(columns.mT, columns) * _product(places.mT, places)).sum((1, 2)).clamp_min(0)
+
+
+def _weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
+    return (factors @ gradients.flatten(1)).view(gradients.shape[1:])
+
+
+def _standardised_convolution(one: Pass) -> Found:
     """The gradient of filters of mean 0 and length `gain`, brought back to the weights they are made of."""
-    filters = _product(_places(g), _columns(layer, a).mT)
-    directions, lengths, free = (one.flatten(1) for one in layer.parts())
-    gain = (filters * directions).sum(2)
-    along = gain[:, :, None] * directions * free
-    gradients = ((filters - filters.mean(2, keepdim=True) - along) * (layer.gain[:, None] / lengths)).flatten(1)
+    layer, filters = one.layer, one.filters()
+    directions, lengths, free = (part.permute(0, 2, 3, 1).flatten(1) for part in layer.parts())
+
+    def brought_back(filters: Tensor) -> tuple[Tensor, Tensor]:
+        gain = (filters * directions).sum(-1)
+        along = gain[..., None] * directions * free
+        return (filters - filters.mean(-1, keepdim=True) - along) * (layer.gain[:, None] / lengths), gain
 
     def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
-        return {layer.weight: (factors @ gradients).view_as(layer.weight), layer.gain: factors @ gain}
+        # Bringing back is linear, and the same for all examples: it can wait until they are summed.
+        weight, gain = brought_back(_weighted_sum(filters, factors))
+        return {layer.weight: one.as_filters(weight), layer.gain: gain}
 
-    return gradients.square().sum(1) + gain.square().sum(1), weighted
-
-
-def _columns(layer: Any, a: Tensor) -> Tensor:
-    """What the convolution sees at each place. (torch's `unfold` starts a kernel for every example.)"""
-    (down, across), (high, wide), (step, side) = layer.padding, layer.kernel_size, layer.stride
-    seen = functional.pad(a, (across, across, down, down)).unfold(3, high, step).unfold(4, wide, side)
-    return seen.permute(0, 2, 5, 6, 1, 3, 4).reshape(len(a), a.shape[2] * high * wide, -1)
+    weight, gain = brought_back(filters)
+    return weight.square().sum(2).sum(1) + gain.square().sum(1), weighted
 
 
-def _places(g: Tensor) -> Tensor:
-    """What came back to each place, of all copies."""
-    return g.flatten(3).transpose(1, 2).flatten(2)
+def _group_norm(one: Pass) -> Found:
+    layer, found = one.layer, one.of_norm
+    if found is None:
+        normal, g = functional.group_norm(fused.wide(one.a), layer.num_groups, eps=layer.eps), fused.wide(one.g)
+        found = (g * normal).flatten(2).sum(2), g.flatten(2).sum(2)
+    weight, bias = (one.together(tensor).sum(1) for tensor in found)
+    square = weight.square().sum(1) + bias.square().sum(1)
+    return square, lambda factors: {layer.weight: factors @ weight, layer.bias: factors @ bias}
 
 
 def _weighted_product(g: Tensor, a: Tensor, factors: Tensor) -> Tensor:
     """Σ_i factor_i · g_i a_iᵀ. In bfloat16 scaled gradients go in three parts, together as exact as single precision."""
-    left, right = _wide(g) * factors[:, None, None], a.transpose(0, 1).flatten(1)
+    left, right = fused.wide(g) * factors[:, None, None], a.transpose(0, 1).flatten(1)
     if a.dtype != torch.bfloat16 or a.device.type != "cuda":
-        return left.transpose(0, 1).flatten(1) @ _wide(right).mT
+        return left.transpose(0, 1).flatten(1) @ fused.wide(right).mT
     total = None
     for _ in range(3):
         part = left.bfloat16()
@@ -210,28 +324,14 @@ def _is_odd(layer: nn.Conv2d) -> bool:
     return layer.groups != 1 or layer.padding_mode != "zeros" or layer.dilation != (1, 1) or isinstance(layer.padding, str)
 
 
-def _group_norm(layer: Any, a: Tensor, g: Tensor) -> Found:
-    normal = functional.group_norm(_wide(a).flatten(0, 1), layer.num_groups, eps=layer.eps).view_as(a)
-    weight, bias = (x.flatten(3).sum((1, 3)) for x in (g * normal, _wide(g)))
-
-    def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
-        return {layer.weight: factors @ weight, layer.bias: factors @ bias}
-
-    return weight.square().sum(1) + bias.square().sum(1), weighted
-
-
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """In single precision; of bfloat16 numbers products are exact, and their sums are kept in single precision."""
     if a.dtype == torch.bfloat16 and a.device.type == "cuda":
         return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(_wide(a), _wide(b))
+    return torch.bmm(fused.wide(a), fused.wide(b))
 
 
-def _wide(numbers: Tensor) -> Tensor:
-    return numbers.float() if numbers.dtype == torch.bfloat16 else numbers
-
-
-_RULES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Found]] = {
+_RULES: dict[type[nn.Module], Callable[[Pass], Found]] = {
     nn.Conv2d: _convolution,
     StandardisedConvolution: _standardised_convolution,
     nn.Linear: _linear,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from opacus import GradSampleModule
 from torch import Tensor, nn
@@ -47,7 +48,8 @@ class Randomness:
     def __init__(self, where: torch.device) -> None:
         self.noise = GaussianNoise(where)
         self.sampler = fresh_generator()
-        self.views = np.random.default_rng()  # of images: no guarantee rests on it
+        self.views = torch.Generator(where)  # of images: no guarantee rests on it
+        self.views.seed()
         # What a record says of them. Of a network's gradients it says nothing: they have no known Lipschitz constant.
         self.said: dict[str, Any] = {
             "noise": self.noise.fingerprint,
@@ -128,7 +130,7 @@ def steps(
             batch = everyone[recipe.batch(randomness.sampler, len(labels), step)]
             total = [torch.zeros_like(parameter) for parameter in parameters]
             for part in np.array_split(batch, -(-batch.size // micro_batch)) if batch.size else []:
-                chosen = torch.from_numpy(part).to(examples.device)
+                chosen = _sent(part, examples.device)
                 seen, answers, copies = examples[chosen], labels[chosen], 1
                 if recipe.augmentation is not None:
                     copies = recipe.augmentation.copies
@@ -143,6 +145,12 @@ def steps(
             if aggregated is not None:
                 load(parameters, aggregated.next_start(flat(parameters)))
         yield step
+
+
+def _sent(numbers: npt.NDArray[np.int64], where: torch.device) -> Tensor:
+    """A copy there. A GPU gets it when it comes to it: nothing waits until its earlier work is done."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor
 
 
 def require_no_buffers(network: nn.Module) -> None:
