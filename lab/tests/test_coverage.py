@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpmerge.figures import render
+from dpmerge.figures import describe, render
 from dpmerge.profiles import gaussian_epsilon
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.coverage import (
@@ -129,3 +129,12 @@ def test_quick() -> None:
     assert TRUTH in result.numbers["synthetic"]["rows"][0][MEAN]["0.9"]
     assert TRUTH not in result.numbers["diabetes"]["rows"][0][MEAN]["0.9"]
     assert render(result.pictures["coverage"], ".png").startswith(b"\x89PNG")
+    for panel in describe(result.pictures["coverage"]).panels:
+        assert panel.categories[-1] == "independent runs" and len(panel.lines) == 5
+        around, last, *_ = panel.lines
+        rows = [
+            row for row in result.numbers[panel.title.partition(":")[0]]["rows"] if (row["direction"], row["k"]) == (SLOW, 10)
+        ]
+        assert around.y == [row.get(MEAN, row.get(RUNS))["0.95"][SOLUTION]["share"] for row in rows]
+        held = rows[0][LAST]["0.95"][SOLUTION]
+        assert last.band[0] == pytest.approx((held["share"] - held["error"], held["share"] + held["error"]))

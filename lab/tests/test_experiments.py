@@ -24,7 +24,7 @@ from dpmerge_lab.experiments.mnist import (
     papers,
     poisson_twin,
 )
-from dpmerge_lab.experiments.portfolio_pictures import LAST_ONLY
+from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, LAST_ONLY, kept_frontier_panel
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, average, guarantees, measure
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, write
 
@@ -117,6 +117,7 @@ def test_heatmaps_are_those_of_the_paper_for_both_accounts(papers_result: Result
     ]
     for proved, formula in zip(panels[2:4], panels[4:], strict=True):
         assert all(low <= high * UP for low, high in zip(formula["epsilons"], proved["epsilons"], strict=True))
+    assert papers_result.pictures["heatmap"]["title"] == "digits: ε of every merge (RDP by the tight conversion)"
     colours = describe(papers_result.pictures["heatmap"]).colours()
     values = [value for panel in panels for value in panel["epsilons"]]
     assert (colours.low, colours.high) == (min(values), max(values)), "one scale for all that is compared"
@@ -179,6 +180,7 @@ def test_three_full_batches_under_replace_one(replace_one_result: Result) -> Non
 def test_one_heatmap_has_every_account(replace_one_result: Result) -> None:
     document = replace_one_result.pictures["heatmap-never-clipped-constant-rate"]
     assert document["adjacency"] == "replace-one"
+    assert document["title"] == "digits, never clipped, constant rate: ε of every merge by PLD"
     drawn = {panel["title"]: panel for panel in document["panels"]}
     proved, hidden, formula = (
         drawn[title]["epsilons"] for title in (PROVED, "the same, nothing else published", "papers' formula")
@@ -189,6 +191,51 @@ def test_one_heatmap_has_every_account(replace_one_result: Result) -> None:
         assert low <= middle * 1.001 and middle <= high * 1.001 and high <= joint * 1.001
     last = next(names for text, names in document["assumptions"].items() if text.startswith("nothing of these runs but"))
     assert last == ["the same, nothing else published"]
+
+
+def test_heatmaps_of_all_portfolios_have_one_scale(replace_one_result: Result) -> None:
+    drawn = [describe(document) for name, document in replace_one_result.pictures.items() if name.startswith("heatmap")]
+    assert len({picture.title for picture in drawn}) == len(drawn) == 3
+    values = [value for picture in drawn for triangle in picture.triangles for value in triangle.values if value is not None]
+    for picture in drawn:
+        assert (picture.colours().low, picture.colours().high) == (min(values), max(values))
+
+
+def test_frontiers_of_kept_numbers_have_standard_errors(replace_one_result: Result) -> None:
+    """Also where the spread of single runs was kept, as earlier results did."""
+    for name, numbers in replace_one_result.numbers.items():
+        curves = numbers["frontier"]["curves"]
+        wide = [
+            {
+                **{key: value for key, value in curve.items() if key not in ("rule", "by")},
+                **{
+                    side: [y + 2**0.5 * (end - y) for y, end in zip(curve["y"], curve[side], strict=True)]
+                    for side in ("low", "high")
+                },
+            }
+            for curve in curves
+        ]
+        earlier = {**numbers["frontier"], "y": "mean test accuracy, low and high: mean ± deviation", "curves": wide}
+        for kept in (numbers, {**numbers, "frontier": earlier}):
+            panel = kept_frontier_panel(name, kept)
+            for line, curve in zip(panel["lines"], curves, strict=True):
+                assert (line["rule"], line["by"], line["standing"]) == (curve["rule"], curve["by"], curve["standing"])
+                assert line["low"] == pytest.approx(curve["low"]) and line["high"] == pytest.approx(curve["high"])
+        assert [mark["mark"] for mark in panel["points"]] == ["model"] * 3 + ["joint"]
+
+
+def test_averages_beside_draws(replace_one_result: Result) -> None:
+    for panel in describe(replace_one_result.pictures["averages"]).panels:
+        assert panel.categories == ["(0.5, 0, 0.5)"]  # of the weights shown, the only one of a quick grid
+        average, draw = panel.lines
+        (row,) = (
+            row
+            for row in replace_one_result.numbers[panel.title]["averages"]
+            if list(row["weights"].values()) == [0.5, 0.0, 0.5]
+        )
+        for line, key in ((average, AVERAGE), (draw, DRAW)):
+            mean, error = row[key]["mean"], row[key]["std"] / 2**0.5
+            assert line.band[0] == pytest.approx((mean - error, mean + error))
 
 
 def test_checkpoints_of_one_run(checkpoints_result: Result) -> None:

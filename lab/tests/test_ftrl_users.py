@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,16 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("opacus", reason="Opacus is not installed")
 
 from dpmerge_lab.experiments import ftrl_users as experiment, ftrl_users_runs as runs  # noqa: E402
-from dpmerge_lab.experiments.aggregation_scores import gain  # noqa: E402
-from dpmerge_lab.experiments.ftrl_users import BANDED, CASES, DELTA, METHODS, ftrl_users  # noqa: E402
-from dpmerge_lab.experiments.ftrl_users_pictures import ERRORS, PAPER  # noqa: E402
-from dpmerge_lab.experiments.ftrl_users_runs import QUICK, Case, Work  # noqa: E402
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, ON_TOP, TRAINED  # noqa: E402
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, gain  # noqa: E402
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, Point  # noqa: E402
+from dpmerge_lab.experiments.ftrl_users import BANDED, CASES, DELTA, RATE, ftrl_users  # noqa: E402
+from dpmerge_lab.experiments.ftrl_users_pictures import COLUMNS, ERRORS, OWN_RATE, PAPER  # noqa: E402
+from dpmerge_lab.experiments.ftrl_users_runs import QUICK, Case, Design, Work  # noqa: E402
 from dpmerge_lab.experiments.results import Options, Result  # noqa: E402
 from dpmerge_lab.training import ftrl  # noqa: E402
 from dpmerge_lab.training.averaging import MovingAverage, TrainingOn  # noqa: E402
+from dpmerge_lab.training.shift import first_share  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +93,7 @@ def test_noise_is_the_least_for_the_target(result: Result) -> None:
         assert found["epsilon"] <= case.epsilon < gaussian_epsilon(moved / (noise - 0.001), DELTA)
         price = found["price of tuning"]
         trials = price["trials"]
-        assert trials == (2 if case.banded else 4)
+        assert trials == (2 if case.banded else 6)
         assert price["epsilon of all trials together"] == pytest.approx(
             gaussian_epsilon(math.sqrt(trials) * moved / noise, DELTA), rel=1e-3
         )
@@ -98,7 +102,9 @@ def test_noise_is_the_least_for_the_target(result: Result) -> None:
 def test_what_is_printed_is_the_guarantee_of_the_runs_that_were_made(result: Result, folder: Path) -> None:
     """Every run that was kept has a record of its own with that ε, under zero-out."""
     lines = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
-    assert len(lines) == 6 * (2 + 2 + 1 + 2 + 1 + 2) + 2 * (2 + 2)
+    choices = [search["best"] for case in (*CASES, *BANDED) for search in result.numbers[case.name]["tuning"].values()]
+    points = [{tuple(best[way][key] for key in ("parameter", "start", "rate")) for way in WAYS} for best in choices]
+    assert len(lines) == 6 * (2 + 2 + 2) + 2 * 2 + 2 * sum(map(len, points)), "trials, and two runs for each choice"
     seen = set()
     for line in lines:
         name = line["key"].split(": ")[1]
@@ -111,17 +117,23 @@ def test_what_is_printed_is_the_guarantee_of_the_runs_that_were_made(result: Res
 
 
 def test_the_table_is_complete(result: Result) -> None:
-    for case in CASES:
+    for case in (*CASES, *BANDED):
         found = result.numbers[case.name]
-        assert tuple(found["test accuracy"]) == METHODS and set(found["gain over no aggregation"]) == {*METHODS} - {"No Agg"}
+        shown = [column for column in COLUMNS if not (case.banded and " tr" in column)]
+        others = [] if case.banded else [f"{top}, tuned {ALONE}" for top in ON_TOP]
+        assert list(found["test accuracy"]) == shown + others == ["No Agg", *found["gain over no aggregation"]]
         means = {method: one["mean"] for method, one in found["test accuracy"].items()}
         for method, gained in found["gain over no aggregation"].items():
             assert gained["mean"] == pytest.approx(means[method] - means["No Agg"]) and gained["standard error"] >= 0
+        for method, gained in found["gain over the best inference aggregation of plain runs at their own rate"].items():
+            assert method in ON_TOP and gained["mean"] == pytest.approx(means[method] - means[OWN_RATE])
+        rates = [row["parameter"] for row in found["tuning"][RATE]["grid"]]
+        assert rates == list(QUICK.server_learning_rates)
     assert result.numbers["epsinf"]["test accuracy"]["No Agg"]["mean"] > 0.3  # by chance 0.1; fresh coins every time
     errors = result.numbers[ERRORS]
     assert errors["7 bands"] < errors["tree, variance reduced"] < errors["tree"]
     assert {name: bool(render(document, ".png")) for name, document in result.pictures.items()} == dict.fromkeys(
-        ("table", "rounds", "errors"), True
+        ("table", "rounds", "rounds-shifting", "errors"), True
     )
 
 
@@ -142,15 +154,34 @@ def test_a_run_is_measured_by_its_own_iterates(monkeypatch: pytest.MonkeyPatch) 
         return float((said.argmax(axis=1) == images.test_labels[1::2]).mean())
 
     work = Work(QUICK, None, Case(8.2, False), 1.0, None)
-    plain = runs.plain_run(work, 0)
+    plain = runs.plain_run(work, True, Point(1.0))
     assert plain["measured"]["No Agg"]["test"] == plain["history"]["No Agg"][-1] == score(iterates[-1])
     tail = int(plain["measured"]["UTA inf"]["parameter"])
     assert plain["history"]["UTA inf"][-1] == plain["measured"]["UTA inf"]["test"] == score(np.mean(iterates[-tail:], axis=0))
-    trained = runs.aggregated_run(work, ("UTA tr", 3))
-    assert trained["alone"]["test"] == score(np.mean(iterates[-3:], axis=0))
-    assert trained["on top"]["validation"] >= max(
-        one["validation"] for method, one in plain["measured"].items() if method != "No Agg"
-    )
+    trained = runs.aggregated_run(work, "UTA tr", True, Point(3))
+    aggregates = [np.mean(iterates[max(0, end - 3) : end], axis=0) for end in range(1, len(iterates) + 1)]
+    assert trained["measured"]["No Agg"]["test"] == trained["history"][-1] == score(aggregates[-1])
+    tail = int(trained["measured"]["UTA inf"]["parameter"])
+    assert trained["measured"]["UTA inf"]["test"] == score(np.mean(aggregates[-tail:], axis=0)), "of the aggregates"
+    best = max((plain["measured"][method] for method in AFTERWARDS), key=lambda one: one["validation"])
+    assert trained["on top of the iterates"] == best
+
+
+def test_a_run_on_aggregates_has_its_own_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times the factor that is tuned, and for UTA tr as much larger as the mean of k iterates is slower."""
+    rates: list[float] = []
+    record = experiment._planned(QUICK.recipe(None))
+
+    def watched(work: Work, _: TrainingOn | None) -> Any:
+        rates.append(work.learning_rate)
+        return [np.zeros(650, dtype=np.float32)] * (QUICK.rounds + 1), record
+
+    monkeypatch.setattr(runs, "_run", watched)
+    work = Work(QUICK, None, Case(8.2, False), 1.0, None, learning_rate=0.5)
+    runs.aggregated_run(work, "EMA tr", False, Point(0.8, rate=4.0))
+    runs.aggregated_run(work, "UTA tr", False, Point(3, rate=4.0))
+    runs.plain_run(work, False, Point(0.125))
+    assert rates == [2.0, 4.0, 0.125]
 
 
 def test_standard_errors_of_pairs_and_of_two_samples() -> None:
@@ -194,17 +225,129 @@ def test_training_on_a_moving_average_from_the_start_is_training_at_a_smaller_ra
 
 # --- what is kept -------------------------------------------------------------------------------------------------------------
 
+NUMBERS = json.loads((ROOT / "lab" / "results" / "ftrl" / "ftrl.json").read_text(encoding="utf-8"))["numbers"]
+SECTION = re.search(r"## `ftrl`.*?(?=\n## )", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), re.DOTALL)
+assert SECTION is not None
+TEXT = " ".join(SECTION[0].split())
+
+
+def _cell(of: Any) -> str:
+    return f"{100 * of['mean']:.2f} ± {100 * of['std'] / of['runs'] ** 0.5:.2f}"
+
 
 def test_the_table_in_the_docs_was_measured() -> None:
-    numbers = json.loads((ROOT / "lab" / "results" / "ftrl" / "ftrl.json").read_text(encoding="utf-8"))["numbers"]
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    section = re.search(r"## `ftrl`.*?(?=\n## )", text, re.DOTALL)
-    assert section is not None
-    for name in PAPER:
-        shown = numbers[name]["test accuracy"]
-        cells = " | ".join(
-            f"{100 * shown[method]['mean']:.2f} ± {100 * shown[method]['std'] / 5**0.5:.2f}" for method in METHODS
-        )
-        assert cells in section[0], name
-        assert name.endswith("inf") == (numbers[name]["epsilon"] is None)
-        assert numbers[name]["epsilon"] is None or float(numbers[name]["epsilon"]) <= float(name.rsplit("eps", 1)[1])
+    for name in (*PAPER, *(case.name for case in BANDED)):
+        shown = NUMBERS[name]["test accuracy"]
+        cells = " | ".join(_cell(shown[column]) if column in shown else "–" for column in COLUMNS)
+        assert f"| {cells} |" in TEXT, name
+        assert name.endswith("inf") == (NUMBERS[name]["epsilon"] is None)
+        stated = name.removesuffix("-banded").rsplit("eps", 1)[1]
+        assert NUMBERS[name]["epsilon"] is None or float(NUMBERS[name]["epsilon"]) <= float(stated)
+
+
+def _gains(name: str, columns: Sequence[str]) -> list[float]:
+    return [100 * NUMBERS[name]["gain over no aggregation"][column]["mean"] for column in columns]
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):+.2f} to {max(values):+.2f}".replace("-", "−")
+
+
+def _difference(first: Any, second: Any) -> str:
+    """Of two means, with its standard error."""
+    error = math.sqrt(first["std"] ** 2 / first["runs"] + second["std"] ** 2 / second["runs"])
+    return f"{100 * (first['mean'] - second['mean']):.2f} ± {100 * error:.2f}"
+
+
+def test_gains_in_the_docs_were_measured() -> None:
+    shifting = ["shifting-eps18.9", "shifting-eps8.2"]
+    ratios = {
+        name: [NUMBERS[name]["gain over no aggregation"][one]["ratio"] for one in AFTERWARDS]
+        for name in NUMBERS
+        if "eps" in name
+    }
+    private = [gained for name in ("eps18.9", "eps8.2") for gained in _gains(name, AFTERWARDS)]
+    under = [gained for name in shifting for gained in _gains(name, AFTERWARDS)]
+    least = math.floor(10 * min(ratio for name in ("shifting-epsinf", *shifting) for ratio in ratios[name])) / 10
+    assert f"Under shift {_span(_gains('shifting-epsinf', AFTERWARDS))} points at ε = ∞ and {_span(under)} with privacy" in TEXT
+    assert f"{least:.1f} standard errors or more" in TEXT and f"{_span(under).replace('+', '')} points are left" in TEXT
+    for name, text in (("epsinf", "Without shift {} at ε = ∞ ({})"), ("eps8.2-banded", "with a banded matrix {} ({})")):
+        told = f"{min(ratios[name]):.1f} to {max(ratios[name]):.1f}"
+        assert text.format(_span(_gains(name, AFTERWARDS)), told) in TEXT
+    assert f"**with privacy {_span(private)}**" in TEXT
+    beside = {name: NUMBERS[name]["gain over the best inference aggregation of plain runs at their own rate"] for name in PAPER}
+    uta = [of["UTA tr + inf"] for of in beside.values()]
+    told_uta = [f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−") for one in uta]
+    assert "gains {}, {} and {} points, under shift {}, {} and {}.".format(*told_uta) in TEXT
+    assert not any(one["mean"] > 2 * one["standard error"] for one in uta), "not confirmed"
+    ahead = [max(_gains(name, ["UTA tr + inf"])) - max(_gains(name, AFTERWARDS)) for name in shifting]
+    assert f"it is {ahead[0]:.1f} and {ahead[1]:.1f} points ahead under shift with privacy" in TEXT
+    best = {name: max(_gains(name, COLUMNS[1:])) for name in PAPER}
+    paper = {name: max(row.values()) - row["No Agg"] for name, row in PAPER.items()}
+    for of, text in (
+        (
+            paper,
+            "{3:.2f} points instead of {0:.2f} (ε = ∞), {4:.2f} instead of {1:.2f} (18.9) and {5:.2f} instead of {2:.2f} (8.2)",
+        ),
+        (best, "{3:.2f} instead of {0:.2f}, {4:.2f} instead of {1:.2f} and {5:.2f} instead of {2:.2f}"),
+    ):
+        assert text.format(*of.values()) in TEXT
+    spread = [NUMBERS[name]["spread over the rounds"] for name in PAPER]
+    last, tails = ([100 * of[method] for of in spread] for method in ("No Agg", "UTA inf"))
+    assert f"falls from {last[3]:.1f} (ε = ∞), {last[4]:.1f} and {last[5]:.1f} points to" in TEXT
+    assert f"to {tails[3]:.2f}, {tails[4]:.1f} and {tails[5]:.1f} with UTA_inf" in TEXT
+    assert f"from {last[0]:.2f} to {tails[0]:.2f}, with privacy from {last[1]:.2f} to {tails[1]:.2f} and {tails[2]:.2f}" in TEXT
+    assert f"{last[1]:.2f}" == f"{last[2]:.2f}"
+    apart = max(abs(_gains(name, ["EMA inf"])[0] - _gains(name, ["EMA baseline"])[0]) for name in ratios)
+    assert f"differ by {apart:.2f} points at most" in TEXT
+
+
+def test_choices_in_the_docs_were_made() -> None:
+    """With a star where the value is at an edge of the grid."""
+    for name in (*PAPER, *(case.name for case in BANDED)):
+        searches, cells = NUMBERS[name]["tuning"], []
+        for what in (RATE, *TRAINED):
+            for way in WAYS:
+                best = searches[what]["best"][way] if what in searches else None
+                values = ["parameter"] if what == RATE else ["parameter", "rate"]
+                stars = best["at an edge of the grid"] if best else []
+                told = [f"{best[value]:g}{'*' * (value in stars)}" for value in values] if best else ["–"]
+                cells.append(", ".join(told))
+        assert f"| {' | '.join(cells)} |" in TEXT, name
+        assert searches[RATE]["best"][ALONE]["at an edge of the grid"] == [], "no server rate for the last iterate"
+    price = [NUMBERS[name]["price of tuning"] for name in ("eps8.2", "eps18.9")]
+    together = [one["epsilon of all trials together"] for one in price]
+    assert {one["trials"] for one in price} == {80}
+    assert f"the 80 trials of a row cost ε = {together[0]:.0f} together instead of 8.2, and {together[1]:.0f} instead" in TEXT
+
+
+def test_other_numbers_in_the_docs_were_measured() -> None:
+    accuracy = {name: NUMBERS[name]["test accuracy"] for name in (*PAPER, *(case.name for case in BANDED))}
+    none = {name: of["No Agg"] for name, of in accuracy.items()}
+    banded, shifting = "eps8.2-banded", "shifting-eps8.2-banded"
+    assert f"gains {_difference(none[banded], none['eps8.2'])} points at ε = 8.2" in TEXT
+    assert f"(by {_difference(none[banded], none['eps18.9'])})" in TEXT
+    assert f"and {_difference(none[shifting], none['shifting-eps8.2'])} under shift" in TEXT
+    own = [100 * accuracy[name][OWN_RATE]["mean"] for name in (banded, shifting, "eps8.2", "shifting-eps8.2")]
+    assert "has {:.2f} and {:.2f}, the tree {:.2f} and {:.2f}".format(*own) in TEXT
+    brought = NUMBERS[shifting]["gain over no aggregation"][OWN_RATE]
+    assert f"brings {100 * brought['mean']:.2f} ± {100 * brought['standard error']:.2f} points" in TEXT
+    key = "test accuracy, inference aggregation of the iterates"
+    changed = max(abs(NUMBERS[name][key][top]["mean"] - accuracy[name][top]["mean"]) for name in PAPER for top in ON_TOP)
+    assert f"change by {100 * changed:.2f} points at most" in TEXT
+    order = [100 * accuracy[name][f"UTA tr + inf, tuned {ALONE}"]["mean"] for name in PAPER]
+    assert "UTA_tr + inf has {:.2f}, {:.2f} and {:.2f}, under shift {:.2f}, {:.2f} and {:.2f}".format(*order) in TEXT
+    lost = accuracy["shifting-epsinf"][CHOSEN]["mean"] - accuracy["shifting-epsinf"][OWN_RATE]["mean"]
+    assert f"fresh runs there are {100 * lost:.1f} points below those at 1.6" in TEXT
+    assert f"Runs end with {100 * first_share(Design().rounds - 1, Design().period):.0f} % even" in TEXT
+    low = []
+    for method in ("No Agg", "UTA inf"):
+        for name in list(PAPER)[3:]:
+            looks = zip(NUMBERS[name]["rounds"], NUMBERS[name]["test accuracy over the rounds"][method]["mean"], strict=True)
+            low.append(100 * min(mean for step, mean in looks if step > 508 - 50))
+    assert (
+        "goes down to {:.1f} % (ε = ∞), {:.1f} % and {:.1f} %, UTA_inf to {:.1f} %, {:.1f} % and {:.1f} %".format(*low) in TEXT
+    )
+    errors = NUMBERS[ERRORS]
+    for bands in ("127 bands", "tree, variance reduced", "tree", "16 bands", "1 bands"):
+        assert f"{errors[bands]:.2f}" in TEXT

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from dpmerge.figures import describe
 from dpmerge_lab.experiments.catalogue import find
-from dpmerge_lab.experiments.heads import AVERAGE, BOLT_ON, COMPOSED, DRAWN, FORMULA, HIDDEN, SINGLE
+from dpmerge_lab.experiments.heads import AVERAGE, BOLT_ON, COMPOSED, DELTA, DRAWN, FORMULA, HIDDEN, SINGLE
+from dpmerge_lab.experiments.heads_pictures import DIFFPRIVLIB, IMAGES, WORDS, kept_beside, pictures
 from dpmerge_lab.experiments.results import Options
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,6 +46,19 @@ def test_tables_of_forks_and_shards() -> None:
         cells = [shown(row[name]) for name in ("average", "votes", "one part")]
         assert f"| {row['target']:g} | {row['parts']} | {row['noise multiplier']:.3f} | {' | '.join(cells)} |" in TEXT
         assert row["epsilon"] <= row["target"] and row["theorem"] == ("single-run" if row["parts"] == 1 else "shards")
+
+
+def test_the_picture_of_heads_has_a_look_for_every_row(tmp_path: Path) -> None:
+    """And diffprivlib's, where it is kept."""
+    folder = ROOT / "lab" / "results" / "heads"
+    beside = kept_beside(folder)
+    stated = next(line for line in TEXT.splitlines() if line.startswith(f"| {DIFFPRIVLIB} |"))
+    assert beside is not None and stated.endswith(f"| {' | '.join(f'{score:.4f}' for score in beside.values())} |")
+    drawn = describe(pictures(kept("heads"), IMAGES, beside, DELTA)["frontier"])
+    looks = drawn.looks()
+    assert len(drawn.panels) == 2 and len({look.colour for look in looks.values()}) == len(looks) == 8
+    assert kept_beside(tmp_path) is None is kept_beside(None)
+    assert len(describe(pictures(kept("heads-text"), WORDS, None, DELTA)["frontier"]).panels) == 1
 
 
 def test_quick_heads() -> None:

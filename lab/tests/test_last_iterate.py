@@ -46,7 +46,7 @@ def test_never_worse_and_far_better_where_a_run_can_hide() -> None:
 
 def test_one_row_made_anew() -> None:
     """The MNIST twin alone, ε = 6.458 by composition."""
-    row = last_iterate.row(last_iterate._of_setting(poisson_twin()), (1.0, 0.0))
+    row = last_iterate.row(last_iterate.of_setting(poisson_twin()), (1.0, 0.0))
     assert row["before"] == {"epsilon": pytest.approx(6.458, rel=1e-3), "theorem": "single-run"}
     assert row["now"]["theorem"] == "hidden-run" and 2.7 < row["now"]["epsilon"] < 3.0
     (kept,) = (one for one in KEPT["numbers"]["Poisson twin"] if one["weights"] == row["weights"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, strategies as st
 
@@ -35,3 +37,16 @@ class TestBestNumber:
     def test_refusals(self, time: float, c1: float, c2: float) -> None:
         with pytest.raises(EvaluationError, match=r"must exceed|must be positive and finite"):
             best_number_of_checkpoints(time, c1, c2)
+
+
+def variance_of_variance(count: int) -> float:
+    """Var S of so many independent fair ±1, from all outcomes."""
+    found = np.var(list(itertools.product((-1.0, 1.0), repeat=count)), axis=1, ddof=1)
+    return float(found.var())
+
+
+def test_lemma_a8_needs_three_checkpoints() -> None:
+    """Var S ≤ 1/k for values in [−1, 1] is false for two, and reached by fair ±1 for three."""
+    assert variance_of_variance(2) == pytest.approx(1.0)
+    assert variance_of_variance(3) == pytest.approx(1 / 3)
+    assert all(variance_of_variance(count) < 1 / count for count in range(4, 12))

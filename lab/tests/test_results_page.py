@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -11,12 +12,24 @@ from typing import Any
 
 import pytest
 
-from dpmerge_lab.experiments.aggregation import METHODS
+from dpmerge.profiles import run_profile
+from dpmerge.records import Model
+from dpmerge.rules import Joint
+from dpmerge.rules.compare import no_free_lunch_threshold, papers_no_free_lunch_threshold
+from dpmerge.training import Recipe
+from dpmerge_lab.experiments.aggregation import METHODS, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
+from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, tuned_for
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
+from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
+from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
+from dpmerge_lab.experiments.merge_pictures import named
 from dpmerge_lab.experiments.results import with_error
-from dpmerge_lab.experiments.uncertainty_mnist import APART, LAST, ratio
+from dpmerge_lab.experiments.tail_averaging_pictures import ratio as risks
+from dpmerge_lab.experiments.uncertainty import APART, LAST, ratio
+from dpmerge_lab.training.shift import first_share
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "lab" / "results"
@@ -55,6 +68,16 @@ def span(values: Any, digits: int) -> str:
     """From the smallest to the largest."""
     low, high = min(values), max(values)
     return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def up(value: float, digits: int) -> str:
+    """Of what is said to be at most so much."""
+    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def down(value: float, digits: int) -> str:
+    """Of what is said to be at least so much."""
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------
@@ -118,9 +141,11 @@ def test_mean_estimation() -> None:
     alone = list(found["alone"].values())
     below = max(found["comparisons"][f"largest PLD ε / RDP ε of {rule}"] for rule in ("selection", "combination"))
     order = found["comparisons"]["first order at which exact selection has the smaller Rényi divergence"]
-    said("`mean-estimation`", f"PLD's ε is at most {below:.2f} of RDP's", f"ε = {found['joint release']['pld']:.2f}")
+    said("`mean-estimation`", f"PLD's ε is at most {up(below, 2)} of RDP's", f"ε = {found['joint release']['pld']:.2f}")
     said("`mean-estimation`", *(f"{one['pld']:.3g} against {one['rdp']:.3g}" for one in alone), f"about order {order:.0f}")
-    said(OVERVIEW, f"PLD at most {below:.2f} of RDP", f"up to order {order:.1f}")
+    said(OVERVIEW, f"PLD at most {up(below, 2)} of RDP", f"up to order {order:.1f}")
+    largest = found["comparisons"]["largest exact selection ε / combination ε at equal error"]
+    said("`mean-estimation`", f"differ by at most {up(100 * (largest - 1), 4)} %")
     pairs = zip(found["selection"]["weight"], found["selection"]["exact"], of_equal_error(found), strict=True)
     wins = [drawn < averaged for weight, drawn, averaged in pairs if 0 < weight < 1]
     said("`mean-estimation`", f"RS beats LC of equal error at {sum(wins)} of {len(wins)} inner weights")
@@ -182,7 +207,8 @@ def test_replace_one() -> None:
     hidden = "linear combination, proved if nothing else is published"
     lines = set()
     for row in (row for of in found.values() for row in of["averages"]):
-        cells = [_up(row[key]) for key in (PROVED, hidden, FORMULA, "random selection", "joint release")]
+        epsilons = [row[key] for key in (PROVED, hidden, FORMULA, "random selection", "joint release")]
+        cells = [up(epsilon, 3 if epsilon >= 0.1 else 4) for epsilon in epsilons]
         weights = ", ".join(f"{weight:g}" for weight in row["weights"].values())
         lines.add(" | ".join([f"({weights})", *cells, with_error(row[AVERAGE]), with_error(row[DRAW])]))
     shown = [line.split("|", 2)[2].strip(" |") for line in SECTIONS[section].splitlines() if re.match(r"\|[^|]*\| \(", line)]
@@ -195,7 +221,10 @@ def test_replace_one() -> None:
     assert all(one[AVERAGE]["mean"] > other[AVERAGE]["mean"] for one, other in zip(constant, decay, strict=True))
     binding = found["as the paper"]["averages"]
     least = min(row[PROVED] / row["joint release"] for row in binding)
-    said(section, f"LC costs at least {least:.3f} of joint release")
+    said(section, f"LC costs at least {down(least, 3)} of joint release")
+    gains = [100 - 100 * min(row[hidden] / row[PROVED] for row in rows) for rows in (binding, decay, constant)]
+    assert gains[0] == 0
+    said(section, f"gains nothing where clipping binds, at most {up(gains[1], 1)} % with decay and {up(gains[2], 1)} %")
     cheaper = [sum(row[PROVED] < row["random selection"] for row in rows) for rows in (decay, constant)]
     said(
         section, f"of {len(pairs)} averages on the grid {cheaper[0]} cost less than RS with these weights, with a constant rate"
@@ -203,40 +232,45 @@ def test_replace_one() -> None:
     said(section, f"with a constant rate {cheaper[1]}.")
 
 
-def _up(value: float) -> str:
-    """Rounded up, as every ε there."""
-    digits = 3 if value >= 0.1 else 4
-    return f"{math.ceil(value * 10**digits) / 10**digits:.{digits}f}"
-
-
 def test_tail_averaging() -> None:
     rows, section = numbers("tail-averaging")["rows"], "`tail-averaging`"
     last, half = "last iterate", "mean of the last half"
+    found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for name, private in (("absolute", True), ("logistic", True), ("worst case", True), ("worst case", False)):
         some = [row["ways"] for row in rows if (row["loss"], row["private"]) == (name, private)]
-        cells = [_ratio(ways, "excess risk") + f" ({_ratio(ways, 'excess risk at the best')})" for ways in some]
-        assert f" | {' | '.join(cells)} |" in SECTIONS[section], name
+        pairs = [[risks(ways, at) for at in ("excess risk", "excess risk at the best")] for ways in some]
+        told = "{:.2f} ± {:.2f} ({:.2f} ± {:.2f})" if private else "{0:.2f} ({2:.2f})"
+        cells = [told.format(*plain, *best) for plain, best in pairs]
+        head = name if private else f"{name}, no noise"
+        assert f"\n| {head} | {' | '.join(cells)} |\n" in SECTIONS[section], name
+        found[name, private] = [(plain[0], best[0]) for plain, best in pairs]
+    plain, best = zip(*found["absolute", True], strict=True)
+    assert list(plain) == sorted(plain)
+    said(section, f"{', '.join(f'{one:.2f}' for one in plain)} at the bound's learning rate", f"{max(best):.2f} at most")
+    said(OVERVIEW, f"{plain[0]:.2f} to {plain[-1]:.2f} with privacy (each at its best rate {min(best):.2f} to {max(best):.2f})")
+    apart = [abs(one - 1) for one, _ in found["worst case", True]]
+    said(section, f"within {math.ceil(100 * max(apart))} %, and within {math.ceil(100 * max(apart[2:]))} % from T = 512 on")
+    steps = [two - one for (one, _), (two, _) in itertools.pairwise(found["worst case", False])]
+    said(section, "each factor 4 in T adds 0.45")
+    assert all(0.42 < step < 0.47 for step in steps)
     drawn = [row["ways"][way]["its bound"] / row["ways"][way]["excess risk"]["mean"] for row in rows for way in (last, half)]
     assert 1e4 <= max(drawn) < 2.5e4
     said(section, f"measured risks are {min(drawn):.1f} to 2·10⁴ times smaller")
     assert all(one["excess risk"]["mean"] < row["L‖C‖√p/(nρ)"] for row in rows for one in row["ways"].values())
 
 
-def _ratio(ways: Any, at: str) -> str:
-    return f"{ways['last iterate'][at]['mean'] / ways['mean of the last half'][at]['mean']:.2f}"
-
-
 def test_coverage() -> None:
     """Of the least squares solution at 95 %, from ten checkpoints or runs."""
     found, section = numbers("coverage"), "`coverage`"
     mean, runs = "mean of the checkpoints", "mean of independent runs"
-    first = []
+    first, around_last = [], []
     for name, of in found.items():
         for direction in ("slowest direction", "fastest direction", "a prediction"):
             rows = [row for row in of["rows"] if (row["direction"], row["k"]) == (direction, 10)]
             held = [row.get(mean, row.get(runs))["0.95"]["least squares solution"] for row in rows]
             cells = [f"{one['share']:.3f} ± {one['error']:.3f}" for one in held]
             first.append(held[0]["share"])
+            around_last.append(rows[0]["last checkpoint"]["0.95"]["least squares solution"]["share"])
             shown = f" | {' | '.join(cells)} |" in SECTIONS[section]
             told = {"diabetes": "diabetes, ε = 4", "synthetic": "synthetic, ε = 1"}.get(name, name)
             head = f"| {told}{', ε = 4' if 'penalty' in name else ''}, {direction.partition(' ')[0]} |"
@@ -246,7 +280,9 @@ def test_coverage() -> None:
             ]
             agree = all(abs(one / exact - 1) < 0.06 for one, exact in biases)
             assert agree == ((name, direction) != ("diabetes", "slowest direction")), (name, direction)
-    said(section, f"intervals at 95 % hold {100 * min(first):.0f} to {100 * max(first):.0f} %")
+    spans = [f"{100 * min(some):.0f} to {100 * max(some):.0f} %" for some in (first, around_last)]
+    said(section, f"intervals at 95 % hold {spans[0]} around their mean, and {spans[1]} around the last of them")
+    said(OVERVIEW, f"{spans[0]} around their mean and {spans[1]} around the last of them")
     outside = {name: of["share of values outside [-1, 1]"] for name, of in found.items()}
     slow, fast, _ = outside.pop("diabetes").values()
     shares = f"{100 * slow:.0f} % of the slowest direction and {100 * fast:.0f} % of the fastest are not"
@@ -255,13 +291,26 @@ def test_coverage() -> None:
 
 
 def test_checkpoints() -> None:
-    models = numbers("checkpoints")["mnist"]["C=1 σ=0.5"]
+    section = "`checkpoints` and `cifar10-checkpoints`"
+    found = numbers("checkpoints")["mnist"]
+    told = []
+    for name, models in found.items():
+        second, even = models["alone"]["epoch 2"], models["random selection"][1]
+        assert even["epsilon by PLD"] > second["epsilon by PLD"], name
+        assert even["expected test accuracy"]["mean"] < second["test accuracy"]["mean"], name  # nobody should draw so
+        drawn = f"{even['epsilon by PLD']:.3f} and {with_error(even['expected test accuracy'])}"
+        told.append((drawn, f"{second['epsilon by PLD']:.3f} and {with_error(second['test accuracy'])}"))
+    models = found["C=1 σ=0.5"]
     scores = ", ".join(with_error(one["test accuracy"]) for one in models["alone"].values())
     epsilons = ", ".join(f"{one['epsilon by PLD']:.3f}" for one in models["alone"].values())
-    even = models["random selection"][1]
-    section = "`checkpoints` and `cifar10-checkpoints`"
-    said(section, f"ε = {epsilons}, accuracy {scores}")
-    said(section, f"the even draw has ε = {even['epsilon by PLD']:.3f} and {with_error(even['expected test accuracy'])}")
+    said(section, f"ε = {epsilons}, accuracy {scores}", f"it has ε = {told[0][0]}")
+    said(section, f"C = 2 ({told[1][0]} against {told[1][1]})", f"σ = 2 ({told[2][0]} against {told[2][1]})")
+    curve = next(one for one in models["frontier"]["curves"] if one["label"] == "random selection, PLD")
+    epsilon, score, weights = curve["x"][8], curve["y"][8], curve["weights"][8]
+    first = models["alone"]["epoch 1"]
+    assert weights[2] == 0 and first["epsilon by PLD"] < epsilon < models["alone"]["epoch 2"]["epsilon by PLD"]
+    above = 100 * (score - first["test accuracy"]["mean"])
+    said(section, f"at ε = {epsilon:.3f} {score:.4f}, {above:.1f} points above the first")
 
 
 def test_cifar10_says_whether_merges_are_of_use() -> None:
@@ -292,10 +341,16 @@ def test_aggregation_on_cifar10() -> None:
         assert f"| {label}, here | {' | '.join(shown(found[case]['test accuracy'].get(one)) for one in columns)} |" in TEXT
         tried = found[case]["test accuracy by parameter"]["EMA inf"]
         assert tried["0.99"] == tried["0.999"] == tried["0.9999"] != tried["0.95"], "the warm-up"
-    for case, as_much in {"eps1": True, "shifting-eps8": True, "eps8": False, "shifting-eps1": False}.items():
-        gains = [100 * found[case]["gain over no aggregation"][one]["mean"] for one in METHODS[3:]]
-        assert (max(gains) > min(PAPER[case][3:]) - PAPER[case][0]) == as_much, case
-    said(OVERVIEW, "gain as much as the paper's at ε = 1, and under shift at ε = 8; less at ε = 8, and under shift at ε = 1")
+    less = {
+        case: [value - PAPER[case][0] - 100 * found[case]["gain over no aggregation"][one]["mean"] for one, value in pairs]
+        for case, pairs in ((case, list(zip(METHODS[3:], PAPER[case][3:], strict=True))) for case in PAPER)
+    }
+    said("`aggregation-cifar10`", f"each {span(less['eps1'], 1)} points less than the paper's")
+    said(OVERVIEW, f"inference aggregations gain {span(less['eps1'], 1)} points less than the paper's at ε = 1")
+    assert min(less["shifting-eps1"]) > 3 and max(map(abs, less["shifting-eps8"])) < 2
+    runs = [kept(path.stem, path.parent.name)["measured"] for path in RESULTS.glob("aggregation-cifar10/shifting-eps1-*.json")]
+    assert sorted(run["UTA tr"][METHODS[0]]["test"] > run["plain"][METHODS[0]]["test"] for run in runs) == [False, True]
+    said(OVERVIEW, "UTA_tr alone under shift only in one of two runs")
     none = {case: PAPER[case][0] - 100 * found[case]["test accuracy"][METHODS[0]]["mean"] for case in PAPER}
     behind = [f"{none[case]:.1f}" for case in ("eps1", "shifting-eps1", "eps8", "shifting-eps8")]
     said("`aggregation-cifar10`", f"Levels without aggregation are {behind[0]} and, under shift, {behind[1]} points below")
@@ -323,37 +378,69 @@ def test_aggregation_on_cifar10() -> None:
 
 
 def test_aggregation_on_mnist() -> None:
-    found = numbers("aggregation-mnist")
+    found, section = numbers("aggregation-mnist"), "`aggregation-mnist`"
     for label, case in CASES.items():
-        assert f"| {label} | {' | '.join(in_percent(found[case]['test accuracy'][one]) for one in METHODS)} |" in TEXT
-        for name, method in (("plain", "No Agg"), ("EMA_tr", "EMA tr"), ("UTA_tr", "UTA tr")):
-            scores = found[case]["inference aggregation on top"][method]["test accuracy"]
-            assert list(scores)[-1] == CHOSEN
-            assert f"| {label}, {name} | {' | '.join(map(in_percent, scores.values()))} |" in TEXT
-    section = "`aggregation-mnist`"
+        assert f"| {label} | {' | '.join(in_percent(found[case]['test accuracy'][one]) for one in COLUMNS)} |" in TEXT
+        for method in TRAINED:
+            cells = []
+            for way in WAYS:
+                best = found[case]["tuning of training on aggregates"][method]["best"][way]
+                stars = {name: "*" * (name in best["at an edge of the grid"]) for name in ("parameter", "start")}
+                scores = found[case]["inference aggregation on top"][tuned_for(method, way)]["test accuracy"]
+                cells.append(f"{best['parameter']:g}{stars['parameter']}, {best['start']}{stars['start']}")
+                cells += [in_percent(scores["No Agg"]), in_percent(scores[CHOSEN])]
+            assert f"| {label}, {method.replace(' ', '_')} | {' | '.join(cells)} |" in TEXT
     for case, text in (
-        ("eps1", "At ε = 1 all seven do, by {} points, {} standard errors"),
-        ("shifting-eps8", "{} points at ε = 8 ({})"),
-        ("shifting-eps1", "{} at ε = 1 ({})"),
+        ("eps8", "by {} points at ε = 8 ({} standard errors)"),
+        ("eps1", "{} at ε = 1 ({}), and under shift"),
+        ("shifting-eps8", "under shift {} ({})"),
+        ("shifting-eps1", "and {} ({})"),
     ):
         gains = found[case]["gain over no aggregation"].values()
         points, ratios = [100 * one["mean"] for one in gains], [one["ratio"] for one in gains]
         said(section, text.format(span(points, 1), span(ratios, 1)))
-    points = [100 * one["mean"] for one in found["eps8"]["gain over no aggregation"].values()]
-    said(section, f"At ε = 8 without shift {span(points, 1)} points, none of them outside two")
-    assert found["outside two standard errors"]["eps8"] == []
-    spread = found["eps8"]["test accuracy"]["No Agg"]["std"]
-    said(section, f"plain runs spread by {100 * spread:.1f} points (standard deviation)")
-    on_top = {case: found[case]["inference aggregation on top"] for case in CASES.values()}
-    for method in ("UTA tr", "EMA tr"):
-        gains = [of[method]["gain over the same of plain runs"][CHOSEN] for of in on_top.values()]
-        cells = [f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−") for one in gains]
+        assert found["outside two standard errors"][case] == list(COLUMNS[1:])
+    beside = [found[case]["gain over the best inference aggregation of plain runs"] for case in CASES.values()]
+    for top in ON_TOP:
+        cells = [f"{100 * of[top]['mean']:.2f} ± {100 * of[top]['standard error']:.2f}".replace("-", "−") for of in beside]
         said(section, f"{', '.join(cells[:3])} and {cells[3]}")
-    best = [max(of, key=lambda method: of[method]["test accuracy"][CHOSEN]["mean"]) for of in on_top.values()]
-    assert best.count("UTA tr") == 1 and best[0] == "UTA tr", "best in one case of four (ε = 8)"
-    trained = [of[method]["gain over its own last checkpoint"] for of in on_top.values() for method in ("EMA tr", "UTA tr")]
-    changed = max(abs(one["mean"]) for gains in trained for one in gains.values())
-    said(section, f"changes at most {100 * changed:.2f} points")
+    said(
+        OVERVIEW, f"{span([100 * of['UTA tr + inf']['mean'] for of in beside], 1)} points above the best inference aggregation"
+    )
+    clear_of_ema = []
+    for case in CASES.values():
+        accuracy = found[case]["test accuracy"]
+        assert max(accuracy, key=lambda column: accuracy[column]["mean"]) == "UTA tr + inf", "best in all four cases"
+        clear_of_ema.append(_above(accuracy["UTA tr + inf"], accuracy["EMA tr + inf"]))
+    assert [mean > 2 * error for mean, error in clear_of_ema] == [False, False, False, True]
+    on_top = {case: found[case]["inference aggregation on top"] for case in CASES.values()}
+    own = "gain over its own last checkpoint"
+    added = [on_top[case][tuned_for("UTA tr", WITH_INFERENCE)][own][CHOSEN] for case in ("shifting-eps8", "shifting-eps1")]
+    told = [f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}" for one in added]
+    changed = max(
+        abs(one["mean"]) for of in on_top.values() for method in TRAINED for one in of[tuned_for(method, ALONE)][own].values()
+    )
+    said(section, f"adds {told[0]} and {told[1]} points, where p was chosen alone at most {100 * changed:.2f}")
+    levels: list[str] = []
+    above: list[str] = []
+    for case in CASES.values():
+        rates = {rate: of["test accuracy"][CHOSEN] for rate, of in found[case]["learning rates"].items()}
+        best = max(rates, key=lambda rate: rates[rate]["mean"])
+        mean, error = _above(found[case]["test accuracy"]["UTA tr + inf"], rates[best])
+        levels.append(f"{percent(rates[best]['mean'])} at{' rate' * (not levels)} {best}")
+        above.append(f"{mean:.2f} ± {error:.2f}".replace("-", "−"))
+        assert mean < 2 * error, "no better than plain runs at a smaller rate"
+    said(section, f"have {levels[0]}, {levels[1]}, under shift {levels[2]} and {levels[3]}")
+    said(section, f"UTA_tr + inf is {', '.join(above[:3])} and {above[3]} points above")
+    for case in ("shifting-eps8", "shifting-eps1"):
+        last = found[case]["test accuracy over the steps"]["No Agg"]["mean"]
+        phases: dict[int, list[float]] = {}
+        for step, one in zip(found[case]["steps"], last, strict=True):
+            phases.setdefault(step % 50, []).append(one)
+        means = {phase: sum(values) / len(values) for phase, values in phases.items()}
+        assert len(means) == 5 and min(means, key=means.__getitem__) == 0, "the worst phase"
+    said(section, f"the last batch is {100 * first_share(400 - 1, 50):.0f} % even")
+    said(section, f"it has {100 * last[-1]:.1f} there and {100 * last[-2]:.1f} ten steps before")
     rates = {rate: of["test accuracy"] for rate, of in found["eps1"]["learning rates"].items()}
     last = rates["8"]["No Agg"]["mean"]
     apart = max(abs(rates["8"][method]["mean"] - last) for method in METHODS[3:])
@@ -363,9 +450,18 @@ def test_aggregation_on_mnist() -> None:
     last = max(of["No Agg"]["mean"] for of in rates.values())
     reached = max(of[method]["mean"] for of in rates.values() for method in METHODS[3:])
     said(section, f"reaches {percent(last)} at most at ε = 1, aggregates {percent(reached)}")
-    prices = [found[case]["tuning of training on aggregates"]["EMA tr"]["price"] for case in ("eps1", "eps8")]
-    together = [one["epsilon of all trials together"] for one in prices]
-    said(section, f"cost ε = {together[0]:.2f} together instead of 1, and {together[1]:.1f} instead of 8")
+    for method, text in (
+        ("EMA tr", "{} trials for EMA_tr cost ε = {:.2f} together instead of 1, and {:.1f} instead of 8"),
+        ("UTA tr", "the {} for UTA_tr {:.2f} and {:.1f}"),
+    ):
+        prices = [found[case]["tuning of training on aggregates"][method]["price"] for case in ("eps1", "eps8")]
+        said(section, text.format(prices[0]["trials"], *(one["epsilon of all trials together"] for one in prices)))
+
+
+def _above(first: Any, second: Any) -> tuple[float, float]:
+    """The difference of two means in points, and its standard error."""
+    error = math.sqrt(first["std"] ** 2 / first["runs"] + second["std"] ** 2 / second["runs"])
+    return 100 * (first["mean"] - second["mean"]), 100 * error
 
 
 def test_composition_and_tuning() -> None:
@@ -373,11 +469,15 @@ def test_composition_and_tuning() -> None:
     least = found["smallest advanced ε / joint ε, both by RDP (M1 Prop. 7.1)"]
     fails = found["cases of several models where optimal composition of PLD's pairs is below joint RDP"]
     cases = found["cases of several models"]
-    said("`composition`", f"a factor of at least {least:.1f}", f"fails in {fails} case of {cases}")
-    said(OVERVIEW, f"a factor of at least {least:.1f}", f"all but {fails} case of {cases}")
+    said("`composition`", f"a factor of at least {down(least, 2)}", f"fails in {fails} case of {cases}")
+    said(OVERVIEW, f"a factor of at least {down(least, 2)}", f"all but {fails} case of {cases}")
+    optimal = found["smallest optimal ε / joint ε, both by PLD, several models"]
+    said("`composition`", f"(a factor of {down(optimal, 2)} or more)")
+    drawn_once = found["largest selection ε / joint ε, both by PLD, several models"]
+    said("`composition`", f"at most {up(drawn_once, 2)} of joint release")
     rows = numbers("tuning-cost")["the paper's numbers"]
-    low = [math.floor(row["Poisson, at least"]["rdp"] * 100) / 100 for row in rows[:2]]
-    high = [math.ceil(row["Poisson, at most"]["rdp"] * 100) / 100 for row in rows[:2]]
+    low = [down(row["Poisson, at least"]["rdp"], 2) for row in rows[:2]]
+    high = [up(row["Poisson, at most"]["rdp"], 2) for row in rows[:2]]
     drawn = [row["geometric, at most"]["rdp"] for row in rows[:2]]
     said("`tuning-cost`", f"at least {low[0]} and {low[1]}", f"(at most {high[0]}, {high[1]}, ")
     said(OVERVIEW, f"at least {low[0]} and {low[1]}", f"{drawn[0]:.2f} and {drawn[1]:.2f}")
@@ -410,7 +510,7 @@ def test_uncertainty(name: str) -> None:
             cells.append(", ".join(f"{one:.2f}" for one, _ in ratios))
             errors[way] += [error for _, error in ratios]
         assert f"| {epsilon.removeprefix('ε = ')} | {' | '.join(cells)} |" in SECTIONS[section]
-    said(section, f"at most {max(errors[LAST]):.2f} (last N) and {max(errors[APART]):.2f} (second half)")
+    said(section, f"at most {up(max(errors[LAST]), 2)} (last N) and {up(max(errors[APART]), 2)} (second half)")
     largest = [ratio(row, LAST)[0] for of in found.values() for row in of["rows"]]
     said(OVERVIEW, f"the factor is {span(largest, 1)}")
 
@@ -447,11 +547,12 @@ def test_abstaining_on_cifar10() -> None:
 
 
 def test_cifar10_from_one_start_and_from_three() -> None:
-    found, section = numbers("cifar10-small"), "`cifar10-small`"
+    found, section = {group: numbers("cifar10-small")[group] for group in ("scratch-b", "apart")}, "`cifar10-small`"
     told = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in SECTIONS[section].splitlines() if line[:3] == "| ("
     ]
-    assert len(told) == 7
+    assert len(told) == 7 and [cells[0] for cells in told] == [named(point) for point in SHOWN]
+    repetitions = {group: repeated(RESULTS / "cifar10-small", group, list(of["alone"])) for group, of in found.items()}
     for weights, *cells in told:
         point, expected = [float(one) for one in weights[1:-1].split(",")], []
         for group in ("scratch-b", "apart"):
@@ -460,8 +561,13 @@ def test_cifar10_from_one_start_and_from_three() -> None:
                 expected += [with_error(model["test accuracy"]), ""]
             else:
                 (row,) = [one for one in found[group]["averages"] if one["weights"] == pytest.approx(point, abs=1e-9)]
-                score = f"{row['test accuracy']:.4f} ± {row['standard error']:.4f}"
-                expected += [score, f"{row['expected test accuracy of a draw']:.4f}"]
+                (again,) = [one for one in repetitions[group] if [*one["weights"].values()] == pytest.approx(point, abs=1e-9)]
+                score, drawn = again["test accuracy of the average"], again["expected test accuracy of a draw"]
+                assert (score["mean"], drawn["mean"]) == pytest.approx(
+                    (row["test accuracy"], row["expected test accuracy of a draw"])
+                )
+                assert with_error(score) == f"{row['test accuracy']:.4f} ± {row['standard error']:.4f}"
+                expected += [with_error(score), with_error(drawn)]
         assert cells == expected, weights
     behind: dict[str, list[tuple[float, float]]] = {}
     for group in found:
@@ -484,6 +590,24 @@ def test_cifar10_from_one_start_and_from_three() -> None:
     said(section, f"{best['test accuracy']:.4f} ± {best['standard error']:.4f} and the best model alone {with_error(alone)}")
 
 
+def test_the_whole_grid_in_small() -> None:
+    found, section = numbers("cifar10-small")["settings"], "`cifar10-small`"
+    scores = {name: one["test accuracy"] for name, one in found.items()}
+    assert len(scores) == 18
+    more = []
+    for bound, epsilon in ((10, "7.78"), (9, "6.93")):
+        for rate in ("0.01", "0.02", "0.04"):
+            row = [scores[f"eps{bound}-lr{rate}-c{clip}"] for clip in (1, 2, 4)]
+            cells = [with_error(one) if one["runs"] > 1 else f"{one['mean']:.4f}" for one in row]
+            said(section, f"| {epsilon} | {rate} | {' | '.join(cells)} |")
+            assert found[f"eps{bound}-lr{rate}-c1"]["epsilon"] == pytest.approx(float(epsilon), abs=0.005)
+            others = [scores[f"eps10-lr{rate}-c{clip}"] for clip in (1, 2, 4)]
+            more += [] if bound == 10 else [100 * (a["mean"] - b["mean"]) for a, b in zip(row, others, strict=True)]
+    assert sorted(scores, key=lambda name: scores[name]["mean"])[-2:] == ["eps10-lr0.04-c4", "eps9-lr0.04-c4"]
+    assert round(100 * (scores["eps9-lr0.04-c4"]["mean"] - scores["eps9-lr0.02-c2"]["mean"])) == 4
+    said(section, f"in {sum(one > 0 for one in more)} of nine settings, by {span(more, 2)} points".replace("-", "−"))
+
+
 def test_cifar10_pretrained() -> None:
     found, section = numbers("cifar10-pretrained", "cifar10"), "`cifar10-pretrained`"
     above = []
@@ -500,7 +624,10 @@ def test_cifar10_pretrained() -> None:
             found["pretrained-views-ema"]["alone"].values(), found["pretrained-views"]["alone"].values(), strict=True
         )
     ]
-    said(section, f"{span(gains, 1)} points in each of four settings")
+    said(section, f"{span(gains, 1)} points are left in each of four settings")
+    public = kept("pretraining-views", "cifar10/1")["history"][-1]
+    average, last = public["moving average"]["accuracy"], public["accuracy"]
+    said(section, f"whose average is {100 * (average - last):.1f} points better ({average:.4f} against {last:.4f})")
     said(OVERVIEW, f"{span(gains, 1)} points in all four settings")
     full = found["full-batch"]
     for (rate, sigma), one in zip(((0.1, 10), (0.2, 10), (0.1, 15)), full["alone"].values(), strict=True):
@@ -523,6 +650,42 @@ def test_audits() -> None:
     rows = {row["scenario"]: row for row in kept("summary", "audit")["rows"]}
     drawn, averaged = rows["selection"], rows["formula-convex"]
     # As everywhere: claims are rounded up, and what was measured down.
-    said(OVERVIEW, f"reaches ε = {math.floor(100 * drawn['measured']) / 100:.2f} of {drawn['proved']:.2f}")
-    claimed, measured = math.ceil(1000 * averaged["claimed"]) / 1000, math.floor(1000 * averaged["measured"]) / 1000
-    said(OVERVIEW, f"claimed ε = {claimed:.3f}, measured at least {measured:.3f}")
+    said(OVERVIEW, f"reaches ε = {down(drawn['measured'], 2)} of {drawn['proved']:.2f}")
+    said(OVERVIEW, f"claimed ε = {up(averaged['claimed'], 3)}, measured at least {down(averaged['measured'], 3)}")
+
+
+# --- what follows from records and recipes ------------------------------------------------------------------------------------
+
+
+def test_the_knob_by_composition() -> None:
+    portfolio = portfolio_of(portfolio_file("knob.yaml"), 1437)
+    delta = kept("knob")["configuration"]["delta"]
+    shares = (dict.fromkeys(portfolio.names[:1], 1.0), dict.fromkeys(portfolio.names, 1 / len(portfolio.names)))
+    alone, together = (Joint(portfolio.weights(weights)).guarantee(delta=delta).epsilon for weights in shares)
+    said("`knob`", f"composition ε = {up(alone, 3)} each, {up(together, 3)} together")
+    for row in numbers("knob").values():
+        assert f" | {row['noise multiplier of training anew']:.3f} |" in SECTIONS["`knob`"]
+
+
+def test_the_noise_of_heads_and_of_the_body() -> None:
+    held = kept("heads")["configuration"]
+    recipe = held["recipe"]
+    one_step = recipe["learning_rate"] * recipe["clip"] * recipe["noise_multiplier"] / (recipe["rate"] * held["examples"])
+    said("`heads`", f"The noise of training ({one_step * recipe['steps'] ** 0.5:.4f} in a parameter of one model)")
+    text = (ROOT / "lab" / "dpmerge_lab" / "experiments" / "body_training.py").read_text(encoding="utf-8")
+    (noise,) = re.findall(
+        r"^RECIPE = LabRecipe\(steps=500, .*noise_multiplier=([\d.]+), rate=4096 / 50_000\)$", text, re.MULTILINE
+    )
+    body = Recipe(steps=500, learning_rate=2.0, clip=1.0, noise_multiplier=float(noise), rate=4096 / 50_000)
+    record = body.record(500, 50_000, dataset="cifar10", run="body", noise="0" * 64, sampler="1" * 64)
+    epsilon = run_profile(Model("body", record)).profile.epsilon(1e-5)
+    assert epsilon == pytest.approx(numbers("forks")["body alone"], rel=1e-9)
+    said("`forks`", f"σ = {noise}, ε = {up(epsilon, 3)} by composition")
+
+
+def test_no_free_lunch() -> None:
+    """v1's threshold, and a merger above it that is private: its outputs' total variation is below δ′."""
+    threshold, spread = papers_no_free_lunch_threshold(0.01, 0.1, 1.0, 0.0), 0.19
+    said(OVERVIEW, f"it says {threshold:.3f}, and a merger with {spread} is (ε′, δ′)-DP")
+    assert spread > threshold and spread * math.expm1(1) / (math.e + 1) < 0.1
+    assert no_free_lunch_threshold(0.01, 0.1, 1.0, 0.0) > spread

@@ -17,10 +17,12 @@ STATED = {"0.8", "0.01"}  # a weight, and a δ: settings, which nothing measured
 
 
 def kept(file: str, where: str) -> Any:
-    """By keys, places in lists, and `field=value` for the one row of a list that has it."""
+    """By keys, places in lists, and `field=value` for the one row of a list that has it; errors of means are computed."""
     found: Any = json.loads((ROOT / "lab" / "results" / file).read_text(encoding="utf-8"))
     for key in where.split(" / "):
-        if isinstance(found, dict):
+        if key == "standard error" and "std" in found:
+            found = found["std"] / found["runs"] ** 0.5
+        elif isinstance(found, dict):
             found = found[key]
         elif key.isdigit():
             found = found[int(key)]
@@ -42,6 +44,13 @@ def test_every_number_of_the_page_is_in_its_table() -> None:
     cited = re.sub(r"§[\d.]+\d|(?:Thm|Theorem) [\d.]+\d|arXiv [\d.]+", "", PROSE)
     found = set(re.findall(r"(?<![\w.-])\d+\.\d+", cited))
     assert len(found) > 40 and found == ({number for number, *_ in ROWS if "." in number} | STATED)
+
+
+def test_the_page_says_how_it_rounds() -> None:
+    """Up only where every such number of the table is."""
+    said = " ".join(PROSE.split())
+    assert "Of audits, claims and proved bounds are rounded up and measured lower bounds down" in said
+    assert "all other numbers, an ε of a portfolio too, are rounded to the nearest digit" in said
 
 
 def test_counts_of_weights() -> None:

@@ -12,7 +12,7 @@ import pytest
 from dpmerge_lab.experiments.coverage import FAST, MEAN, RUNS, SEPARATIONS, SLOW, SOLUTION
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, FORMULA, JOINT, LAST_ONLY, PROVED, SELECTION
 from dpmerge_lab.experiments.results import with_error
-from dpmerge_lab.experiments.tail_averaging import LAST, TAIL
+from dpmerge_lab.experiments.tail_averaging_pictures import LAST, TAIL, ratio
 
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -54,10 +54,14 @@ def test_last_iterates_and_averages() -> None:
     largest: dict[str, list[float]] = {}
     for row in kept("tail-averaging")["rows"]:
         label, ways = row["loss"] if row["private"] else f"{row['loss']}, no noise", row["ways"]
-        ratios = [ways[LAST][key]["mean"] / ways[TAIL][key]["mean"] for key in ("excess risk", "excess risk at the best")]
-        found.setdefault(label, []).append("{:.2f} ({:.2f})".format(*ratios))
+        ratios = [ratio(ways, key) for key in ("excess risk", "excess risk at the best")]
+        assert [one for one, _ in ratios] == [
+            ways[LAST][key]["mean"] / ways[TAIL][key]["mean"] for key in ("excess risk", "excess risk at the best")
+        ]
+        cells = [f"{one:.2f} ± {error:.2f}" if row["private"] else f"{one:.2f}" for one, error in ratios]
+        found.setdefault(label, []).append("{} ({})".format(*cells))
         largest[label] = [ways[way]["excess risk"]["mean"] for way in (LAST, TAIL, "PDA, γ = 3")]
-    shown = [row for row in rows("tail-averaging") if row[0].removesuffix(" (each at its best rate)") in found]
+    shown = [row for row in rows("tail-averaging") if row[0] in found]
     assert [row[1:] for row in shown[4:]] == list(found.values())
     for row, risks in zip(shown[:4], largest.values(), strict=True):
         assert [float(cell.split()[0]) for cell in row[1:4]] == pytest.approx(risks, rel=1e-2)

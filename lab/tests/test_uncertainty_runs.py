@@ -26,8 +26,9 @@ from dpmerge.training import Recipe, Tensors, train
 from dpmerge_lab.experiments import quadratic as experiment
 from dpmerge_lab.experiments.quadratic import checkpoints, covariance, exact_error, iterates, simulated_error
 from dpmerge_lab.experiments.results import Options
+from dpmerge_lab.experiments.uncertainty import APART, LAST, RUNS
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, uncertainty_cifar10
-from dpmerge_lab.experiments.uncertainty_mnist import APART, LAST, RUNS, Design, uncertainty_mnist
+from dpmerge_lab.experiments.uncertainty_mnist import DESIGN, uncertainty_mnist
 from tests.builders import dp_sgd
 
 EXAMPLES, CLASSES, NORM = 40, 3, 2.0
@@ -251,7 +252,7 @@ class TestMnistInSmall:
             assert render(document, ".png").startswith(b"\x89PNG")
 
     def test_steps_of_the_full_experiment(self) -> None:
-        design = Design.of(quick=False)
+        design = DESIGN
         assert design.steps(LAST, 5) == [701, 702, 703, 704, 705]
         for count in design.counts:
             apart = design.steps(APART, count)

@@ -1,3 +1,3 @@
-"""The papers' tables and figures, one file each."""
+"""Experiments after the papers' tables, figures and theorems, and our own: `catalogue` names them all."""
 
 COMMANDS = {"reproduce": "dpmerge_lab.reproduce:reproduce"}

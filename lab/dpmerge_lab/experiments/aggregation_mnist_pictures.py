@@ -1,13 +1,16 @@
-"""Pictures of aggregation_mnist.py: accuracy over the steps, the table, and what the learning rate has to do with it."""
+"""Pictures of aggregation_mnist.py: accuracy over the steps, the table, and what k and the learning rate have to do with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpmerge_lab.experiments.aggregation import METHODS
-from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, WITH_INFERENCE
 from dpmerge_lab.experiments.results import error_bars
+
+COLUMNS = (LAST, TRAINED[0], ON_TOP[0], TRAINED[1], ON_TOP[1], *AFTERWARDS, CHOSEN)
 
 _LABELS = {
     "No Agg": "last iterate",
@@ -16,8 +19,13 @@ _LABELS = {
     "EMA tr": "training on the EMA",
     "UTA tr": "training on the UTA",
 }
-_TRAINED = {"No Agg": "plain training", "EMA tr": "training on the EMA", "UTA tr": "training on the UTA"}
+NAMES = {LAST: "none", "EMA baseline": "EMA 0.9999", CHOSEN: "best of these five"}
 _FREE = "An aggregate of iterates costs nothing beyond the run itself."
+
+
+def tuned_for(method: str, way: str) -> str:
+    """The name of runs on aggregates whose parameters were chosen this way."""
+    return f"{method}, tuned {way}"
 
 
 def pictures(
@@ -32,6 +40,7 @@ def pictures(
         "steps": {**one, **_over_steps(found, titles)},
         "table": {**one, **_table(found, titles)},
         "on-top": {**one, **_on_top(found, titles)},
+        "tails": {**one, **_tails(found, titles), "subtitle": f"{what}, learning rate {learning_rate:g}"},
         "learning-rates": {**one, **_learning_rates(found, titles), "subtitle": f"{what}, {how}"},
     }
 
@@ -65,46 +74,58 @@ def _over_steps(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str
 
 
 def _table(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
-    """As shares of the last checkpoint's errors: the paper's network and data make several times as many."""
     panels = []
-    places = list(range(len(METHODS)))
+    names = [NAMES.get(column, column) for column in COLUMNS]
     for name, numbers in found.items():
-        errors = 1 - numbers["test accuracy"]["No Agg"]["mean"]
-        gains = [numbers["gain over no aggregation"].get(method, {"mean": 0.0, "standard error": 0.0}) for method in METHODS]
-        share = [gain["mean"] / errors for gain in gains]
-        spread = [2 * (gain["standard error"] or 0.0) / errors for gain in gains]
-        rate = numbers["best learning rate for the last iterate"]
-        smaller = numbers["learning rates"][rate]["test accuracy"]["No Agg"]["mean"]
-        tuned = [(smaller - (1 - errors)) / errors] * len(places)
-        first, *others = PAPER[name]
-        paper = [0.0, *((other - first) / (100 - first) for other in others)]
-        lines = [
-            {**_line("measured here, ± two standard errors", places, share, spread), "joined": False},
-            {"label": "the last checkpoint at its best learning rate", "x": places, "y": tuned, "standing": "reference"},
-            {"label": "the paper, on CIFAR-10", "x": places, "y": paper, "standing": "reference", "joined": False},
-        ]
-        axes = {"x_label": "aggregation", "y_label": "share of errors avoided", "categories": list(METHODS)}
-        panels.append({"title": titles[name], **axes, "lines": lines})
+        bars = error_bars([numbers["test accuracy"][column] for column in COLUMNS])
+        axes = {"x_label": "aggregation", "y_label": "test accuracy", "categories": names}
+        panels.append({"title": titles[name], **axes, "lines": [{"label": "mean ± one standard error", **bars}]})
     return {
-        "title": "How many of the last checkpoint's errors each aggregation avoids",
-        "caption": _FREE,
+        "title": "The last iterate and its aggregates",
+        "caption": f"{_FREE} Each of EMA tr and UTA tr has (p, τ) chosen for itself, alone or with an inference aggregation on "
+        "top (+ inf); which one that is, the validation half chooses run by run, as among the five of plain runs.",
         "panels": panels,
     }
 
 
 def _on_top(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
     """As the paper combines them: training on aggregates, and an inference aggregation of its checkpoints."""
+    shown = {LAST: "plain training", **{tuned_for(method, WITH_INFERENCE): _LABELS[method] for method in TRAINED}}
     panels = []
     for name, numbers in found.items():
-        measured = {method: of["test accuracy"] for method, of in numbers["inference aggregation on top"].items()}
-        lines = [{"label": _TRAINED[method], **error_bars(list(of.values()))} for method, of in measured.items()]
-        shown = ["alone", *list(measured["No Agg"])[1:-1], "best by validation"]
-        axes = {"x_label": "inference aggregation on top", "y_label": "test accuracy", "categories": shown}
+        measured = {method: numbers["inference aggregation on top"][method]["test accuracy"] for method in shown}
+        lines = [{"label": shown[method], **error_bars(list(of.values()))} for method, of in measured.items()]
+        names = ["alone", *list(measured[LAST])[1:-1], "best by validation"]
+        axes = {"x_label": "inference aggregation on top", "y_label": "test accuracy", "categories": names}
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {
-        "title": "Training on aggregates, alone and with an inference aggregation on top",
-        "caption": f"{_FREE} Bars are ± one standard error. The last name takes, run by run, the inference aggregation that "
-        "is best on the validation half.",
+        "title": "Training on aggregates, with an inference aggregation on top",
+        "caption": f"{_FREE} Bars are ± one standard error. (p, τ) were chosen with an inference aggregation on top. The last "
+        "name takes, run by run, the inference aggregation that is best on the validation half.",
+        "panels": panels,
+    }
+
+
+def _tails(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+    """By k, with the τ that is best for it on the validation half: these are the runs that chose k and τ."""
+    panels = []
+    for name, numbers in found.items():
+        grid = numbers["tuning of training on aggregates"]["UTA tr"]["grid"]
+        trials = grid[0]["runs"]
+        tails = sorted({row["parameter"] for row in grid})
+        lines = []
+        for way, label in ((ALONE, "training on the UTA"), (WITH_INFERENCE, "with the best inference aggregation on top")):
+            best = (max((row for row in grid if row["parameter"] == k), key=lambda row: row[way]["validation"]) for k in tails)
+            lines.append(_line(label, tails, [row[way]["test"] for row in best]))
+        level = [numbers["test accuracy"][CHOSEN]["mean"]] * 2
+        ends = [tails[0], tails[-1]]
+        lines.append({"label": "the best inference aggregation of plain runs", "x": ends, "y": level, "standing": "reference"})
+        axes = {"x_label": "k, iterates in the mean", "x_scale": "log", "y_label": "test accuracy"}
+        panels.append({"title": titles[name], **axes, "lines": lines})
+    return {
+        "title": "Training on the mean of the last k iterates",
+        "caption": f"{_FREE} Mean of {trials} runs for every (k, τ); every k with the τ that the validation half prefers. The "
+        "level of plain runs is that of the table.",
         "panels": panels,
     }
 

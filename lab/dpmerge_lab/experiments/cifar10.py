@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,17 @@ from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SMALL, Size, wanted
-from dpmerge_lab.experiments.portfolio_pictures import targets
+from dpmerge_lab.experiments import merge_pictures
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SEED, SMALL, Size, wanted
+from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, targets
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
+
+_STARTS = {"scratch-b": "one start", "apart": "three starts"}
+SHOWN = (  # weights in the table of cifar10-small
+    *((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    *((0.9, 0.1, 0.0), (0.8, 0.2, 0.0), (0.5, 0.5, 0.0), (0.4, 0.3, 0.3)),
+)
 
 
 def cifar10(options: Options) -> Result:
@@ -34,7 +41,7 @@ def cifar10(options: Options) -> Result:
     result = _experiment("cifar10", ("scratch-a", "scratch-b"), options, ("apart",))
     if options.folder is not None:
         result.numbers["settings"] = _settings(options.folder)
-        result.pictures["settings"] = _picture_of_settings(result.numbers["settings"])
+        result.pictures["settings"] = _picture_of_settings(result.numbers["settings"], "ResNet-18s")
     return result
 
 
@@ -52,7 +59,11 @@ def cifar10_checkpoints(options: Options) -> Result:
 
 def cifar10_small(options: Options) -> Result:
     """Three small networks, from one start and from three: on a CPU, so several times."""
-    return _experiment("cifar10-small", ("scratch-b", "apart"), options, size=SMALL)
+    result = _experiment("cifar10-small", ("scratch-b", "apart"), options, size=SMALL)
+    if options.folder is not None:
+        result.numbers["settings"] = _settings(options.folder)
+        result.pictures |= small_pictures(options.folder, result.numbers)
+    return result
 
 
 def _experiment(
@@ -97,24 +108,61 @@ def _settings(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, setting in RUNS.items():
         held = [_read(path)["checkpoints"][-1] for one in _repetitions(folder) if (path := one / f"{name}.json").exists()]
-        if held and setting.pretrained is None:
+        if held and setting.pretrained is None and setting.seed == SEED:
             profile = run_profile(Model(name, Record.parse(json.dumps(held[0]["record"]), source=name))).profile
             scores = mean_and_deviation([point["accuracy"] for point in held])
             found[name] = {"epsilon": profile.epsilon(DELTA), "test accuracy": scores}
     return found
 
 
-def _picture_of_settings(found: dict[str, Any]) -> dict[str, Any]:
+def _picture_of_settings(found: dict[str, Any], what: str) -> dict[str, Any]:
     bars = error_bars([one["test accuracy"] for one in found.values()])
     runs = sorted({one["test accuracy"]["runs"] for one in found.values()})
     axes = {"x_label": "setting", "y_label": "test accuracy", "categories": list(found)}
     return {
         "kind": "lines",
-        "title": "Private ResNet-18s from scratch, one by one",
+        "title": f"Private {what} from scratch on CIFAR-10, one by one",
         "subtitle": "one run each" if runs == [1] else f"{' or '.join(map(str, runs))} runs each",
         "caption": "Bars are ± one standard error, where there are several runs.",
         "panels": [{**axes, "lines": [{"label": "measured", **bars}]}],
     }
+
+
+def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Of networks that were trained several times: what every average scored, and a draw with its weights, from the runs."""
+    runs = [json.loads(path.read_text())["points"] for path in sorted(folder.glob(f"[0-9]*/{group}.json"))]
+    scores = [{tuple(point["weights"]): point["accuracy"] for point in run} for run in runs]
+    alone = [[one[tuple(float(k == j) for k in range(len(models)))] for j in range(len(models))] for one in scores]
+    return [
+        {
+            "weights": dict(zip(models, point, strict=True)),
+            AVERAGE: mean_and_deviation([one[point] for one in scores]),
+            DRAW: mean_and_deviation([sum(w * a for w, a in zip(point, own, strict=True)) for own in alone]),
+        }
+        for point in scores[0]
+    ]
+
+
+def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Of the small networks: averages and draws of both groups, each at its ε, and the table."""
+    found: dict[str, Mapping[str, Any]] = {
+        "settings": _picture_of_settings(numbers["settings"], "networks of 25,578 parameters")
+    }
+    groups = {}
+    what = "CIFAR-10, a CNN of 25,578 parameters"
+    for group, start in _STARTS.items():
+        of = numbers[group]
+        names = [f"{k}: η={RUNS[name].learning_rate:g} C={RUNS[name].clip:g}" for k, name in enumerate(of["alone"], 1)]
+        rows = repeated(folder, group, names)
+        accounts = {tuple(row["weights"]): row for row in of["averages"]}
+        inner = [{**accounts[tuple(row["weights"].values())], **row} for row in rows if max(row["weights"].values()) < 1]
+        alone = dict(zip(names, of["alone"].values(), strict=True))
+        subtitle = f"mean of {rows[0][AVERAGE]['runs']} repetitions; the models of scratch-b, the third with more noise"
+        found[group] = merge_pictures.at_their_epsilon(f"{what}: averages and draws, {start}", subtitle, alone, inner)
+        groups[start] = rows
+    title = f"{what}: averages from one start and from three"
+    found["weights"] = merge_pictures.on_weights(title, f"mean of {rows[0][AVERAGE]['runs']} repetitions", groups, SHOWN)
+    return found
 
 
 def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options, result: Result) -> None:
@@ -139,7 +187,7 @@ def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options
         "averages": run_all(partial(_average, measured), inside, jobs=options.jobs, progress=options.bar(f"{group}: averages")),
         "training_seconds": sum(runs[run]["training_seconds"] for run in {model.partition("@")[0] for model in MERGES[group]}),
     }
-    result.pictures[group] = _frontier(measured, options, group)
+    result.pictures[group] = _frontier(measured, options, f"{runs[group]['size']['network']}, {group}")
 
 
 def _average(measured: Measured, point: Point) -> dict[str, Any]:
@@ -149,11 +197,11 @@ def _average(measured: Measured, point: Point) -> dict[str, Any]:
     return {"weights": list(point), **accuracies, **guarantees(measured.portfolio, point)}
 
 
-def _frontier(measured: Measured, options: Options, group: str) -> dict[str, Any]:
-    """Through the averages that were measured, labelled with who chose."""
+def _frontier(measured: Measured, options: Options, what: str) -> dict[str, Any]:
+    """Through the averages that were measured, labelled with what they are of and who chose."""
 
     def run(function: Any, items: Sequence[Any], *, keys: Sequence[str]) -> list[Any]:
-        return run_all(function, items, jobs=options.jobs, progress=options.bar(f"{group}: frontier"))
+        return run_all(function, items, jobs=options.jobs, progress=options.bar(f"{what}: frontier"))
 
     drawn = frontier(
         measured.portfolio,
@@ -165,7 +213,7 @@ def _frontier(measured: Measured, options: Options, group: str) -> dict[str, Any
     )
     count = len(measured.scores)
     source = f"test accuracy, {'each model trained once' if count == 1 else f'mean of {count} repetitions'}"
-    return replace(drawn, utility_label="test accuracy", utilities_source=source, warning=CHOSEN_BY_TEST).as_dict()
+    return replace(drawn, utility_label=f"test accuracy ({what})", utilities_source=source, warning=CHOSEN_BY_TEST).as_dict()
 
 
 def _configuration(content: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ released together. The pairs that are composed are exact: each model's ε by its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ _LINES: dict[str, dict[str, str]] = {
     "optimal, PLD": {"label": "optimal composition of PLD's pairs"},
     "basic, PLD": {"label": "basic composition of PLD's pairs"},
     "advanced, PLD": {"label": "advanced composition of PLD's pairs"},
-    "advanced, RDP": {"label": "advanced composition of RDP's pairs (merging paper, Prop. 7.1)"},
+    "advanced, RDP": {"label": "advanced composition of RDP's pairs (Prop. 7.1)"},
 }
 
 
@@ -64,7 +64,7 @@ def composition(options: Options) -> Result:
         "dp-sgd": np.geomspace(0.6, 3, 3 if options.quick else 11).tolist(),
     }
     together = 4 if options.quick else TOGETHER
-    configuration = {
+    configuration: dict[str, Any] = {
         "delta": DELTA,
         "adjacency": "add-remove",
         "numbers of models": counts,
@@ -84,22 +84,26 @@ def composition(options: Options) -> Result:
             zip(cases, run_all(_account, cases, jobs=options.jobs, progress=options.bar("compositions")), strict=True)
         )
         result.numbers = {name: [accounted[case] for case in some] for name, some in over.items()}
-        result.pictures = {
-            "models": _picture(
-                f"ε of N models together, each with ε = {EACH:g}",
-                "number of models N",
-                {title: result.numbers[f"over N, {title}"] for title in _TITLES.values()},
-                lambda row: row["models"],
-            ),
-            "epsilon": _picture(
-                f"ε of {together} models together",
-                f"{_AXIS} of each model",
-                {title: result.numbers[f"over ε, {title}"] for title in _TITLES.values()},
-                lambda row: row["alone"],
-            ),
-        }
+        result.pictures = pictures(configuration, result.numbers)
         result.numbers["comparisons"] = _comparisons([row for rows in result.numbers.values() for row in rows])
     return result
+
+
+def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Over N and over ε."""
+    each, together = configuration["epsilon of each"], configuration["models together"]
+
+    def panels(over: str) -> dict[str, Any]:
+        return {title: numbers[f"over {over}, {title}"] for title in _TITLES.values()}
+
+    return {
+        "models": _picture(
+            f"ε of N models together, each with ε = {each:g}", "number of models N", panels("N"), lambda row: row["models"]
+        ),
+        "epsilon": _picture(
+            f"ε of {together} models together", f"{_AXIS} of each model", panels("ε"), lambda row: row["alone"]
+        ),
+    }
 
 
 def _model(kind: Kind, name: str, noise: float) -> Model:

@@ -237,33 +237,37 @@ def coverage(options: Options) -> Result:
         account = partial(of_setting, runs, options.quick)
         found = run_all(account, list(SETTINGS.items()), jobs=options.jobs, progress=options.bar("settings"))
         result.numbers = dict(zip(SETTINGS, found, strict=True))
-        result.pictures = {"coverage": _picture(result.numbers)}
+        result.pictures = pictures(result.numbers)
     return result
 
 
-def _picture(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """At 95 %, with ten checkpoints."""
+def pictures(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """At 95 %, from ten checkpoints so many steps apart, and from ten independent runs."""
     panels = []
     for name, found in numbers.items():
         lines: list[dict[str, Any]] = []
         for direction in (SLOW, FAST):
-            rows = [row for row in found["rows"] if (row["direction"], row["k"]) == (direction, COUNTS[-1]) and MEAN in row]
-            lines += [_line(f"{way}, {direction}", rows, way) for way in (MEAN, LAST)]
-        ends = [row["separation"] for row in rows]
-        lines.append({"label": "nominal", "x": ends, "y": [0.95] * len(ends), "standing": "reference"})
-        labels = {"x_label": "steps between checkpoints", "x_scale": "log", "y_label": "coverage of the solution"}
-        panels.append({"title": f"{name}: {found['runs']} runs", **labels, "lines": lines})
-    return {
+            own = [row for row in found["rows"] if (row["direction"], row["k"]) == (direction, COUNTS[-1])]
+            apart = [row for row in own if MEAN in row]
+            means = [row[MEAN] for row in apart] + [row[RUNS] for row in own if RUNS in row]
+            lines.append(_line(f"around the mean, {direction}", means))
+            lines.append(_line(f"around the last checkpoint, {direction}", [row[LAST] for row in apart]))
+        names = [f"{row['separation']} step{'s' * (row['separation'] > 1)} apart" for row in apart] + ["independent runs"]
+        nominal = {"label": "nominal", "x": list(range(len(names))), "y": [0.95] * len(names), "standing": "reference"}
+        axes = {"x_label": "checkpoints", "y_label": "coverage of the solution", "categories": names}
+        panels.append({"title": f"{name}: {found['runs']} runs", **axes, "lines": [*lines, nominal]})
+    document = {
         "kind": "lines",
         "title": "Intervals at 95 % from ten checkpoints of one private linear regression",
-        "subtitle": "how often they hold the least squares solution",
-        "caption": "Bands: ± two binomial standard errors. Directions are eigenvectors of the curvature.",
+        "subtitle": "how often they hold the least squares solution, and those from ten independent runs",
+        "caption": "Bars: ± one binomial standard error. Directions are eigenvectors of the curvature.",
         "panels": panels,
     }
+    return {"coverage": document}
 
 
-def _line(label: str, rows: Sequence[Mapping[str, Any]], way: str) -> dict[str, Any]:
-    found = [row[way]["0.95"][SOLUTION] for row in rows]
-    low, high = ([one["share"] + sign * one["error"] for one in found] for sign in (-2, 2))
-    line = {"label": label, "x": [row["separation"] for row in rows], "y": [one["share"] for one in found]}
-    return {**line, "low": low, "high": high, "standing": "measured", "markers": True}
+def _line(label: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    held = [one["0.95"][SOLUTION] for one in found]
+    low, high = ([one["share"] + sign * one["error"] for one in held] for sign in (-1, 1))
+    line = {"label": label, "x": list(range(len(held))), "y": [one["share"] for one in held], "low": low, "high": high}
+    return {**line, "standing": "measured", "joined": False}

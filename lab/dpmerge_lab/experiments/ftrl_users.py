@@ -1,15 +1,16 @@
 """Recycling Scraps Table 2 in small: aggregates of a user-level DP-FTRL run, on users made of MNIST images.
 
 ε = ∞, 18.9 and 8.2 at δ = 1e-6, plain and with users who show even digits and odd ones in turns. Noise is a tree's, restarted
-with every pass over the users; at ε = 8.2 a banded matrix stands beside it. The server's learning rate is the best of a few for
-the last iterate, parameters of training on aggregates are tuned by Alg. 3 with τ = 0, and those of inference aggregations by
-Alg. 4: all on one half of the public test images, and the other half is reported.
+with every pass over the users; at ε = 8.2 a banded matrix stands beside it. The server's learning rate is the best for the last
+iterate, parameters of training on aggregates are tuned by Alg. 3 with τ = 0, and those of inference aggregations by Alg. 4: all
+on one half of the public test images, and the other half is reported. As aggregates like larger steps than the last iterate,
+both rates and parameters are also chosen for what an inference aggregation makes of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,19 +22,20 @@ from dpmerge.jobs import Finished, run_all
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
 from dpmerge_lab.experiments import ftrl_users_runs as runs_of
-from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
-from dpmerge_lab.experiments.aggregation_scores import gain, parameters, scores as scores_of
+from dpmerge_lab.experiments.aggregation import LAST, ON_TOP, TRAINED
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, gain, parameters, scores as scores_of
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE, Point, Tuned, price, tune
 from dpmerge_lab.experiments.calibration import least_noise_of
-from dpmerge_lab.experiments.ftrl_users_pictures import ERRORS, PAPER, pictures
+from dpmerge_lab.experiments.ftrl_users_pictures import COLUMNS, ERRORS, OWN_RATE, PAPER, pictures
 from dpmerge_lab.experiments.ftrl_users_runs import QUICK, Case, Design, Work
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 from dpmerge_lab.training.banded_noise import BandedNoise
 from dpmerge_lab.training.ftrl_recipe import FtrlRecipe
-from dpmerge_lab.training.tuning import TunedTraining, tune_training
 
 DELTA = 1e-6
-METHODS = (LAST, *TRAINED, *ON_TOP, *AFTERWARDS)
 CASES = tuple(Case(epsilon, shifting) for shifting in (False, True) for epsilon in (math.inf, 18.9, 8.2))
+RATE = "server learning rate"
+_Run = Callable[[bool, Point], dict[str, Any]]  # whether it is followed on the way, and where it is in the grid
 BANDED = tuple(Case(8.2, shifting, True) for shifting in (False, True))
 
 
@@ -53,7 +55,10 @@ def ftrl_users(options: Options) -> Result:
         ),
         "who takes part": "with a tree all users once in every pass, in a fresh random order; with a banded matrix in one "
         "random order, repeated",
-        "learning rate of UTA tr": "(k + 1)/2 times the others', which is how much slower the mean of k iterates moves",
+        "parameter of EMA tr": "the weight of the new iterate, as in Eq. (3)",
+        "learning rate of EMA tr and UTA tr": "that of plain runs times a factor that is tuned; for UTA tr times (k + 1)/2 as "
+        "well, which is how much slower the mean of k iterates moves",
+        "inference aggregation on top": "of the aggregates that steps start from",
         "test images": "those with even numbers choose parameters, those with odd numbers are reported",
     }
     with ExitStack() as stack, timed(Result("ftrl", configuration)) as result:
@@ -94,52 +99,62 @@ def _error(recipe: FtrlRecipe) -> float:
 def _case(work: Work, options: Options, finished: Finished | None) -> dict[str, Any]:
     design, name = work.design, work.case.name
     how: dict[str, Any] = {"finished": finished, "jobs": options.jobs}
+    searches: dict[str, Tuned] = {}
 
-    def keys(what: str, count: int) -> dict[str, Any]:
-        made = [f"{design}: {name}: {what}: {index}" for index in range(count)]
-        return {"keys": None if finished is None else made, "progress": options.bar(f"{name}: {what}"), **how}
-
-    def tune(what: str, train: Any, values: Sequence[float]) -> TunedTraining:
-        return tune_training(
-            train, values, (0,), name=f"{design}: {name}: {what}", progress=options.bar(f"{name}: {what}"), **how
+    def tuned(what: str, run: _Run, points: Iterable[Point]) -> dict[str, Any]:
+        """Fresh runs at both choices, by the way of choosing; one set of runs where these agree."""
+        title = f"{name}: {what}"
+        searches[what] = search = tune(
+            partial(run, False),
+            points,
+            design.trials,
+            name=f"{design}: {title}: trial",
+            progress=options.bar(f"tuning {title}"),
+            **how,
         )
+        found: dict[Point, Any] = {}
+        for point in (search.best(way) for way in WAYS):
+            if point not in found:
+                keys = [f"{design}: {title}: {point}: {index}" for index in range(options.seeds)]
+                named: dict[str, Any] = {"keys": None if finished is None else keys, "progress": options.bar(title)}
+                found[point] = run_all(partial(run, True), [point] * options.seeds, **named, **how)
+        return {way: found[search.best(way)] for way in WAYS}
 
-    rates = tune("server learning rate", partial(runs_of.rate_trial, work), design.server_learning_rates)
-    work = replace(work, learning_rate=rates.best.parameter)
-    trials = {"server learning rate": rates}
-    plain = run_all(partial(runs_of.plain_run, work), range(options.seeds), **keys("runs", options.seeds))
-    scores = scores_of(plain)
-    history = {line: [run["history"][line] for run in plain] for line in plain[0]["history"]}
+    plain = tuned(RATE, partial(runs_of.plain_run, work), map(Point, design.server_learning_rates))
+    work = replace(work, learning_rate=searches[RATE].best(ALONE).parameter)
+    scores = {**scores_of(plain[ALONE]), OWN_RATE: scores_of(plain[WITH_INFERENCE])[CHOSEN]}
+    paired = {*scores} - {OWN_RATE}
+    history = {line: [run["history"][line] for run in plain[ALONE]] for line in plain[ALONE][0]["history"]}
+    of_iterates = {}
     if not work.case.banded:
         for method, on_top, values in zip(TRAINED, ON_TOP, (design.weights, design.tails), strict=True):
-            trials[method] = tune(method, partial(runs_of.aggregate_trial, work, method), values)
-            again = [(method, trials[method].best.parameter)] * options.seeds
-            runs = run_all(partial(runs_of.aggregated_run, work), again, **keys(method, options.seeds))
-            scores[method] = [run["alone"]["test"] for run in runs]
-            scores[on_top] = [run["on top"]["test"] for run in runs]
-            history[method] = [run["history"] for run in runs]
+            points = [Point(value, rate=factor) for value in values for factor in design.factors]
+            runs = tuned(method, partial(runs_of.aggregated_run, work, method), points)
+            scores[method] = scores_of(runs[ALONE])[LAST]
+            scores[on_top] = scores_of(runs[WITH_INFERENCE])[CHOSEN]
+            scores[f"{on_top}, tuned {ALONE}"] = scores_of(runs[ALONE])[CHOSEN]
+            of_iterates[on_top] = [run["on top of the iterates"]["test"] for run in runs[WITH_INFERENCE]]
+            history[method] = [run["history"] for run in runs[ALONE]]
+    others = [column for column in scores if column not in COLUMNS]
+    shown = [column for column in (*COLUMNS, *others) if column in scores]
     return {
         "epsilon": math.inf if not work.noise else _epsilon(design, work.banded, work.noise),
         "noise multiplier": work.noise,
-        "test accuracy": {method: mean_and_deviation(scores[method]) for method in METHODS if method in scores},
+        "test accuracy": {column: mean_and_deviation(scores[column]) for column in shown},
         "gain over no aggregation": {
-            method: gain(scores[method], scores[LAST], paired=method in AFTERWARDS)
-            for method in METHODS
-            if method in scores and method != LAST
+            column: gain(scores[column], scores[LAST], paired=column in paired) for column in shown if column != LAST
         },
-        "chosen on the validation half": parameters(plain),
-        "tuning": {what: found.as_dict() for what, found in trials.items()},
+        "gain over the best inference aggregation of plain runs at their own rate": {
+            on_top: gain(scores[on_top], scores[OWN_RATE], paired=False) for on_top in ON_TOP if on_top in scores
+        },
+        "test accuracy, inference aggregation of the iterates": {
+            on_top: mean_and_deviation(values) for on_top, values in of_iterates.items()
+        },
+        "chosen on the validation half": parameters(plain[ALONE]),
+        "tuning": {what: found.as_dict() for what, found in searches.items()},
         "the paper's StackOverflow accuracy, percent": PAPER.get(name),
-        "price of tuning": None if not work.noise else _together(trials).price(DELTA, by="pld"),
+        "price of tuning": None if not work.noise else price(searches.values(), DELTA),
         "rounds": list(runs_of.looks(design)),
         "test accuracy over the rounds": {line: mean_and_deviation(runs) for line, runs in history.items()},
         "spread over the rounds": {line: float(np.std(runs, axis=1).mean()) for line, runs in history.items()},
     }
-
-
-def _together(trials: Mapping[str, TunedTraining]) -> TunedTraining:
-    """All trials of a case as one search: what they cost is their joint release, whichever of them chose what."""
-    every = [
-        replace(trial, start=index) for index, found in enumerate(trials.values()) for trial in found.trials
-    ]  # their names tell them apart by p and τ, and τ is 0 in all
-    return TunedTraining(tuple(every))

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.results import error_bars
+
+OWN_RATE = f"{CHOSEN}, at a rate chosen for it"
+COLUMNS = (LAST, TRAINED[0], ON_TOP[0], TRAINED[1], ON_TOP[1], *AFTERWARDS, CHOSEN, OWN_RATE)
+
 # Recycling Scraps, Table 2: test accuracy on StackOverflow in percent, mean of five runs; its EMA_tr and UTA_tr have inference
 # aggregation on top (§4.2.1).
 _COLUMNS = ("No Agg", "EMA tr + inf", "UTA tr + inf", "EMA baseline", "EMA inf", "UTA inf", "OPA", "OMV")
@@ -21,6 +28,14 @@ PAPER = {
 }
 ERRORS = "root mean squared error of prefix sums at μ = 1"
 _FREE = "An aggregate of iterates costs nothing beyond the run itself."
+_NAMES = {LAST: "none", "EMA baseline": "EMA 0.9999", CHOSEN: "best of these five", OWN_RATE: "the same at its own rate"}
+_LINES = {
+    LAST: "last iterate",
+    "EMA inf": "EMA of the iterates",
+    "UTA inf": "UTA of the iterates",
+    "EMA tr": "training on the EMA",
+    "UTA tr": "training on the UTA",
+}
 
 
 def pictures(numbers: Mapping[str, Any], data: str, runs: int) -> dict[str, Mapping[str, Any]]:
@@ -28,7 +43,8 @@ def pictures(numbers: Mapping[str, Any], data: str, runs: int) -> dict[str, Mapp
     one = {"kind": "lines", "subtitle": f"users made of {data} images, δ = 1e-6, mean of {runs} runs each"}
     return {
         "table": {**one, **_table(numbers)},
-        "rounds": {**one, **_over_rounds(numbers)},
+        "rounds": {**one, **_over_rounds(numbers, shifting=False)},
+        "rounds-shifting": {**one, **_over_rounds(numbers, shifting=True)},
         "errors": {"kind": "lines", **_errors(numbers[ERRORS])},
     }
 
@@ -40,55 +56,53 @@ def _title(name: str) -> str:
 
 def _table(numbers: Mapping[str, Any]) -> dict[str, Any]:
     panels = []
-    for name, paper in PAPER.items():
-        gains = numbers[name]["gain over no aggregation"]
-        places, means = list(range(len(gains))), [100 * gain["mean"] for gain in gains.values()]
-        around = [200 * (gain["standard error"] or 0.0) for gain in gains.values()]
-        known = [place for place, method in zip(places, gains, strict=True) if method in paper]
-        lines = [
-            {
-                "label": "measured here, ± two standard errors",
-                "x": places,
-                "y": means,
-                "low": [mean - width for mean, width in zip(means, around, strict=True)],
-                "high": [mean + width for mean, width in zip(means, around, strict=True)],
-                "standing": "measured",
-                "joined": False,
-            },
-            {
-                "label": "the paper, on StackOverflow",
-                "x": known,
-                "y": [paper[method] - paper["No Agg"] for method in gains if method in paper],
-                "standing": "reference",
-                "joined": False,
-            },
-        ]
-        axes = {"x_label": "aggregation", "y_label": "gain, percent points", "categories": list(gains)}
-        panels.append({"title": _title(name), **axes, "lines": lines})
-    return {"title": "What each aggregation gains over the last iterate of DP-FTRL", "caption": _FREE, "panels": panels}
-
-
-def _over_rounds(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    labels = {"No Agg": "last iterate", "EMA inf": "EMA of the iterates", "UTA tr": "training on the UTA"}
-    panels = []
     for name in PAPER:
-        found = numbers[name]
-        lines = [_line(label, found, method) for method, label in labels.items()]
+        lines = [{"label": "noise of a tree" if numbers[name]["noise multiplier"] else "no noise", **_cells(numbers[name])}]
         if f"{name}-banded" in numbers:
-            lines.append(_line("last iterate, banded matrix", numbers[f"{name}-banded"], "No Agg"))
-        panels.append({"title": _title(name), "x_label": "rounds", "y_label": "test accuracy", "lines": lines})
+            lines.append({"label": "noise of a banded matrix", **_cells(numbers[f"{name}-banded"])})
+        names = [_NAMES.get(column, column) for column in COLUMNS]
+        axes = {"x_label": "aggregation", "y_label": "test accuracy", "categories": names}
+        panels.append({"title": _title(name), **axes, "lines": lines})
     return {
-        "title": "Iterates of DP-FTRL and their aggregates over the last rounds",
-        "caption": f"{_FREE} Bands are ± one standard deviation of a single run.",
+        "title": "The last iterate of DP-FTRL and its aggregates",
+        "caption": f"{_FREE} Bars are ± one standard error. The server's learning rate is the best for the last iterate, in "
+        "the last column the best for what stands there; EMA tr and UTA tr have rates of their own.",
         "panels": panels,
     }
 
 
-def _line(label: str, found: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Every third round: more cannot be seen."""
-    history = {key: values[::3] for key, values in found["test accuracy over the rounds"][method].items() if key != "runs"}
-    low, high = ([mean + sign * std for mean, std in zip(history["mean"], history["std"], strict=True)] for sign in (-1, 1))
-    return {"label": label, "x": found["rounds"][::3], "y": history["mean"], "low": low, "high": high, "standing": "measured"}
+def _cells(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table; a banded one has no training on aggregates."""
+    shown = found["test accuracy"]
+    places = [place for place, column in enumerate(COLUMNS) if column in shown]
+    return {**error_bars([shown[COLUMNS[place]] for place in places]), "x": places}
+
+
+def _over_rounds(numbers: Mapping[str, Any], shifting: bool) -> dict[str, Any]:
+    panels = []
+    for name in (*PAPER, *(f"{name}-banded" for name in PAPER)):
+        if name in numbers and name.startswith("shifting") == shifting:
+            kept = numbers[name]["test accuracy over the rounds"]
+            shown = {method: label for method, label in _LINES.items() if method in kept}
+            lines = [_line(label, numbers[name], method, method == LAST and not shifting) for method, label in shown.items()]
+            title = f"{_title(name.removeprefix('shifting-'))}{', banded matrix' if name.endswith('banded') else ''}"
+            panels.append({"title": title, "x_label": "rounds", "y_label": "test accuracy", "lines": lines})
+    return {
+        "title": f"The last rounds of DP-FTRL{', even and odd digits in turns' if shifting else ''}",
+        "caption": f"{_FREE} {'' if shifting else 'The band is ± one standard error of the mean. '}Averages have the "
+        "parameters that each run's validation half chose at its end.",
+        "panels": panels,
+    }
+
+
+def _line(label: str, found: Mapping[str, Any], method: str, with_band: bool) -> dict[str, Any]:
+    history = found["test accuracy over the rounds"][method]
+    line = {"label": label, "x": found["rounds"], "y": history["mean"], "standing": "measured", "markers": False}
+    if not with_band:
+        return line
+    errors = [std / history["runs"] ** 0.5 for std in history["std"]]
+    low, high = ([mean + sign * error for mean, error in zip(history["mean"], errors, strict=True)] for sign in (-1, 1))
+    return {**line, "low": low, "high": high}
 
 
 def _errors(errors: Mapping[str, float]) -> dict[str, Any]:

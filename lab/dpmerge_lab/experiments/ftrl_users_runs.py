@@ -16,7 +16,9 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from dpmerge.records import Record
-from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, Probabilities, Watcher, accuracies, tuned
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, Probabilities, Watcher, accuracies
+from dpmerge_lab.experiments.aggregation_scores import chosen
+from dpmerge_lab.experiments.aggregation_tuning import Point
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.tasks.user_images import UserImages
 from dpmerge_lab.training.averaging import Aggregate, MovingAverage, TailMean, TrainingOn
@@ -55,11 +57,13 @@ class Design:
     client_learning_rate: float = 0.2
     momentum: float = 0.9
     period: int = 50
-    server_learning_rates: tuple[float, ...] = (0.05, 0.2, 0.8)
-    weights: tuple[float, ...] = (0.5, 0.9)  # of the new iterate, in EMA tr
-    tails: tuple[int, ...] = (3, 10)
+    server_learning_rates: tuple[float, ...] = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+    weights: tuple[float, ...] = (0.5, 0.95)  # of the new iterate, in EMA tr
+    tails: tuple[int, ...] = (3, 5, 10, 30)
+    factors: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # of the server's learning rate, in EMA tr and UTA tr
+    trials: int = 2  # of every point
     looks: int = 200
-    look_every: int = 8
+    look_every: int = 4
     bands: tuple[int, ...] = (1, 4, 16, 64, 127)
 
     @property
@@ -83,7 +87,7 @@ class Design:
         )
 
 
-QUICK = Design("digits", 84, 16, 7, 2, 12, 1.0, 1.0, 0.5, 4, (1.0, 8.0), (0.8,), (3,), 6, 3, (1, 7))
+QUICK = Design("digits", 84, 16, 7, 2, 12, 1.0, 1.0, 0.5, 4, (1.0, 8.0), (0.8,), (3,), (1.0, 2.0), 1, 6, 3, (1, 7))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,66 +169,52 @@ def looks(design: Design) -> range:
     return range(design.rounds, design.rounds - design.looks - 1, -design.look_every)[::-1]
 
 
-def _watched(iterates: Sequence[Vector], held: Loaded) -> dict[str, Any]:
+def _watched(checkpoints: Sequence[Vector], held: Loaded) -> dict[str, Any]:
+    """The last of them, and every inference aggregation."""
     watcher = Watcher()
-    for iterate in iterates:
-        watcher.see(iterate)
-    return watcher.measure(held.predict, held.answers)
+    for checkpoint in checkpoints:
+        watcher.see(checkpoint)
+    measured = watcher.measure(held.predict, held.answers)
+    return {method: measured[method] for method in (LAST, *AFTERWARDS)}
 
 
-def rate_trial(work: Work, learning_rate: float, _: int) -> tuple[float, Record]:
-    """A trial of a server's learning rate, scored by the last iterate."""
-    iterates, record = _run(replace(work, learning_rate=learning_rate), None)
-    return loaded(work.design, work.folder).accuracies(iterates[-1])["validation"], record
-
-
-def plain_run(work: Work, _: int) -> dict[str, Any]:
-    """A run without aggregates, all of them at its end, and the two averages on the way there."""
+def plain_run(work: Work, followed: bool, point: Point) -> dict[str, Any]:
+    """A run without aggregates at this server learning rate, all of them at its end, and the two averages on the way there."""
     held = loaded(work.design, work.folder)
-    iterates, record = _run(work, None)
+    iterates, record = _run(replace(work, learning_rate=point.parameter), None)
     measured = _watched(iterates, held)
-    ema = _aggregates(MovingAverage(decay=measured["EMA inf"]["parameter"], warm_up=True), iterates)
-    uta = _aggregates(TailMean(int(measured["UTA inf"]["parameter"])), iterates)
-    history = {
-        line: [held.accuracies(found[step])["test"] for step in looks(work.design)]
-        for line, found in ((LAST, iterates), ("EMA inf", ema), ("UTA inf", uta))
-    }
-    return {
-        "measured": {method: measured[method] for method in (LAST, *AFTERWARDS)},
-        "history": history,
-        "record": record.as_dict(),
-    }
+    found: dict[str, Any] = {"measured": measured, "record": record.as_dict()}
+    if followed:
+        ema = _aggregates(MovingAverage(decay=measured["EMA inf"]["parameter"], warm_up=True), iterates)
+        uta = _aggregates(TailMean(int(measured["UTA inf"]["parameter"])), iterates)
+        lines = {LAST: iterates, "EMA inf": ema, "UTA inf": uta}
+        found["history"] = {line: _history(work.design, held, one) for line, one in lines.items()}
+    return found
 
 
-def aggregated_run(work: Work, choice: tuple[str, float]) -> dict[str, Any]:
-    """A run on aggregates: the last aggregate, which Alg. 2 returns, and the best inference aggregation of its iterates."""
-    held = loaded(work.design, work.folder)
-    iterates, found, record = _on_aggregates(work, *choice)
-    seen = [held.accuracies(found[step]) for step in looks(work.design)]
-    every = _watched(iterates, held)["every parameter"]
-    best = max((tuned(every[kind]) for kind in ("ema", "uta", "opa", "omv")), key=lambda one: float(one["validation"]))
-    return {"alone": seen[-1], "on top": best, "history": [one["test"] for one in seen], "record": record.as_dict()}
+def aggregated_run(work: Work, method: str, followed: bool, point: Point) -> dict[str, Any]:
+    """A run on aggregates: the last aggregate, which Alg. 2 returns, and inference aggregations of all aggregates.
 
-
-def aggregate_trial(work: Work, method: str, parameter: float, _: int) -> tuple[float, Record]:
-    """A trial of Alg. 3."""
-    found, record = _on_aggregates(work, method, parameter)[1:]
-    return loaded(work.design, work.folder).accuracies(found[-1])["validation"], record
-
-
-def _on_aggregates(work: Work, method: str, parameter: float) -> tuple[list[Vector], list[Vector], Record]:
-    """Iterates, their aggregates, and the record.
-
-    EMA tr is as Eq. (3) of the paper has it: p is the weight of the new iterate. The mean of the last k iterates lags behind,
-    and steps of length s move UTA tr by 2s/(k + 1) only: its learning rate is (k + 1)/2 times as large.
+    The paper speaks of the checkpoints that Alg. 2 generates, which may also be its iterates: those are kept beside.
+    EMA tr is as Eq. (3) has it: p is the weight of the new iterate. The mean of the last k iterates lags behind, and steps of
+    length s move UTA tr by 2s/(k + 1) only: its learning rate is (k + 1)/2 times as large, times the factor that is tuned.
     """
+    held, rate = loaded(work.design, work.folder), work.learning_rate * point.rate
     if method == "EMA tr":
-        aggregate: Aggregate = MovingAverage(new_weight=parameter)
+        aggregate: Aggregate = MovingAverage(new_weight=point.parameter)
     else:
-        aggregate = TailMean(int(parameter))
-        work = replace(work, learning_rate=work.learning_rate * (parameter + 1) / 2)
-    iterates, record = _run(work, TrainingOn(aggregate, 0))
-    return iterates, _aggregates(aggregate, iterates), record
+        aggregate, rate = TailMean(int(point.parameter)), rate * (point.parameter + 1) / 2
+    iterates, record = _run(replace(work, learning_rate=rate), TrainingOn(aggregate, 0))
+    aggregates = _aggregates(aggregate, iterates)
+    found: dict[str, Any] = {"measured": _watched(aggregates, held), "record": record.as_dict()}
+    if followed:
+        found["history"] = _history(work.design, held, aggregates)
+        found["on top of the iterates"] = chosen(_watched(iterates, held))
+    return found
+
+
+def _history(design: Design, held: Loaded, checkpoints: Sequence[Vector]) -> list[float]:
+    return [held.accuracies(checkpoints[step])["test"] for step in looks(design)]
 
 
 def _aggregates(aggregate: Aggregate, iterates: Sequence[Vector]) -> list[Vector]:

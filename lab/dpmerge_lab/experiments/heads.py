@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dpmerge import Accounting, Portfolio, plan
 from dpmerge.jobs import run_all
@@ -21,6 +20,7 @@ from dpmerge.profiles import gaussian_delta
 from dpmerge.rules import least_noise
 from dpmerge.training import LinearSetting, Recipe, Tensors, accuracy, calibrated, fresh_generator, train
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
+from dpmerge_lab.experiments.heads_pictures import DRAWN as DRAWN, FORMULA as FORMULA, IMAGES, WORDS, kept_beside, pictures
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.docstrings import docstring_features
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
@@ -32,7 +32,6 @@ THREE = (0.25, 2.0, 8.0)  # the models trained anew that make the papers' portfo
 BOUND = 3.0
 AVERAGE, SINGLE = "average of {}, noise at release", "one model, noise at release"
 COMPOSED, HIDDEN = "trained anew, composition", "trained anew, last iterate only"
-FORMULA, DRAWN = "papers' average of three (conditional)", "random selection of three"
 BOLT_ON = "output perturbation (Wu et al. 2017)"
 
 
@@ -69,13 +68,13 @@ class Asked:
 def heads(options: Options) -> Result:
     """On images."""
     held = digits_features(BOUND) if options.quick else cifar10_features(options.data, BOUND)
-    return _measured("heads", held, "public features of CIFAR-10", options)
+    return _measured("heads", held, IMAGES, options)
 
 
 def heads_text(options: Options) -> Result:
     """On hashed words."""
     held = digits_features(BOUND) if options.quick else docstring_features(BOUND)
-    return _measured("heads-text", held, "hashed words of documentation", options)
+    return _measured("heads-text", held, WORDS, options)
 
 
 def _measured(name: str, held: Features, what: str, options: Options) -> Result:
@@ -95,7 +94,7 @@ def _measured(name: str, held: Features, what: str, options: Options) -> Result:
         }
         result.numbers["composition of one model of the portfolio"] = _composed_epsilon(setting)
     result.table = _table(result.numbers, size.targets)
-    result.pictures = {"frontier": _picture(result.numbers, size.targets, what, options.seeds)}
+    result.pictures = pictures(result.numbers, what, kept_beside(options.folder), DELTA)
     return result
 
 
@@ -275,27 +274,3 @@ def _table(numbers: Mapping[str, Any], targets: Sequence[float]) -> tuple[str, l
     plain = numbers["without privacy"]
     title = f"test accuracy (mean ± standard error); without privacy {plain['mean']:.4f}"
     return title, ["", *(f"ε = {epsilon:g}" for epsilon in targets)], rows
-
-
-def _picture(numbers: Mapping[str, Any], targets: Sequence[float], what: str, seeds: int) -> dict[str, Any]:
-    lines = []
-    for name, of in numbers["accuracy"].items():
-        known = [place for place, value in enumerate(of["mean"]) if not math.isnan(value)]
-        error: npt.NDArray[Any] = np.array(of["std"]) / math.sqrt(of["runs"])
-        lines.append(
-            {
-                "label": name,
-                "standing": "conditional" if name == FORMULA else "proved",
-                "x": [targets[place] for place in known],
-                "y": [of["mean"][place] for place in known],
-                "low": [of["mean"][place] - error[place] for place in known],
-                "high": [of["mean"][place] + error[place] for place in known],
-            }
-        )
-    panel = {"title": "", "x_label": f"ε at δ = {DELTA:g}", "x_scale": "log", "y_label": "test accuracy", "lines": lines}
-    return {
-        "kind": "lines",
-        "title": f"Linear heads on {what}: one portfolio for every ε",
-        "subtitle": f"mean ± standard error over {seeds} repetitions with fresh noise and batches",
-        "panels": [panel],
-    }

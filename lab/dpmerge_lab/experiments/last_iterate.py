@@ -87,10 +87,10 @@ def _portfolios(options: Options) -> dict[str, tuple[Portfolio, Sequence[Weights
     averages = [(0.05, 0.95, 0.0), (0.05, 0.9, 0.05), (0.1, 0.8, 0.1), (1 / 3, 1 / 3, 1 / 3)]
     found["example portfolio"] = (Portfolio(dpmerge.example_portfolio()), averages)
     found["mnist.yaml"] = (portfolio_of(portfolio_file("mnist.yaml"), _MNIST), [(0.1, 0.1, 0.8)])
-    found["warm-up and decay"] = (_of_setting(full_batch(1.0, decay=True)), [tenth, half])
-    found["constant rate"] = (_of_setting(full_batch(LONGEST, decay=False)), [tenth, half])
-    found["Poisson twin"] = (_of_setting(poisson_twin()), [tenth, (0.13, 0.87), half])
-    found["logistic twin"] = (_of_setting(logistic_twin()), [tenth, half])
+    found["warm-up and decay"] = (of_setting(full_batch(1.0, decay=True)), [tenth, half])
+    found["constant rate"] = (of_setting(full_batch(LONGEST, decay=False)), [tenth, half])
+    found["Poisson twin"] = (of_setting(poisson_twin()), [tenth, (0.13, 0.87), half])
+    found["logistic twin"] = (of_setting(logistic_twin()), [tenth, half])
     return found
 
 
@@ -98,7 +98,8 @@ def _corners(count: int) -> list[Weights]:
     return [tuple(float(i == j) for j in range(count)) for i in range(count)]
 
 
-def _of_setting(setting: Setting) -> Portfolio:
+def of_setting(setting: Setting) -> Portfolio:
+    """Records of the runs on all of MNIST that a setting describes."""
     return _portfolio(setting.recipes, _MNIST, setting.norm_bound, setting.loss)
 
 

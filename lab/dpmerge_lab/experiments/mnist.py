@@ -1,10 +1,11 @@
-"""Differentially Private Model Merging: App. H.1 of version 1, the full batches of version 2, and their Poisson twins.
+"""Differentially Private Model Merging on MNIST: App. H.1 of version 1, and full batches and Poisson twins after version 2.
 
-`mnist` is the papers' own: clipping binds and steps are long, so the proved bound on averages is near joint release.
+`mnist` is version 1's own: clipping binds and steps are long, so the proved bound on averages is near joint release.
 `mnist-full-batch` bounds the features, so that smoothness is known and clipping provably never binds: there the transport
 theorem pays. How much depends on the schedule: with a learning rate that decays to nothing, on Σηβ, the length of training;
-with a constant one, on nothing but ηβ ≤ 2 and the number of steps (docs/theory.md §3.3). `mnist-replace-one` is version 2
-itself: three models, full batches, replace-one neighbours, with the papers' images and with bounded ones.
+with a constant one, on nothing but ηβ ≤ 2 and the number of steps (docs/theory.md §3.3). `mnist-replace-one` has the setting
+of version 2, three models, full batches and replace-one neighbours, with the papers' images and with bounded ones; steps,
+learning rates and noise are ours, as version 2's are missing from our copy.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 
 from dpmerge.jobs import run_all
 from dpmerge.planning import Point
+from dpmerge.records import Portfolio
 from dpmerge.rules import Accounting, Combination
 from dpmerge.training import Recipe
+from dpmerge_lab.experiments.merge_pictures import on_weights
 from dpmerge_lab.experiments.portfolio_pictures import (
     AVERAGE,
     DRAW,
@@ -29,7 +32,8 @@ from dpmerge_lab.experiments.portfolio_pictures import (
     frontier_numbers,
     frontier_panel,
     frontier_picture,
-    heatmap_of_accounts,
+    heatmaps_of_accounts,
+    kept_frontier_panel,
     whole_heatmap,
 )
 from dpmerge_lab.experiments.portfolios import (
@@ -50,6 +54,7 @@ EPOCH, RATE = 235, 256 / 60000
 _NORM = math.sqrt(10)  # of centred images stretched to norm 3, and the bias
 _CLIP = 4.48  # above √2 times that: gradients of softmax regression are shorter
 _SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5, 0.7, 0.9)
+SHOWN = ((0.0, 0.1, 0.9), (0.1, 0.0, 0.9), (0.5, 0.0, 0.5), (0.3, 0.3, 0.4))  # weights of three models in a picture
 LONGEST = 78.0  # Σηβ of forty steps with ηβ just below 2
 
 
@@ -127,14 +132,14 @@ def mnist(options: Options) -> Result:
         result.pictures["frontier"] = frontier_picture(title, [panel], options)
         averages = _averages(measured, grid(options), options)
         result.numbers = {"alone": alone(measured), "averages": averages, "frontier": frontier_numbers(panel)}
-        result.pictures["heatmap"] = whole_heatmap(measured.portfolio, options).as_dict()
+        result.pictures["heatmap"] = whole_heatmap(measured.portfolio, options, data_name(options)).as_dict()
     return result
 
 
 def mnist_full_batch(options: Options) -> Result:
-    """Where the transport theorem pays, what that depends on, and the Poisson twins: two models each.
+    """Where the transport theorem pays, what that depends on, and the Poisson twins: two models each, add-remove neighbours.
 
-    The full-batch setting of Differentially Private Model Merging, version 2.
+    Full batches and schedule are after version 2, which has three models and replace-one neighbours: `mnist_replace_one`.
     """
     settings = {name: setting.sized(options) for name, setting in two_models().items()}
     configuration = {name: setting.configuration(options) for name, setting in settings.items()}
@@ -163,7 +168,7 @@ def mnist_replace_one(options: Options) -> Result:
     settings = {name: setting.sized(options) for name, setting in three_full_batches().items()}
     configuration = {name: {**setting.configuration(options), "adjacency": "replace-one"} for name, setting in settings.items()}
     with timed(Result("mnist-replace-one", configuration)) as result:
-        panels = []
+        portfolios = {}
         for name, setting in settings.items():
             measured = measure(setting, grid(options), options, f"{name}: training")
             measured = replace(measured, portfolio=restated(measured.portfolio, replace_one))
@@ -173,12 +178,29 @@ def mnist_replace_one(options: Options) -> Result:
                 hidden = Combination(measured.portfolio.weights(row["weights"])).guarantee(delta=DELTA)
                 row |= {LAST_ONLY: hidden.epsilon, "its theorem": hidden.theorem}
             result.numbers[name] = {"alone": alone(measured), "averages": rows, "frontier": frontier_numbers(panel)}
-            label = f"heatmap-{name.replace(',', '').replace(' ', '-')}"
-            result.pictures[label] = heatmap_of_accounts(measured.portfolio, options, name)
-            panels.append(panel)
-        title = f"{data_name(options)}: three full-batch softmax regressions, replace-one"
-        result.pictures["frontier"] = frontier_picture(title, panels, options)
+            portfolios[name] = measured.portfolio
+        result.pictures = {
+            **replace_one_heatmaps(portfolios, options),
+            **replace_one_pictures(result.numbers, data_name(options), options),
+        }
     return result
+
+
+def replace_one_heatmaps(portfolios: Mapping[str, Portfolio], options: Options) -> dict[str, Mapping[str, Any]]:
+    """ε over the weights, which depends on records alone."""
+    found = heatmaps_of_accounts(portfolios, options, data_name(options))
+    return {f"heatmap-{name.replace(',', '').replace(' ', '-')}": document for name, document in found.items()}
+
+
+def replace_one_pictures(numbers: Mapping[str, Any], data: str, options: Options) -> dict[str, Mapping[str, Any]]:
+    """Frontiers, and averages beside draws."""
+    title = f"{data}: three full-batch softmax regressions, replace-one"
+    repeated = f"mean of {options.seeds} repetitions with fresh noise and batches"
+    rows = {name: of["averages"] for name, of in numbers.items()}
+    return {
+        "frontier": frontier_picture(title, [kept_frontier_panel(name, of) for name, of in numbers.items()], options),
+        "averages": on_weights(f"{title}: averages and draws", repeated, rows, SHOWN),
+    }
 
 
 def _averages(measured: Measured, points: Iterable[Point], options: Options) -> list[dict[str, Any]]:

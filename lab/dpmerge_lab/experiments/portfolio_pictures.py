@@ -29,11 +29,13 @@ _CURVES: dict[str, dict[str, Any]] = {
 }
 _SCORES = {PROVED: AVERAGE, SELECTION: DRAW}
 RDP = "the tight conversion"  # of Canonne et al. 2020, which is below the papers'
-_EPSILON = {"y_label": f"ε at δ = {DELTA:g}", "y_scale": "log"}
+_AXIS = f"ε at δ = {DELTA:g}".replace("e-0", "e-")
+_EPSILON = {"y_label": _AXIS, "y_scale": "log"}
+_FRONTIER_AXES = {"x_label": _AXIS, "x_scale": "log", "y_label": "test accuracy (of a draw: expected)"}
 Row = Mapping[str, Any]
 
 
-def whole_heatmap(portfolio: Portfolio, options: Options) -> Heatmap:
+def whole_heatmap(portfolio: Portfolio, options: Options, what: str) -> Heatmap:
     """What is proved and the papers' formula in one picture: what is compared has one scale of colours."""
     surfaces: list[Surface] = []
     assumptions: dict[str, list[str]] = {}
@@ -43,7 +45,8 @@ def whole_heatmap(portfolio: Portfolio, options: Options) -> Heatmap:
         found = heatmap(portfolio, delta=DELTA, step=grid_step(options) / 2, accounting=accounting, run=run)
         surfaces += [surface for surface in found.panels if surface not in surfaces]  # draws are the same in both
         assumptions |= found.assumptions
-    return replace(found, panels=tuple(surfaces), assumptions=assumptions)
+    title = f"{what}: ε of every merge (RDP by {RDP})"
+    return replace(found, panels=tuple(surfaces), assumptions=assumptions, title=title)
 
 
 def frontier_panel(
@@ -75,8 +78,32 @@ def frontier_panel(
     marks = [{"name": one.name, "x": one.epsilon["pld"], "y": one.utility, "mark": "model"} for one in drawn.models]
     if drawn.joint is not None:
         marks.append({"name": JOINT, "x": drawn.joint.epsilon, "y": drawn.joint.utility, "mark": "joint"})
-    across, up = {"x_label": f"ε at δ = {DELTA:g}", "x_scale": "log"}, {"y_label": "test accuracy (of a draw: expected)"}
-    return {"title": title, **across, **up, "lines": lines, "points": marks}
+    return {"title": title, **_FRONTIER_AXES, "lines": lines, "points": marks}
+
+
+def kept_frontier_panel(title: str, numbers: Row) -> dict[str, Any]:
+    """The same from kept numbers: `frontier_numbers`, the models alone and the averages.
+
+    Bands of earlier results were of single runs ("± deviation") and are made those of the mean; rule and accountant were in
+    the label alone.
+    """
+    (runs,) = {known["test accuracy"]["runs"] for known in numbers["alone"].values()}
+    narrower = runs**-0.5 if "± deviation" in numbers["frontier"]["y"] else 1.0
+    lines = []
+    for curve in numbers["frontier"]["curves"]:
+        look = {"rule": "selection" if curve["label"].startswith(SELECTION) else "combination"}
+        look["by"] = curve["label"].rpartition(", ")[2].lower()
+        band = {
+            side: [y + narrower * (end - y) for y, end in zip(curve["y"], curve[side], strict=True)] for side in ("low", "high")
+        }
+        lines.append({**look, **curve, **band})
+    models = numbers["alone"].items()
+    marks = [
+        {"name": name, "x": one["epsilon by PLD"], "y": one["test accuracy"]["mean"], "mark": "model"} for name, one in models
+    ]
+    together = max(row[JOINT] for row in numbers["averages"])
+    marks.append({"name": JOINT, "x": together, "y": max(mark["y"] for mark in marks), "mark": "joint"})
+    return {"title": title, **_FRONTIER_AXES, "lines": lines, "points": marks}
 
 
 def frontier_picture(title: str, panels: Sequence[Row], options: Options) -> dict[str, Any]:
@@ -106,7 +133,17 @@ def frontier_numbers(panel: Row) -> dict[str, Any]:
     }
 
 
-def heatmap_of_accounts(portfolio: Portfolio, options: Options, title: str) -> dict[str, Any]:
+def heatmaps_of_accounts(portfolios: Mapping[str, Portfolio], options: Options, what: str) -> dict[str, dict[str, Any]]:
+    """Of each portfolio a picture with a triangle for each account; all have one scale of colours."""
+    found = {}
+    for name, portfolio in portfolios.items():
+        title = f"{what}, {name}: ε of every merge by PLD"
+        found[name] = replace(_heatmap_of_accounts(portfolio, options, name), title=title)
+    every = [value for one in found.values() for panel in one.panels for value in panel.epsilons]
+    return {name: replace(one, reach=(min(every), max(every))).as_dict() for name, one in found.items()}
+
+
+def _heatmap_of_accounts(portfolio: Portfolio, options: Options, title: str) -> Heatmap:
     """ε of every merge of three models by loss distributions, a triangle for each account of it."""
     accounts = {
         PROVED: Accounting(only_release=False),
@@ -132,7 +169,7 @@ def heatmap_of_accounts(portfolio: Portfolio, options: Options, title: str) -> d
         assumed += [(SELECTION if SELECTION in rules else label, (text,)) for text, rules in one.assumptions.items()]
         assumed += [(label, (text,)) for text, rules in one.assumptions.items() if set(rules) != {SELECTION}]
     panels = (replace(selected, title=SELECTION), *combined, joint)
-    return replace(first, panels=panels, assumptions=assumed_by(assumed)).as_dict()
+    return replace(first, panels=panels, assumptions=assumed_by(assumed))
 
 
 def against_weights(title: str, setting: Setting, alone: Mapping[str, Row], averages: Sequence[Row]) -> dict[str, Any]:
@@ -187,7 +224,8 @@ def against_length(title: str, schedules: Mapping[str, Sequence[Row]]) -> dict[s
         "kind": "lines",
         "title": f"{title}: what longer training costs",
         "subtitle": "T = 40, β = 5, σ = 50 and 1000; clipping never binds, or that is not known (smoothness alone)",
-        "caption": "Features scaled by c with η scaled by 1/c² change nothing but the bias: Σηβ is the length of training.",
+        "caption": "Features scaled by c with η scaled by 1/c² change nothing but the bias: Σηβ is the length of training. "
+        f"Bands: mean ± standard error, {rows[0][AVERAGE]['runs']} repetitions.",
         "panels": [*guaranteed, *scored],
     }
 

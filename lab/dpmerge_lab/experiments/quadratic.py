@@ -7,7 +7,7 @@ variables: its bias and variance are also known exactly, so the simulation is ch
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def quadratic(options: Options) -> Result:
     """RMSE over burn-in and separation, simulated as in the paper and exact."""
     runs, burn_ins = (200, range(16, 121, 8)) if options.quick else (1000, range(8, 121, 4))
     comparisons = 20 if options.quick else 500
-    configuration = {
+    configuration: dict[str, Any] = {
         "rounds": ROUNDS,
         "learning rate": RATE,
         "standard deviation of the start": START,
@@ -106,7 +106,7 @@ def quadratic(options: Options) -> Result:
             "two independent runs of 64 rounds": _two_runs(),
             "rows": rows,
         }
-        result.pictures = {"rmse": _picture(rows, runs, options.seeds)}
+        result.pictures = pictures(configuration, result.numbers)
     return result
 
 
@@ -148,6 +148,11 @@ def _two_runs() -> dict[str, Any]:
         "rmse, with it": math.hypot(variance - 1, math.sqrt(2) * variance),
         "note": "the paper gives 2, which is the variance of the estimate, not its root mean squared error",
     }
+
+
+def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """RMSE, simulated and exact."""
+    return {"rmse": _picture(numbers["rows"], configuration["runs"], configuration["repetitions"])}
 
 
 def _picture(rows: Sequence[dict[str, Any]], runs: int, repetitions: int) -> dict[str, Any]:

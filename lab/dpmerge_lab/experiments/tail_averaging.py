@@ -9,7 +9,7 @@ D²√T₁/2c + cG²(√T₁ − √(T₁ − m)) for their sum, and weights tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,10 +22,10 @@ from scipy.special import expit
 
 from dpmerge.jobs import run_all
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
+from dpmerge_lab.experiments.tail_averaging_pictures import LAST as LAST, TAIL as TAIL, pictures
 
 Floats = npt.NDArray[np.float64]
 LIPSCHITZ, DIAMETER, RHO, DIMENSION = 1.0, 2.0, 1.0, 16
-LAST, TAIL = "last iterate", "mean of the last half"
 DECAYS = {"mean of all": 0, "PDA, γ = 1": 1, "PDA, γ = 3": 3}  # γ of polynomial-decay averaging
 WAYS = (LAST, TAIL, *DECAYS)
 FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # of the learning rate that the bound on the last iterate asks for
@@ -223,7 +223,7 @@ def measured(runs: int, case: tuple[str, int, bool]) -> dict[str, Any]:
 def tail_averaging(options: Options) -> Result:
     """Excess empirical risk over T, for every way, next to its bound and to the rate that the theorem states."""
     sizes, runs = ((32, 64), 2 * options.seeds) if options.quick else ((32, 128, 512, 2048), 5 * options.seeds)
-    configuration = {
+    configuration: dict[str, Any] = {
         "ρ": RHO,
         "dimension": DIMENSION,
         "constraint": "unit ball",
@@ -237,36 +237,5 @@ def tail_averaging(options: Options) -> Result:
     with timed(Result("tail-averaging", configuration)) as result:
         rows = run_all(partial(measured, runs), cases, jobs=options.jobs, progress=options.bar("descents"))
         result.numbers = {"rows": rows}
-        result.pictures = {"risk": _picture(rows, runs, False), "risk-tuned": _picture(rows, runs, True)}
+        result.pictures = pictures(configuration, result.numbers)
     return result
-
-
-def _picture(rows: Sequence[Mapping[str, Any]], runs: int, tuned: bool) -> dict[str, Any]:
-    panels = []
-    for name, private in [*((name, True) for name in PROBLEMS), ("worst case", False)]:
-        some = [row for row in rows if (row["loss"], row["private"]) == (name, private)]
-        steps = [row["T"] for row in some]
-        lines = [_line(way, steps, [row["ways"][way] for row in some], tuned) for way in (LAST, TAIL, "PDA, γ = 3")]
-        for way in () if tuned else (LAST, TAIL):
-            heights = [row["ways"][way]["its bound"] for row in some]
-            lines.append({"label": f"{way}: bound", "x": steps, "y": heights, "standing": "proved"})
-        stated = {"label": "L‖C‖√p/(nρ)", "x": steps, "y": [row["L‖C‖√p/(nρ)"] for row in some], "standing": "reference"}
-        title = name if private else f"{name}, without noise"
-        scales = {"x_scale": "log", "y_scale": "log", "x_label": "T = nρ", "y_label": "excess empirical risk"}
-        panels.append({"title": title, **scales, "lines": [*lines, stated]})
-    rate = "the best of six learning rates for each" if tuned else "learning rate D/(G√t)"
-    return {
-        "kind": "lines",
-        "title": "DP-GD on convex losses: the last iterate and averages (Recycling Scraps, Thm 3.2)",
-        "subtitle": f"ρ = {RHO:g}, p = {DIMENSION} (worst case: T + 1), unit ball, {rate}",
-        "caption": f"Mean over {runs} runs; bands: ± two standard errors.",
-        "panels": panels,
-    }
-
-
-def _line(way: str, steps: list[int], found: Sequence[Mapping[str, Any]], tuned: bool) -> dict[str, Any]:
-    shown = [one["excess risk at the best" if tuned else "excess risk"] for one in found]
-    errors = [one["std"] / math.sqrt(one["runs"]) for one in shown]
-    low, high = ([one["mean"] + sign * e for one, e in zip(shown, errors, strict=True)] for sign in (-2, 2))
-    heights = [one["mean"] for one in shown]
-    return {"label": way, "x": steps, "y": heights, "low": low, "high": high, "standing": "measured", "markers": True}

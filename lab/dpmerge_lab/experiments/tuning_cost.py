@@ -7,6 +7,7 @@ is computed for what it is: at most, by two theorems, and at least, by events (d
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def tuning_cost_figure(options: Options) -> Result:
             ],
             "the paper's numbers": [_compare(claim.epsilon, claim.trials, claim.reported, found) for claim in FIGURE_1],
         }
-        result.pictures = {"figure-1": _picture(means, found)}
+        result.pictures = pictures(result.numbers)
     return result
 
 
@@ -126,13 +127,18 @@ def _compare(epsilon: float, mean: int, reported: float, found: dict[Case, dict[
     }
 
 
-def _picture(means: list[float], found: dict[Case, dict[str, Any]]) -> dict[str, Any]:
+def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Every law of K over its mean."""
+    return {"figure-1": _picture(numbers["over the number of trials"])}
+
+
+def _picture(laws: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
     poisson: dict[str, tuple[str, ...]] = {"Poisson": (_UPPER, _RENYI, _LOWER, _OWN)}
     others: dict[str, tuple[str, ...]] = {
         law: (_UPPER, _RENYI, _LOWER) if law == "geometric" else (_UPPER,) for law in LAWS if law != "Poisson"
     }
     panels = [
-        _panel(f"{title}, one run with ε = {epsilon:g}", means, epsilon, shown, scale, found)
+        _panel(f"{title}, one run with ε = {epsilon:g}", laws, epsilon, shown, scale)
         for title, shown, scale in (("Poisson trials", poisson, "log"), ("at least one trial", others, "linear"))
         for epsilon in EPSILONS
     ]
@@ -152,16 +158,17 @@ def _picture(means: list[float], found: dict[Case, dict[str, Any]]) -> dict[str,
 
 def _panel(
     title: str,
-    means: list[float],
+    laws: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
     epsilon: float,
     shown: dict[str, tuple[str, ...]],
     scale: str,
-    found: dict[Case, dict[str, Any]],
 ) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     for law, kinds in shown.items():
+        rows = laws[law][f"epsilon {epsilon:g}"]
+        means = [row["trials"] for row in rows]
         for kind in kinds:
-            values = [found[Case(law, mean, epsilon, "rdp")][kind] for mean in means]
+            values = [row[kind] for row in rows]
             lower = kind in (_LOWER, _OWN)
             line = {"label": f"{law}, {kind}", "x": means, "y": [round_down(value) for value in values] if lower else values}
             lines.append({**line, "standing": "reference"} if lower else line)

@@ -1,6 +1,6 @@
 """Recycling Scraps §5.1.3 (Fig. 6) on CIFAR-10: small networks, where the paper has a wide ResNet; 101 for each ε.
 
-As `uncertainty-mnist`, whose measures these are. What the folder of results holds is not trained again.
+What the folder of results holds is not trained again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpmerge.records import Record
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.portfolios import DELTA
 from dpmerge_lab.experiments.results import Options, Result, timed
-from dpmerge_lab.experiments.uncertainty_mnist import APART, Design, numbers, pictures, subtitle
+from dpmerge_lab.experiments.uncertainty import APART, Design, numbers, pictures, subtitle
 
 # The least σ, in thousandths, whose ε by loss distributions at δ = 1e-5 does not exceed the bound: 600 steps at 512/50000.
 NOISE = {0.5: 1.962, 1.0: 1.222, 2.0: 0.883, 8.0: 0.556}

@@ -24,8 +24,8 @@ from torch import Tensor
 from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, software
+from dpmerge_lab.experiments.uncertainty import Design, Probabilities, compared, looked_at
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, kept
-from dpmerge_lab.experiments.uncertainty_mnist import Design, Probabilities, compared, looked_at
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.private_sgd import Randomness, device
 from dpmerge_lab.training.recipe import LabRecipe

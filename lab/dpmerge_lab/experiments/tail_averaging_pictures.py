@@ -1,0 +1,90 @@
+"""Excess risks of DP-GD's last iterate and of averages of its iterates, and ratios of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LAST, TAIL = "last iterate", "mean of the last half"
+Row = Mapping[str, Any]
+
+
+def ratio(ways: Mapping[str, Any], at: str) -> tuple[float, float]:
+    """The last iterate's risk over that of the mean of the last half, and at most its standard error, to first order.
+
+    Both are of the same runs, and how they vary together was not kept: the errors add up as if they did fully.
+    """
+    last, tail = (ways[way][at] for way in (LAST, TAIL))
+    errors = [one["std"] / math.sqrt(one["runs"]) / one["mean"] for one in (last, tail)]
+    found = float(last["mean"] / tail["mean"])
+    return found, found * sum(errors)
+
+
+def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Risks at the bound's learning rate and at the best, and ratios of risks."""
+    rows, runs = numbers["rows"], configuration["runs"]
+    setting = f"ρ = {configuration['ρ']:g}, p = {configuration['dimension']} (worst case: T + 1), unit ball"
+    risks = {"risk": _picture(rows, runs, setting, False), "risk-tuned": _picture(rows, runs, setting, True)}
+    return {**risks, "ratios": _ratios(rows, runs, setting)}
+
+
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """By loss, and without noise for themselves."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["loss"] if row["private"] else f"{row['loss']}, no noise", []).append(row)
+    return found
+
+
+def _ratios(rows: Sequence[Row], runs: int, setting: str) -> dict[str, Any]:
+    panels = []
+    for at, title in (("excess risk", "learning rate D/(G√t)"), ("excess risk at the best", "each at its best of six rates")):
+        lines: list[dict[str, Any]] = []
+        for label, some in _groups(rows).items():
+            found = [ratio(row["ways"], at) for row in some]
+            heights = [one for one, _ in found]
+            low, high = ([one + sign * error for one, error in found] for sign in (-1, 1))
+            line = {"label": label, "x": list(range(len(some))), "y": heights, "low": low, "high": high}
+            lines.append({**line, "standing": "measured", "joined": False})
+        sizes = [f"T = {row['T']}" for row in some]
+        equal = {"label": "equal risks", "x": list(range(len(sizes))), "y": [1.0] * len(sizes), "standing": "reference"}
+        axes = {"x_label": "steps", "y_label": "risk of the last iterate / of the mean of the last half", "categories": sizes}
+        panels.append({"title": title, **axes, "lines": [*lines, equal]})
+    return {
+        "kind": "lines",
+        "title": "DP-GD: the last iterate's excess risk over that of the mean of the last half",
+        "subtitle": f"{setting}; {runs} runs, without noise one",
+        "caption": "Bars: at most ± one standard error (both risks are of the same runs; their errors are added).",
+        "panels": panels,
+    }
+
+
+def _picture(rows: Sequence[Row], runs: int, setting: str, tuned: bool) -> dict[str, Any]:
+    panels = []
+    for name, some in _groups(rows).items():
+        steps = [row["T"] for row in some]
+        lines = [_line(way, steps, [row["ways"][way] for row in some], tuned) for way in (LAST, TAIL, "PDA, γ = 3")]
+        for way in () if tuned else (LAST, TAIL):
+            heights = [row["ways"][way]["its bound"] for row in some]
+            lines.append({"label": f"{way}: bound", "x": steps, "y": heights, "standing": "proved"})
+        stated = {"label": "L‖C‖√p/(nρ)", "x": steps, "y": [row["L‖C‖√p/(nρ)"] for row in some], "standing": "reference"}
+        title = f"{name}: {'one run' if some[0]['ways'][LAST]['excess risk']['runs'] == 1 else f'{runs} runs'}"
+        scales = {"x_scale": "log", "y_scale": "log", "x_label": "T = nρ", "y_label": "excess empirical risk"}
+        panels.append({"title": title, **scales, "lines": [*lines, stated]})
+    rate = "the best of six learning rates for each" if tuned else "learning rate D/(G√t)"
+    return {
+        "kind": "lines",
+        "title": "DP-GD on convex losses: the last iterate and averages (Recycling Scraps, Thm 3.2)",
+        "subtitle": f"{setting}, {rate}",
+        "caption": "Bands: mean ± one standard error, where there are several runs.",
+        "panels": panels,
+    }
+
+
+def _line(way: str, steps: list[int], found: Sequence[Mapping[str, Any]], tuned: bool) -> dict[str, Any]:
+    shown = [one["excess risk at the best" if tuned else "excess risk"] for one in found]
+    errors = [one["std"] / math.sqrt(one["runs"]) for one in shown]
+    low, high = ([one["mean"] + sign * e for one, e in zip(shown, errors, strict=True)] for sign in (-1, 1))
+    heights = [one["mean"] for one in shown]
+    return {"label": way, "x": steps, "y": heights, "low": low, "high": high, "standing": "measured", "markers": True}
