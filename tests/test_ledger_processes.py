@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from tests.postgresql_server import Server, sql, started_server
 ROOT = Path(__file__).parent.parent
 RELEASING = sys.modules[release.__module__]  # the module, whose name the package gives to its function
 MAKING = sys.modules["dpmerge.release.making"]
+ENTERING = sys.modules["dpmerge.release.entering"]
 
 
 @pytest.fixture
@@ -125,6 +127,41 @@ def test_recovery_removes_only_folders_of_its_own(tmp_path: Path, file: Path, mo
     ledger.enter(replace(planned(THREE, c=1.0), temporary=str(precious)))
     assert "stands" in ledger.recover()[0]
     assert precious.exists()
+
+
+def test_nobody_removes_the_folder_of_a_maker_that_has_just_made_it(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is locked a folder looks abandoned; whoever takes it for that must not remove it once its maker has begun."""
+    portfolio, ledger, beside = written(tmp_path / "p"), new(file, epsilon=30.0), Ledger(file)
+    looked, begun, flock, history, enter = threading.Event(), threading.Event(), fcntl.flock, beside.history, ledger.enter
+
+    def asked() -> list[Any]:
+        looked.set()
+        begun.wait(0.5)
+        return history()
+
+    other = threading.Thread(target=lambda: ENTERING._remove_left(beside, tmp_path))
+
+    def lock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX and not looked.is_set():
+            other.start()
+            assert looked.wait(20)
+        flock(descriptor, operation)
+
+    def entering(*arguments: Any) -> Any:
+        begun.set()
+        other.join(20)
+        return enter(*arguments)
+
+    monkeypatch.setattr(beside, "history", asked)
+    monkeypatch.setattr(ledger, "enter", entering)
+    monkeypatch.setattr("dpmerge.tensors.folder.fcntl.flock", lock)
+    choice = choose(portfolio, "selection", delta=DELTA, weights=portfolio.weights({"b": 1.0}))
+    made = release(portfolio, choice, tmp_path / "out", ledger=ledger)
+    assert looked.is_set() and not other.is_alive()
+    assert verify(made.folder, portfolio=portfolio, ledger=ledger).broken == []
+    assert [path.name for path in tmp_path.iterdir() if "dpmerge-proof" in path.name] == []
 
 
 # --- releases that failed ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dpmerge.release.known import identities
 from dpmerge.release.ladder import NEW_LADDER, Ladders
 from dpmerge.release.ledger import Ledger
 from dpmerge.rules import round_up, significant
-from dpmerge.tensors import is_proof, new_folder, proofs_for, remove_proof
+from dpmerge.tensors import abandoned_proofs, is_proof, new_folder, remove_proof
 
 
 @dataclass
@@ -70,8 +70,10 @@ def entered(ledger: Ledger | None, planned: PendingEntry, weights: Weights, out:
 
 def _remove_left(ledger: Ledger, parent: Path) -> None:
     """Remove folders whose maker ended before it entered anything, or before it removed what an entry needs no more."""
-    if parent.is_dir() and (left := proofs_for(ledger.id, parent)):
-        needed = {entry.content.get("temporary") for entry in unfinished(ledger.history())}
+    if not parent.is_dir():
+        return
+    with abandoned_proofs(ledger.id, parent) as left:
+        needed = {entry.content.get("temporary") for entry in unfinished(ledger.history())} if left else set()
         for folder in left:
             if str(folder.resolve()) not in needed:
                 remove_proof(folder)

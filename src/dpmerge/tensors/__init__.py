@@ -6,9 +6,9 @@ from dpmerge.tensors.digests import folder_digest as folder_digest
 from dpmerge.tensors.dtypes import DTYPES as DTYPES, Scratch as Scratch
 from dpmerge.tensors.folder import (
     abandoned as abandoned,
+    abandoned_proofs as abandoned_proofs,
     is_proof as is_proof,
     new_folder as new_folder,
-    proofs_for as proofs_for,
     remove_proof as remove_proof,
     require_absent as require_absent,
     require_space as require_space,

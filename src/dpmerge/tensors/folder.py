@@ -97,15 +97,23 @@ def is_proof(folder: Path) -> bool:
     return found is not None and found[1] == "proof" and folder.is_dir() and not folder.is_symlink()
 
 
-def proofs_for(whom: str, parent: Path) -> list[Path]:
-    """Such folders in this one, those of others and of writers that may still be there left out."""
-    found = []
-    for path in parent.iterdir():
-        parts = _TEMPORARY.fullmatch(path.name)
-        if parts is not None and parts[2] == whom and is_proof(path) and path.stat().st_uid == os.geteuid():
-            with abandoned(path) as gone:
-                found += [path] if gone else []
-    return found
+@contextmanager
+def abandoned_proofs(whom: str, parent: Path) -> Iterator[list[Path]]:
+    """Such folders in this one whose writers are gone, those of others left out; their locks are held meanwhile.
+
+    A folder is there before its writer has locked it: who lets go of the lock before removing it would remove it under a writer
+    that has begun.
+    """
+    with contextlib.ExitStack() as held:
+        found = []
+        for path in parent.iterdir():
+            parts = _TEMPORARY.fullmatch(path.name)
+            if parts is None or parts[2] != whom or not is_proof(path):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # its writer removed it, or gave it its name
+                if path.stat().st_uid == os.geteuid() and held.enter_context(abandoned(path)):
+                    found.append(path)
+        yield found
 
 
 def remove_proof(folder: Path) -> None:
@@ -169,7 +177,8 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.iterdir():
         if not _TEMPORARY.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
-        with abandoned(path) as gone:
+        # Whoever fails removes its own folder, which may be this one, without the lock.
+        with contextlib.suppress(FileNotFoundError), abandoned(path) as gone:
             if gone and path.stat().st_uid == os.geteuid():  # root could look into those of others too
                 _discard(path)
 
