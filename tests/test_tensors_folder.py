@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import CheckpointError
-from dpmerge.tensors import merge_models, new_folder
+from dpmerge.tensors import abandoned_proofs, merge_models, new_folder
 from tests.checkpoint_builders import single, verify_combination
 
 WEIGHTS = {"a": 0.5, "b": 0.5}
@@ -142,6 +142,27 @@ def test_only_abandoned_temporary_folders_are_removed(tmp_path: Path) -> None:
     with new_folder(tmp_path / "out"):
         pass
     assert not abandoned.exists() and link.is_symlink() and all(path.exists() for path in precious)
+
+
+def test_a_folder_may_vanish_while_others_look_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever fails removes its own folder, at any moment."""
+    whom = "0" * 16
+    left = tmp_path / f".x.dpmerge-proof-{whom}-1-{'0' * 16}"
+
+    def seen_for_the_last_time(path: Path) -> bool:
+        found = path.is_dir()
+        if path == left and found:
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr("dpmerge.tensors.folder.is_proof", seen_for_the_last_time)
+    left.mkdir()
+    with abandoned_proofs(whom, tmp_path) as found:
+        assert found == [] and not left.exists()
+    left.mkdir()
+    with new_folder(tmp_path / "out"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
