@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -124,3 +125,26 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
         cifar10_training.make(["pretraining-views-ema"], None, "cpu", cifar10_settings.QUICK, tmp_path / "2")
     with pytest.raises(DataError, match="no such file"):
         cifar10.cifar10(Options(folder=tmp_path, data=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("module", "given"),
+    [
+        ("aggregation_cifar10_training", ["--only", "eps1,eps2"]),
+        ("aggregation_cifar10_training", ["--runs", "0"]),
+        ("aggregation_cifar10_training", ["--runs", "one"]),
+        ("aggregation_cifar10_training", ["--on", ""]),
+        ("uncertainty_cifar10_training", ["--only", "1,3"]),
+    ],
+)
+def test_lists_of_a_training_are_checked_before_it_begins(
+    module: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    main = importlib.import_module(f"dpmerge_lab.experiments.{module}").main
+    with pytest.raises(SystemExit) as stopped:
+        main(["--data", str(tmp_path), "--out", str(tmp_path / "out"), *given])
+    assert stopped.value.code == 2 and not (tmp_path / "out").exists()
+    option, text = given
+    assert f"argument {option}: {text!r} is not some of " in capsys.readouterr().err

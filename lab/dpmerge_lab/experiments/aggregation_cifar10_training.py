@@ -9,7 +9,6 @@ checkpoints, too, are aggregated for inference, as the paper's are.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -31,7 +30,7 @@ from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.aggregation import TRAINED, Probabilities, Watcher
 from dpmerge_lab.experiments.aggregation_settings import SETTINGS, Setting, Size
 from dpmerge_lab.experiments.cifar10_settings import SEED
-from dpmerge_lab.experiments.cifar10_training import as_tensors, software
+from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
 from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
@@ -196,17 +195,15 @@ def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
 
 def main(arguments: list[str] | None = None) -> None:
     """The training alone."""
-    program = "python -m dpmerge_lab.experiments.aggregation_cifar10_training"
-    parser = argparse.ArgumentParser(prog=program, description="Aggregates of private WRN-16-4s on CIFAR-10.")
-    parser.add_argument("--data", type=Path, required=True, help="a folder with cifar10.npz")
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--only", default=",".join(SETTINGS), help="names of settings, with commas between")
-    parser.add_argument("--runs", default="1", help="numbers of runs, with commas between: each begins at a point of its own")
-    parser.add_argument("--on", default=",".join(TRAINED), help="the aggregates to train on, with commas between")
+    parser = command_line("aggregation_cifar10_training", "Aggregates of private WRN-16-4s on CIFAR-10.")
+    names, numbers, aggregates = listed(SETTINGS, str), listed(range(1, 10), int), listed(TRAINED, str)
+    parser.add_argument("--only", type=names, default=[*SETTINGS], help="names of settings, with commas between")
+    parser.add_argument(
+        "--runs", type=numbers, default=[1], help="numbers of runs, each with a start of its own; commas between"
+    )
+    parser.add_argument("--on", type=aggregates, default=TRAINED, help="the aggregates to train on, with commas between")
     given = parser.parse_args(arguments)
-    numbers = [int(one) for one in given.runs.split(",")]
-    make(given.only.split(","), numbers, given.data, given.device, Size(), given.out, given.on.split(","))
+    make(given.only, given.runs, given.data, given.device, Size(), given.out, given.on)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, WITH_INFERENCE
-from dpmerge_lab.experiments.results import error_bars
+from dpmerge_lab.experiments.results import around, band, error_bars
 
 COLUMNS = (LAST, TRAINED[0], ON_TOP[0], TRAINED[1], ON_TOP[1], *AFTERWARDS, CHOSEN)
 
@@ -46,13 +46,10 @@ def pictures(
 
 
 def _line(
-    label: str, x: Sequence[float], y: Sequence[float], around: Sequence[float] = (), markers: bool = True
+    label: str, x: Sequence[float], y: Sequence[float], widths: Sequence[float] = (), markers: bool = True
 ) -> dict[str, Any]:
-    line = {"label": label, "x": list(x), "y": list(y), "standing": "measured", "markers": markers}
-    if not around:
-        return line
-    low, high = ([one + sign * width for one, width in zip(y, around, strict=True)] for sign in (-1, 1))
-    return {**line, "low": low, "high": high}
+    heights = around(y, widths) if widths else {"y": list(y)}
+    return {"label": label, "x": list(x), **heights, "standing": "measured", "markers": markers}
 
 
 def _over_steps(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
@@ -137,8 +134,8 @@ def _learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict
         lines = []
         for method in ("No Agg", "EMA inf", "UTA inf"):
             measured = [rate["test accuracy"][method] for rate in rates.values()]
-            mean, error = [one["mean"] for one in measured], [one["std"] / one["runs"] ** 0.5 for one in measured]
-            lines.append(_line(_LABELS[method], list(map(float, rates)), mean, error))
+            about = {"label": _LABELS[method], "x": list(map(float, rates)), "standing": "measured", "markers": True}
+            lines.append({**about, **band(measured)})
         axes = {"x_label": "learning rate", "x_scale": "log", "y_label": "test accuracy"}
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {

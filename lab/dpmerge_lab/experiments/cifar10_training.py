@@ -18,7 +18,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -280,14 +280,33 @@ def make(names: Sequence[str], data: Path | None, device_name: str, size: Size, 
         print(f"{name}: done", file=sys.stderr, flush=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The training alone."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpmerge_lab.experiments.cifar10_training", description="Networks on CIFAR-10."
-    )
+def command_line(module: str, what: str) -> argparse.ArgumentParser:
+    """What every training on CIFAR-10 is asked."""
+    parser = argparse.ArgumentParser(prog=f"python -m dpmerge_lab.experiments.{module}", description=what)
     parser.add_argument("--data", type=Path, required=True, help="a folder with cifar10.npz")
     parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    return parser
+
+
+def listed(known: Collection[Any], parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """For an option: some of these, with commas between."""
+
+    def read(text: str) -> list[Any]:
+        try:
+            found = [parse(one) for one in text.split(",")]
+        except ValueError:
+            found = []
+        if not found or not set(found) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text!r} is not some of {', '.join(map(str, known))}, with commas between")
+        return found
+
+    return read
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The training alone."""
+    parser = command_line("cifar10_training", "Networks on CIFAR-10.")
     parser.add_argument("--only", help="names of runs and merges, with commas between (default: every merge)")
     parser.add_argument("--small", action="store_true", help="a small network instead of ResNet-18: for a CPU")
     parser.add_argument("--repetition", type=int, default=1, help="its number: a folder of its own")

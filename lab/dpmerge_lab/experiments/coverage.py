@@ -24,7 +24,7 @@ from dpmerge.jobs import run_all
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.portfolios import DELTA
-from dpmerge_lab.experiments.results import Options, Result, timed
+from dpmerge_lab.experiments.results import Options, Result, around, timed
 
 Floats = npt.NDArray[np.float64]
 SEED, LEVELS = 30, (0.9, 0.95)
@@ -268,6 +268,5 @@ def pictures(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str,
 
 def _line(label: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     held = [one["0.95"][SOLUTION] for one in found]
-    low, high = ([one["share"] + sign * one["error"] for one in held] for sign in (-1, 1))
-    line = {"label": label, "x": list(range(len(held))), "y": [one["share"] for one in held], "low": low, "high": high}
-    return {**line, "standing": "measured", "joined": False}
+    heights = around([one["share"] for one in held], [one["error"] for one in held])
+    return {"label": label, "x": list(range(len(held))), **heights, "standing": "measured", "joined": False}

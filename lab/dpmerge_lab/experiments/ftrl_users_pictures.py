@@ -7,7 +7,7 @@ from typing import Any
 
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
-from dpmerge_lab.experiments.results import error_bars
+from dpmerge_lab.experiments.results import around, error_bars
 
 OWN_RATE = f"{CHOSEN}, at a rate chosen for it"
 COLUMNS = (LAST, TRAINED[0], ON_TOP[0], TRAINED[1], ON_TOP[1], *AFTERWARDS, CHOSEN, OWN_RATE)
@@ -97,12 +97,9 @@ def _over_rounds(numbers: Mapping[str, Any], shifting: bool) -> dict[str, Any]:
 
 def _line(label: str, found: Mapping[str, Any], method: str, with_band: bool) -> dict[str, Any]:
     history = found["test accuracy over the rounds"][method]
-    line = {"label": label, "x": found["rounds"], "y": history["mean"], "standing": "measured", "markers": False}
-    if not with_band:
-        return line
     errors = [std / history["runs"] ** 0.5 for std in history["std"]]
-    low, high = ([mean + sign * error for mean, error in zip(history["mean"], errors, strict=True)] for sign in (-1, 1))
-    return {**line, "low": low, "high": high}
+    heights = around(history["mean"], errors) if with_band else {"y": history["mean"]}
+    return {"label": label, "x": found["rounds"], **heights, "standing": "measured", "markers": False}
 
 
 def _errors(errors: Mapping[str, float]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dpmerge.tensors import content_digest
 from dpmerge.training import Head, LinearSetting, Origin, Partition, Recipe, Tensors, accuracy, fresh_generator, train_heads
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
 from dpmerge_lab.experiments.heads import BOUND, DELTA, QUICK, Size, fitting, mean, noisy, trained
-from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
+from dpmerge_lab.experiments.results import Options, Result, band, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
 
 PARTS = (1, 2, 5, 10)
@@ -77,11 +77,7 @@ def shards_picture(numbers: dict[str, Any], seeds: int) -> dict[str, Any]:
 
 
 def _line(label: str, x: Sequence[float], of: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    errors = [one["std"] / math.sqrt(one["runs"]) for one in of]
-    means = [one["mean"] for one in of]
-    low = [mean - error for mean, error in zip(means, errors, strict=True)]
-    high = [mean + error for mean, error in zip(means, errors, strict=True)]
-    return {"label": label, "standing": "proved", "x": list(x), "y": means, "low": low, "high": high}
+    return {"label": label, "standing": "proved", "x": list(x), **band(of)}
 
 
 def _picture(title: str, seeds: int, panels: Sequence[dict[str, Any]]) -> dict[str, Any]:

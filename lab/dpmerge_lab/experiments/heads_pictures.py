@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from dpmerge_lab.experiments.results import around
 
 FORMULA, DRAWN = "papers' average of three (conditional)", "random selection of three"
 DIFFPRIVLIB = "diffprivlib's logistic regression, pure ε, one fit"
@@ -28,10 +28,9 @@ def pictures(
     lines = []
     for name, of in numbers["accuracy"].items():
         known = [place for place, value in enumerate(of["mean"]) if value is not None and not math.isnan(value)]
-        means = np.array([of["mean"][place] for place in known])
-        errors = np.array([of["std"][place] for place in known]) / math.sqrt(of["runs"])
-        band = {"y": means.tolist(), "low": (means - errors).tolist(), "high": (means + errors).tolist()}
-        line = {"label": name, "x": [targets[place] for place in known], **band, "markers": True}
+        errors = [of["std"][place] / of["runs"] ** 0.5 for place in known]
+        heights = around([of["mean"][place] for place in known], errors)
+        line = {"label": name, "x": [targets[place] for place in known], **heights, "markers": True}
         lines.append({**line, "standing": "proved", **_LOOKS.get(name, {})})
     axes = {"x_label": f"ε at δ = {delta:g}".replace("e-0", "e-"), "x_scale": "log", "y_label": "test accuracy"}
     panels: list[dict[str, Any]] = [{"title": "", **axes, "lines": lines}]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dpmerge_lab.experiments.results import around
+
 _RDP = "RDP, papers' conversion"
 # Each line of the pictures: the rule, the accountant, and what it is called.
 _LINES = (
@@ -72,13 +74,11 @@ def _over_weights(rule: str, label: str, axis: str, numbers: Mapping[str, Any]) 
     held = numbers[rule]
     weights, measured = held["weight"], held["measured error"]
     shown = [min(range(len(weights)), key=lambda index: abs(weights[index] - tenth / 10)) for tenth in range(11)]
-    means, errors = [measured["mean"][k] for k in shown], [measured["std"][k] / measured["runs"] ** 0.5 for k in shown]
-    low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
-    band = {"low": low, "high": high}
+    heights = around([measured["mean"][k] for k in shown], [measured["std"][k] / measured["runs"] ** 0.5 for k in shown])
     name = f"error measured, mean ± standard error over {measured['runs']} seeds"
     lines = [
         {"label": "error in closed form", "standing": "reference", "x": weights, "y": held["error"]},
-        {"label": name, "standing": "measured", "x": [weights[index] for index in shown], "y": means, "markers": True, **band},
+        {"label": name, "standing": "measured", "x": [weights[index] for index in shown], "markers": True, **heights},
     ]
     epsilons = [{"rule": rule, "by": by, "label": text, "x": weights, "y": held[by]} for of, by, text in _LINES if of == rule]
     return [

@@ -14,7 +14,7 @@ from dpmerge.planning import Heatmap, Surface, frontier, heatmap
 from dpmerge.records import Portfolio
 from dpmerge.rules import DEFAULT_ACCOUNTING, Accounting, Joint, assumed_by
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, Setting, grid_step
-from dpmerge_lab.experiments.results import Options, mean_and_deviation
+from dpmerge_lab.experiments.results import Options, band, mean_and_deviation
 
 PROVED, FORMULA = "linear combination, proved", "linear combination, papers' formula"
 MERELY_SMOOTH = "linear combination, proved from smoothness alone"
@@ -72,7 +72,7 @@ def frontier_panel(
         kept = [one for one in curve.points if one.weights is not None and (curve.exact or one.on_frontier)]
         weights = [tuple(one.weights[name] for name in portfolio.names) for one in kept if one.weights is not None]
         score = measured.of if curve.rule == "combination" else measured.drawn
-        line = _band([one.epsilon for one in kept], [mean_and_deviation(score(point)) for point in weights])
+        line = {"x": [one.epsilon for one in kept], **band([mean_and_deviation(score(point)) for point in weights])}
         look = {"rule": curve.rule, "by": curve.by, "standing": curve.standing}
         lines.append({"label": f"{curve.title}, {curve.by.upper()}", **look, **line, "weights": weights})
     marks = [{"name": one.name, "x": one.epsilon["pld"], "y": one.utility, "mark": "model"} for one in drawn.models]
@@ -247,13 +247,7 @@ def _through(x: Sequence[float], rows: Sequence[Row], label: str) -> dict[str, A
 
 
 def _measured(x: Sequence[float], scores: Sequence[Row]) -> dict[str, Any]:
-    return {"standing": "measured", "markers": True, **_band(x, scores)}
-
-
-def _band(x: Sequence[float], scores: Sequence[Row]) -> dict[str, Any]:
-    """A line through means, with the standard errors to both sides."""
-    low, high = ([one["mean"] + sign * one["std"] / one["runs"] ** 0.5 for one in scores] for sign in (-1, 1))
-    return {"x": list(x), "y": _column(scores, "mean"), "low": low, "high": high}
+    return {"standing": "measured", "markers": True, "x": list(x), **band(scores)}
 
 
 def _steps(line: Row) -> dict[str, Any]:

@@ -88,9 +88,18 @@ def with_error(of: Mapping[str, Any], digits: int = 4) -> str:
 
 def error_bars(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means with their standard errors, of what `mean_and_deviation` gives, on the names of a picture's axis."""
-    means, errors = [one["mean"] for one in found], [one["std"] / one["runs"] ** 0.5 for one in found]
-    low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
-    return {"x": list(range(len(means))), "y": means, "low": low, "high": high, "standing": "measured", "joined": False}
+    return {"x": list(range(len(found))), **band(found), "standing": "measured", "joined": False}
+
+
+def band(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means with their standard errors, of what `mean_and_deviation` gives, as heights of a picture's line."""
+    return around([one["mean"] for one in found], [one["std"] / one["runs"] ** 0.5 for one in found])
+
+
+def around(heights: Sequence[float], widths: Sequence[float]) -> dict[str, Any]:
+    """Heights of a picture's line, with what lies so far to both sides."""
+    low, high = ([one + sign * width for one, width in zip(heights, widths, strict=True)] for sign in (-1, 1))
+    return {"y": list(heights), "low": low, "high": high}
 
 
 def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> list[Path]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpmerge_lab.experiments.results import around, band
+
 LAST, TAIL = "last iterate", "mean of the last half"
 Row = Mapping[str, Any]
 
@@ -43,10 +45,8 @@ def _ratios(rows: Sequence[Row], runs: int, setting: str) -> dict[str, Any]:
         lines: list[dict[str, Any]] = []
         for label, some in _groups(rows).items():
             found = [ratio(row["ways"], at) for row in some]
-            heights = [one for one, _ in found]
-            low, high = ([one + sign * error for one, error in found] for sign in (-1, 1))
-            line = {"label": label, "x": list(range(len(some))), "y": heights, "low": low, "high": high}
-            lines.append({**line, "standing": "measured", "joined": False})
+            heights = around([one for one, _ in found], [error for _, error in found])
+            lines.append({"label": label, "x": list(range(len(some))), **heights, "standing": "measured", "joined": False})
         sizes = [f"T = {row['T']}" for row in some]
         equal = {"label": "equal risks", "x": list(range(len(sizes))), "y": [1.0] * len(sizes), "standing": "reference"}
         axes = {"x_label": "steps", "y_label": "risk of the last iterate / of the mean of the last half", "categories": sizes}
@@ -84,7 +84,4 @@ def _picture(rows: Sequence[Row], runs: int, setting: str, tuned: bool) -> dict[
 
 def _line(way: str, steps: list[int], found: Sequence[Mapping[str, Any]], tuned: bool) -> dict[str, Any]:
     shown = [one["excess risk at the best" if tuned else "excess risk"] for one in found]
-    errors = [one["std"] / math.sqrt(one["runs"]) for one in shown]
-    low, high = ([one["mean"] + sign * e for one, e in zip(shown, errors, strict=True)] for sign in (-1, 1))
-    heights = [one["mean"] for one in shown]
-    return {"label": way, "x": steps, "y": heights, "low": low, "high": high, "standing": "measured", "markers": True}
+    return {"label": way, "x": steps, **band(shown), "standing": "measured", "markers": True}

@@ -7,7 +7,6 @@ Each ε is one JSON file in the output folder; uncertainty_cifar10.py accounts f
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import secrets
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.cifar10_settings import SEED
-from dpmerge_lab.experiments.cifar10_training import as_tensors, software
+from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.experiments.uncertainty import Design, Probabilities, compared, looked_at
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, kept
 from dpmerge_lab.tasks.images import digits_as_images, load_images
@@ -95,14 +94,10 @@ def _measured(
 
 def main(arguments: list[str] | None = None) -> None:
     """The training alone."""
-    program = "python -m dpmerge_lab.experiments.uncertainty_cifar10_training"
-    parser = argparse.ArgumentParser(prog=program, description="101 small private networks on CIFAR-10.")
-    parser.add_argument("--data", type=Path, required=True, help="a folder with cifar10.npz")
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--only", default=",".join(f"{one:g}" for one in NOISE), help="the ε, with commas between")
+    parser = command_line("uncertainty_cifar10_training", "101 small private networks on CIFAR-10.")
+    parser.add_argument("--only", type=listed(NOISE, float), default=[*NOISE], help="the ε, with commas between")
     given = parser.parse_args(arguments)
-    make([float(one) for one in given.only.split(",")], given.data, given.device, False, 5, given.out)
+    make(given.only, given.data, given.device, False, 5, given.out)
 
 
 if __name__ == "__main__":
