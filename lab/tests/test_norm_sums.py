@@ -126,6 +126,31 @@ def test_compiled_it_gives_the_same_sums_and_takes_no_more_than_it_was_compiled_
         sums(x, y, 0.5)
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_a_compiled_program_with_wrong_sums_is_refused(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it happened on a GPU: only the last layer had its gradient. What is small beside the rest is not looked at."""
+    network = from_seed(small_cnn, 1)
+    x, y = pictures(6)
+
+    def program(step: Any, given: list[Any]) -> Any:
+        def run(*given: Any) -> Any:
+            sums = step.with_parameters(step.parameters_now(), *given)
+            return [one if index >= first else torch.randn_like(one) for index, one in enumerate(sums)]
+
+        return run
+
+    monkeypatch.setattr(norm_sums, "_program", program)
+    first = 0
+    for copies in (1, 2):
+        given = x, y[::copies].repeat_interleave(copies), 0.5, copies
+        found = NormSums(network, half=half, compiled=True, size=8)(*given)
+        for a, b in zip(found, NormSums(network, half=half)(*given), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    first = 8
+    with pytest.raises(TrainingError, match=r"0\.weight: the compiled sum of gradients is not that of the examples"):
+        NormSums(network, half=half, compiled=True, size=8)(x, y, 0.5)
+
+
 def test_standardised_filters_have_mean_zero_and_the_length_of_their_gain() -> None:
     layer = StandardisedConvolution(3, 5, 3)
     with torch.no_grad():

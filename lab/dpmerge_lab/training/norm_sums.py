@@ -5,7 +5,8 @@ norm: by the product itself, where places are many, or by two Gram matrices wher
 Bu et al. 2023). The sum is then one weighted gradient of the whole batch. In bfloat16 only activations and backpropagated
 gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single precision: none of 32
 examples moved a sum by more than 1.0000013 times what it was scaled to, which is 0.999 of the clip there. Without bfloat16 sums
-agree with Opacus' gradients to 4e-7. `python -m benchmarks.gpu --check` compares them on a GPU: before training, run it.
+agree with Opacus' gradients to 4e-7. What was compiled is compared with the plain passes before it is used; `python -m
+benchmarks.gpu --check` says by how much they differ.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dpmerge_lab.training.networks import StandardisedConvolution
 from dpmerge_lab.training.precision import exact_products
 
 _HALF_MARGIN = 0.999
+_LEAST_COSINE, _COMPARED = 0.7, 32  # of a compiled program's sums with the plain ones, and of how many examples
 _WARM_UPS = 3  # before a graph of CUDA is recorded, as torch advises
 
 
@@ -66,8 +68,27 @@ class NormSums:
             if size > self.size:
                 raise TrainingError(f"{count} examples at once, compiled for {self.size}; give fewer or compile for more")
             if copies not in self._programs:
-                self._programs[copies] = _program(self._step, given)
+                program = _program(self._step, given)
+                self._compare(program, given, copies)
+                self._programs[copies] = program
             return self._programs[copies](*given)
+
+    def _compare(self, program: Callable[..., list[Tensor]], given: list[Tensor], copies: int) -> None:
+        """Refuse a program whose sums point elsewhere than the plain passes': rounding turns them little, a mistake much."""
+        examples, labels, real, clip = given
+        few = torch.arange(len(real), device=real.device) < _COMPARED
+        found = [one.clone() for one in program(examples, labels, real & few, clip)]
+        plain, some = Step(self.network, half=False, by_kernels=False), slice(_COMPARED * copies)
+        wanted = plain.with_parameters(plain.parameters_now(), examples[some], labels[some], (real & few)[:_COMPARED], clip)
+        names = [name for name, one in self.network.named_parameters() if one.requires_grad]
+        least = 1e-3 * torch.stack([one.norm() for one in wanted]).norm()
+        for name, a, b in zip(names, found, wanted, strict=True):
+            cosine = float(functional.cosine_similarity(a.flatten().double(), b.flatten().double(), dim=0))
+            if b.norm() > least and not cosine >= _LEAST_COSINE:
+                raise TrainingError(
+                    f"{name}: the compiled sum of gradients is not that of the examples' gradients (cosine {cosine:.2f}); "
+                    "train without compiling, and report this network with torch's version"
+                )
 
 
 class Step(nn.Module):
