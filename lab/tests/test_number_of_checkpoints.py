@@ -39,14 +39,28 @@ class TestBestNumber:
             best_number_of_checkpoints(time, c1, c2)
 
 
-def variance_of_variance(count: int) -> float:
-    """Var S of so many independent fair ±1, from all outcomes."""
-    found = np.var(list(itertools.product((-1.0, 1.0), repeat=count)), axis=1, ddof=1)
-    return float(found.var())
+def variance_of_variance(count: int, positive: float) -> float:
+    """Var S of so many independent ±1, each positive with this probability: from all numbers of positive ones."""
+    number = np.arange(count + 1)
+    chance = np.array([math.comb(count, k) * positive**k * (1 - positive) ** (count - k) for k in number])
+    mean = 2 * number / count - 1
+    found = count / (count - 1) * (1 - mean**2)
+    return float(chance @ found**2 - (chance @ found) ** 2)
 
 
-def test_lemma_a8_needs_three_checkpoints() -> None:
-    """Var S ≤ 1/k for values in [−1, 1] is false for two, and reached by fair ±1 for three."""
-    assert variance_of_variance(2) == pytest.approx(1.0)
-    assert variance_of_variance(3) == pytest.approx(1 / 3)
-    assert all(variance_of_variance(count) < 1 / count for count in range(4, 12))
+def test_of_a_few_values_it_is_that_of_all_outcomes() -> None:
+    outcomes = np.array(list(itertools.product((-1.0, 1.0), repeat=5)))
+    chances = np.prod(np.where(outcomes > 0, 0.2, 0.8), axis=1)
+    found = np.var(outcomes, axis=1, ddof=1)
+    assert variance_of_variance(5, 0.2) == pytest.approx(chances @ found**2 - (chances @ found) ** 2)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 10, 50, 1000])
+def test_lemma_a8_is_false_for_every_number(count: int) -> None:
+    """Var S ≤ 1/k for values in [−1, 1] is false, and ≤ 2/k true: the worst ±1 has (4k − 4)/(4k − 6) of 1/k."""
+    spread = (2 * count - 2) / (4 * count - 6)  # 4p(1 − p)
+    worst = (1 - math.sqrt(1 - spread)) / 2
+    found = variance_of_variance(count, worst)
+    assert found == pytest.approx((4 * count - 4) / (4 * count - 6) / count)
+    assert 1 / count < found <= 2 / count * (1 + 1e-12)
+    assert all(variance_of_variance(count, p) <= found * (1 + 1e-12) for p in np.linspace(0.01, 0.99, 99))

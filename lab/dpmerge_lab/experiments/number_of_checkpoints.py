@@ -22,8 +22,8 @@ def best_number_of_checkpoints(time: float, c1: float, c2: float) -> BestCount:
 
     `time` is T, the sum of the learning rates times the loss' strong convexity, not the number of steps; c₁ is from
     `mixing_time`, and c₂ is a constant that the paper does not state. For checkpoints at T/k, 2T/k, …, T, k* minimises
-    1/k + 3·exp(−(T/k − c₁)/c₂), which the paper proves for k ≥ 2 and T/k > c₁ only: elsewhere nothing is known, and it is
-    refused. At k = 2 its Lemma A.8 is false: two independent values may have Var S = 1, not at most 1/2.
+    1/k + 3·exp(−(T/k − c₁)/c₂), which the paper states for k ≥ 2 and T/k > c₁ only: elsewhere it is refused. The bound is not
+    proved: Lemma A.8, which gives its first term, is false for every k (docs/theory.md §7; 2/k would hold).
     """
     for name, value in (("time", time), ("c1", c1), ("c2", c2)):
         if not 0 < value < math.inf:
