@@ -4,8 +4,8 @@
     python -m dpmerge_lab.redraw lab/results --heatmaps
     python -m dpmerge_lab.redraw lab/results --soundness docs/images/soundness.png
 
-Heatmaps depend on records alone and are accounted for anew, in two minutes. Pictures of aggregation-cifar10, cifar10,
-cifar10-pretrained and cifar10-checkpoints come from kept runs: `dpmerge reproduce NAME --out lab/results/NAME`.
+Heatmaps depend on records alone and are accounted for anew, in two minutes. Pictures of cifar10, cifar10-pretrained and
+cifar10-checkpoints come from kept runs: `dpmerge reproduce NAME --out lab/results/NAME`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dpmerge.errors import DpmergeError
 from dpmerge.figures import Picture, draw
 from dpmerge_lab.audit import summary
 from dpmerge_lab.experiments import (
+    aggregation_cifar10,
     aggregation_mnist_pictures,
     cifar10,
     composition,
@@ -70,6 +71,8 @@ def _heads(kept: Kept, what: str) -> Documents:
 
 # By the folder of the results.
 _PICTURES: dict[str, Callable[[Kept], Documents]] = {
+    "aggregation-cifar10": lambda kept: aggregation_cifar10.pictures(kept.numbers),
+    "aggregation-cifar10-small": lambda kept: aggregation_cifar10.small_pictures(kept.numbers),
     "aggregation-mnist": _aggregation_mnist,
     "cifar10-small": lambda kept: cifar10.small_pictures(kept.folder, kept.numbers),
     "composition": lambda kept: composition.pictures(kept.configuration, kept.numbers),

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dpmerge.errors import TrainingError
+from dpmerge.figures import render
 from dpmerge.profiles import run_profile
 from dpmerge.records import DpSgd, Model, Record
 from dpmerge_lab.experiments.aggregation import LAST, METHODS, Watcher, accuracies, tuned
-from dpmerge_lab.experiments.aggregation_cifar10 import DELTA, aggregation_cifar10
+from dpmerge_lab.experiments.aggregation_cifar10 import DELTA, aggregation_cifar10, aggregation_cifar10_small
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
-from dpmerge_lab.experiments.aggregation_settings import SETTINGS
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, IN_SMALL, QUICK, SETTINGS, SMALL, Size
 from dpmerge_lab.experiments.results import Options
 
-KEPT = Path(__file__).parent.parent / "results" / "aggregation-cifar10"
+KEPT = Path(__file__).parent.parent / "results"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_kept_runs_have_the_least_noise_for_their_epsilon(name: str) -> None:
-    setting, mechanisms, own = SETTINGS[name], set(), []
+@pytest.mark.parametrize(("folder", "size"), [("aggregation-cifar10", Size()), ("aggregation-cifar10-small", SMALL)])
+def test_kept_runs_have_the_least_noise_for_their_epsilon(folder: str, size: Size, name: str) -> None:
+    setting, mechanisms, own = size.setting(name), set(), []
     names = ("run", "noise_fingerprint", "sampler_fingerprint")
-    for path in KEPT.glob(f"{name}-*.json"):
+    for path in (KEPT / folder).glob(f"{name}-[0-9]*.json"):
         held = json.loads(path.read_text())
         record = Record.parse(json.dumps(held["record"]))
         assert isinstance(record.mechanism, DpSgd)
@@ -91,6 +94,37 @@ def test_the_quick_experiment_gives_the_table(tmp_path: Path) -> None:
     assert after["runs"] == 2
     assert after["mean"] == pytest.approx(before["mean"] + 0.125)
     assert again.numbers["eps1"]["gain over no aggregation"]["OPA"]["standard error"] == pytest.approx(0.125)
+
+
+def test_in_small_there_are_plain_runs_at_other_learning_rates(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments.aggregation_cifar10_training import make
+
+    digits = replace(QUICK, network="cnn")
+    make([*SETTINGS, *(f"{name}-lr{rate}" for name in SETTINGS for rate in (1, 2))], [1], None, "cpu", digits, tmp_path)
+    assert set(json.loads((tmp_path / "eps1-lr2-1.json").read_text())["measured"]) == {"plain"}
+    result = aggregation_cifar10_small(Options(seeds=1, folder=tmp_path))  # nothing is left to train
+    assert set(result.numbers) == set(SETTINGS)
+    assert set(result.pictures) == {"steps", "table", "learning-rates"}
+    for name, found in result.numbers.items():
+        assert set(found["learning rates"]) == {"1", "2"}
+        held = json.loads((tmp_path / f"{name}-lr1-1.json").read_text())["measured"]["plain"]
+        assert found["learning rates"]["1"]["test accuracy"][LAST]["mean"] == held[LAST]["test"]
+    for document in result.pictures.values():
+        assert render(document, ".png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("size", "name"), [(Size(), "eps1-lr2"), (SMALL, "eps2")])
+def test_runs_of_another_size_are_refused(size: Size, name: str) -> None:
+    with pytest.raises(TrainingError, match=f"no run of this size is called '{name}'; there are eps1, "):
+        size.setting(name)
+
+
+def test_other_learning_rates_change_nothing_else() -> None:
+    for name, setting in EVERY_RATE.items():
+        base, _, rate = name.rpartition("-lr")
+        assert setting == replace(IN_SMALL[base], learning_rate=float(rate))
 
 
 def test_what_is_followed_is_what_its_names_say() -> None:

@@ -21,6 +21,7 @@ from dpmerge_lab.experiments.aggregation import METHODS, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, tuned_for
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.aggregation_settings import IN_SMALL
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
 from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
@@ -397,6 +398,75 @@ def test_aggregation_on_cifar10() -> None:
     ends = [100 * one for one in found["shifting-eps8"]["test accuracy over the steps"][last]["mean"][-2:]]
     whole = f"a batch is {100 * first_share(800 - 1, 50):.0f} % even, an extreme; only it and the opposite one were looked at"
     said("`aggregation-cifar10`", f"{whole} ({ends[1]:.1f} % and, 25 steps before, {ends[0]:.1f} %)")
+
+
+def test_aggregation_on_cifar10_in_small() -> None:
+    found, section = numbers("aggregation-cifar10-small"), "`aggregation-cifar10-small`"
+    columns = [METHODS[0], *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *METHODS[3:], CHOSEN]
+    for label, case in CASES.items():
+        of = found[case]
+        said(section, f"| {label} | {' | '.join(in_percent(of['test accuracy'][one]) for one in columns)} |")
+        rates, used = of["learning rates"], IN_SMALL[case].learning_rate
+        for method, name in ((METHODS[0], "none"), (CHOSEN, "best")):
+            cells = [f"{float(rate):g}: {in_percent(at['test accuracy'][method])}" for rate, at in rates.items()]
+            said(section, f"| {label}, {name} | {' | '.join(cells)} |")
+        best = max(rates, key=lambda rate: rates[rate]["on the validation half"][CHOSEN]["mean"])
+        assert float(best) == used, "the rate of the table is the best for inference aggregations"
+
+    def gained(case: str, methods: Any = METHODS[3:]) -> list[tuple[float, float]]:
+        of = [found[case]["gain over no aggregation"][one] for one in methods]
+        return [(100 * one["mean"], one["ratio"]) for one in of]
+
+    text = "at ε = 1 by {} points ({} standard errors), under shift by {} ({}); at ε = 8 (two runs) by {} and {}"
+    parts = [
+        (span([a for a, _ in gained(case)], 2), span([b for _, b in gained(case)], 1)) for case in ("eps1", "shifting-eps1")
+    ]
+    eight = [span([a for a, _ in gained(case)], 2) for case in ("eps8", "shifting-eps8")]
+    said(section, text.format(*parts[0], *parts[1], *eight))
+
+    def beside(case: str, method: str) -> str:
+        of = found[case]["gain over the best inference aggregation of the same plain runs"][method]
+        return f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}".replace("-", "−")
+
+    (ema, uta), (one, other) = ON_TOP, ("eps1", "shifting-eps1")
+    said(section, f"it gains {beside(one, uta)} points and, under shift, {beside(other, uta)}")
+    said(section, f"; EMA_tr {beside(one, ema)} and {beside(other, ema)}. The paper's")
+    said(OVERVIEW, f"({beside(one, uta)} points, under shift {beside(other, uta)})")
+    one, other = "eps8", "shifting-eps8"
+    said(
+        section, f"UTA_tr gains {beside(one, uta)} and {beside(other, uta)}, EMA_tr {beside(one, ema)} and {beside(other, ema)}"
+    )
+    alone = [found["shifting-eps1"]["gain over no aggregation"][name] for name in TRAINED]
+    told = [f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}" for of in alone]
+    said(section, f"hardly anything at ε = 1: {' and '.join(told)}")
+
+    def scored(case: str, rate: str, method: str) -> float:
+        return 100 * float(found[case]["learning rates"][rate]["test accuracy"][method]["mean"])
+
+    added = [
+        f"{scored('eps1', rate, CHOSEN) - scored('eps1', rate, METHODS[0]):.2f}" for rate in found["eps1"]["learning rates"]
+    ]
+    said(section, f"inference aggregations add {', '.join(added[:3])} and {added[3]} points at rates 0.5, 1, 2 and 4")
+    above = {}
+    for case in CASES.values():
+        of = found[case]["learning rates"]
+        own = {
+            name: max(of, key=lambda rate: of[rate]["on the validation half"][name]["mean"]) for name in (METHODS[0], CHOSEN)
+        }
+        above[case] = scored(case, own[CHOSEN], CHOSEN) - scored(case, own[METHODS[0]], METHODS[0])
+    said(
+        section,
+        f"the best aggregate is {above['eps1']:.2f} points above the last iterate at ε = 1 and {above['eps8']:.2f} at ε = 8",
+    )
+    phases = [f"{100 * first_share(IN_SMALL[case].steps - 1, 50):.0f} %" for case in ("shifting-eps1", "shifting-eps8")]
+    said(section, f"no rate replaces averaging where runs end ({' and '.join(phases)} even): {above['shifting-eps1']:.2f} and ")
+    said(section, f"{above['shifting-eps8']:.2f} points are left")
+    of = found["shifting-eps1"]
+    series = [of["test accuracy over the steps"][name]["mean"] for name in ("last iterate", "EMA, decay 0.95")]
+    more = {step: 100 * (last - average) for step, last, average in zip(of["steps"], *series, strict=True)}
+    assert {round(first_share(step - 1, 50), 2) for step in (40, 240, 440)} == {0.56}
+    said(section, f"batches are 56 % even, it scores {more[40]:.2f}, {more[240]:.2f} and {more[440]:.2f} points more")
+    said(section, f"at ε = 1; at step 400 {-more[400]:.2f} less")
 
 
 def test_aggregation_on_mnist() -> None:

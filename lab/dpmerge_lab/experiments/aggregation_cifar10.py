@@ -1,8 +1,9 @@
-"""Aggregates of private WRN-16-4s on CIFAR-10 (Recycling Scraps Tables 1, 3, 7, Fig. 5): seven against none, also under shift.
+"""Aggregates of private networks on CIFAR-10 (Recycling Scraps Tables 1, 3, 7, Fig. 5): seven against none, also under shift.
 
-Clip 1, batches of 4096. At ε = 1 with standardised weights and four views of every image; at ε = 8, where the paper takes
-thousands of steps, fewer steps on images and weights as they are. Every run that the folder of results holds is counted, and
-none is trained again, so numbers and pictures can be made again without a GPU, and another day with one adds runs.
+WRN-16-4, clip 1, batches of 4096. At ε = 1 with standardised weights and four views of every image; at ε = 8, where the paper
+takes thousands of steps, fewer steps on images and weights as they are. The same in small, for a CPU. Every run that the folder
+of results holds is counted, and none is trained again: numbers and pictures can be made again without a GPU, and another day
+with one adds runs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Record
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, METHODS, ON_TOP, TAILS, TRAINED
+from dpmerge_lab.experiments.aggregation_mnist_pictures import learning_rates
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen, gain, parameters, scores
-from dpmerge_lab.experiments.aggregation_settings import QUICK, SETTINGS, Size
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, QUICK, SETTINGS, SMALL, Size
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
 
 DELTA = 1e-5
@@ -49,28 +51,63 @@ _TITLES = {
     "shifting-eps8": "periodic shift, ε = 8",
     "shifting-eps1": "periodic shift, ε = 1",
 }
+_LOOKED_AT = (
+    "; at ε = 8 the run was looked at every 25 steps, at its two extremes only, and only these two series were followed"
+)
 _TUNED = {"ema": "EMA inf", "uta": "UTA inf", "opa": "OPA", "omv": "OMV"}
 _SHOWN = (LAST, *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *AFTERWARDS)
 
 
 def aggregation_cifar10(options: Options) -> Result:
-    """The tables, what each run guarantees, and accuracy as training goes on."""
-    size = QUICK if options.quick else Size()
-    with tempfile.TemporaryDirectory() as scratch, timed(Result("aggregation-cifar10", {"delta": DELTA})) as result:
+    """WRN-16-4s: the tables, what each run guarantees, and accuracy as training goes on; beside the paper's."""
+    result = _experiment("aggregation-cifar10", options, Size())
+    for name, found in result.numbers.items():
+        found["the paper's test accuracy, percent"] = dict(zip(METHODS, PAPER[name], strict=True))
+    result.pictures = pictures(result.numbers)
+    return result
+
+
+def aggregation_cifar10_small(options: Options) -> Result:
+    """The same of small networks, for a CPU."""
+    result = _experiment("aggregation-cifar10-small", options, SMALL)
+    if options.folder is not None:
+        for called, setting in EVERY_RATE.items():
+            if held := [_read(path)["measured"]["plain"] for path in _kept(options.folder, called)]:
+                scored = scores([{"measured": one} for one in held])
+                rates = result.numbers[called.rpartition("-")[0]].setdefault("learning rates", {})
+                rates[f"{setting.learning_rate:g}"] = {
+                    "test accuracy": {method: mean_and_deviation(values) for method, values in scored.items()},
+                    "on the validation half": {
+                        LAST: mean_and_deviation([one[LAST]["validation"] for one in held]),
+                        CHOSEN: mean_and_deviation([chosen(one)["validation"] for one in held]),
+                    },
+                }
+    result.pictures = small_pictures(result.numbers)
+    return result
+
+
+def _experiment(called: str, options: Options, size: Size) -> Result:
+    """Of all settings, trained if they are not kept."""
+    size = QUICK if options.quick else size
+    with tempfile.TemporaryDirectory() as scratch, timed(Result(called, {"delta": DELTA})) as result:
         folder = options.folder if options.folder is not None else Path(scratch)
         missing = [name for name in SETTINGS if not _kept(folder, name)]
         if missing:
             from dpmerge_lab.experiments.aggregation_cifar10_training import make
 
             make(missing, range(1, options.seeds + 1), options.data, options.device, size, folder)
-        held = {name: [json.loads(path.read_text()) for path in _kept(folder, name)] for name in SETTINGS}
+        held = {name: [_read(path) for path in _kept(folder, name)] for name in SETTINGS}
     result.configuration["runs"] = {
         name: [{key: run[key] for key in ("number", "setting", "size", "started", "seconds", "software")} for run in runs]
         for name, runs in held.items()
     }
     result.numbers = {name: _numbers(name, runs) for name, runs in held.items()}
-    result.pictures = pictures(result.numbers)
     return result
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _kept(folder: Path, name: str) -> list[Path]:
@@ -109,7 +146,6 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "test accuracy over the steps": {
             label: mean_and_deviation([[point[label]["test"] for point in run["history"]] for run in runs]) for label in series
         },
-        "the paper's test accuracy, percent": dict(zip(METHODS, PAPER[name], strict=True)),
     }
 
 
@@ -127,14 +163,26 @@ def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """By name."""
     one = {"kind": "lines", "subtitle": "WRN-16-4, clip 1, batches of 4096, δ = 1e-5"}
     return {
-        "steps": {**one, **_over_steps(numbers)},
-        "table": {**one, **_table(numbers)},
+        "steps": {**one, **_over_steps(numbers, _LOOKED_AT)},
+        "table": {**one, **_table(numbers, beside_paper=True)},
         "tuning": {**one, **_tuning(numbers)},
         "decays": {**one, **_decays(numbers)},
     }
 
 
-def _over_steps(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def small_pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """By name."""
+    one = {"kind": "lines", "subtitle": "a network of 25,578 parameters, clip 1, batches of 1024, δ = 1e-5"}
+    found: dict[str, Mapping[str, Any]] = {
+        "steps": {**one, **_over_steps(numbers)},
+        "table": {**one, **_table(numbers, beside_paper=False)},
+    }
+    if all("learning rates" in of for of in numbers.values()):
+        found["learning-rates"] = {**one, **learning_rates(numbers, _TITLES)}
+    return found
+
+
+def _over_steps(numbers: Mapping[str, Any], where_looked: str = "") -> dict[str, Any]:
     panels = []
     for name, found in numbers.items():
         lines = []
@@ -147,8 +195,8 @@ def _over_steps(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": "Private iterates, and their aggregates, as training goes on",
         "caption": "Bands: ± one standard error, where there are several runs. An aggregate of iterates costs nothing beyond "
-        "the run itself. Parameters are the same everywhere: nobody chose them. Under shift the period is 50 steps; at ε = 8 "
-        "the run was looked at every 25 steps, at its two extremes only, and only these two series were followed.",
+        "the run itself. Parameters are the same everywhere: nobody chose them. Under shift the period is 50 steps"
+        f"{where_looked}.",
         "panels": panels,
     }
 
@@ -167,7 +215,7 @@ def _runs(found: Mapping[str, Any]) -> str:
     return "one run" if count == 1 else f"{count} runs"
 
 
-def _table(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _table(numbers: Mapping[str, Any], *, beside_paper: bool) -> dict[str, Any]:
     panels = []
     for name, found in numbers.items():
         measured = found["test accuracy"]
@@ -175,17 +223,11 @@ def _table(numbers: Mapping[str, Any]) -> dict[str, Any]:
         bars = in_percent(error_bars([one or measured[LAST] for one in shown]))
         for key in ("y", "low", "high"):
             bars[key] = [value if one else None for value, one in zip(bars[key], shown, strict=True)]
-        paper = dict(zip((LAST, *ON_TOP, *AFTERWARDS), PAPER[name], strict=True))
-        lines = [
-            {"label": "measured here", **bars},
-            {
-                "label": "the paper, mean of five runs",
-                "x": list(range(len(_SHOWN))),
-                "y": [paper.get(method) for method in _SHOWN],
-                "standing": "reference",
-                "joined": False,
-            },
-        ]
+        lines = [{"label": "measured here", **bars}]
+        if beside_paper:
+            paper = dict(zip((LAST, *ON_TOP, *AFTERWARDS), PAPER[name], strict=True))
+            line = {"label": "the paper, mean of five runs", "standing": "reference", "joined": False}
+            lines.append({**line, "x": list(range(len(_SHOWN))), "y": [paper.get(method) for method in _SHOWN]})
         names = [f"{method} ({one['runs'] if one else 0})" for method, one in zip(_SHOWN, shown, strict=True)]
         axes = {"x_label": "aggregation (runs here)", "y_label": "test accuracy, %", "categories": names}
         panels.append({"title": _TITLES[name], **axes, "lines": lines})

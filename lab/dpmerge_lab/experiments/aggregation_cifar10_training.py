@@ -1,4 +1,4 @@
-"""Private WRN-16-4s on CIFAR-10 and aggregates of their iterates, measured as they are made; aggregation_cifar10.py accounts.
+"""Private networks on CIFAR-10 and aggregates of their iterates, measured as they are made; aggregation_cifar10.py accounts.
 
 Each run of a setting is one JSON file in the output folder, so another day can add runs. The two runs on aggregates (Alg. 2) go
 on from the plain run at step τ, with noise and coins of their own from there: until then they would be the same. Their
@@ -28,14 +28,14 @@ from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.aggregation import TRAINED, Probabilities, Watcher
-from dpmerge_lab.experiments.aggregation_settings import SETTINGS, Setting, Size
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, SETTINGS, SMALL, Setting, Size
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
 from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
 from dpmerge_lab.training.averaging_torch import flat, load
-from dpmerge_lab.training.networks import from_seed, small_cnn, wide_resnet
+from dpmerge_lab.training.networks import cnn, from_seed, small_cnn, wide_resnet
 from dpmerge_lab.training.norm_sums import NormSums
 from dpmerge_lab.training.private_sgd import Randomness, device, steps
 from dpmerge_lab.training.recipe import LabRecipe
@@ -51,21 +51,25 @@ def make(
     out: Path,
     aggregates: Sequence[str] = TRAINED,
 ) -> None:
-    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet."""
-    where = device(device_name)
+    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet.
+
+    Where the name says the learning rate there is only the plain run.
+    """
+    settings, where = {name: size.setting(name) for name in names}, device(device_name)
     images = digits_as_images() if size.data == "digits" else load_images(data, size.data)
     out.mkdir(parents=True, exist_ok=True)
     programs: dict[bool, Program] = {}
     train, labels, test, answers = as_tensors(images, where)
-    for number, name in itertools.product(numbers, names):
+    for number, (name, setting) in itertools.product(numbers, settings.items()):
         path = out / f"{name}-{number}.json"
         if path.exists():
             continue
-        setting = size.scaled(SETTINGS[name])
         if setting.standardised not in programs:
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
-        for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), size, aggregates):
+        # Of learning rates only the end is looked at.
+        on, at = ((), replace(size, look_every=setting.steps)) if name in EVERY_RATE else (aggregates, size)
+        for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), at, on):
             content["software"] = software(where) | {"gradients": program.sums.precision}
             path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
         path.with_suffix(".part").replace(path)
@@ -84,8 +88,13 @@ class Program:
     @classmethod
     def of(cls, size: Size, standardised: bool, train: Tensor, test: Tensor) -> Program:
         """Where the images are. On a GPU in bfloat16, where that decides no norm and no sum; see `NormSums`."""
-        wide = partial(wide_resnet, standardised=standardised)
-        build: Callable[[], nn.Module] = wide if size.network == "wrn-16-4" else partial(small_cnn, train.shape[1])
+        shape = train.shape[1:]
+        networks: dict[str, Callable[[], nn.Module]] = {
+            "wrn-16-4": partial(wide_resnet, standardised=standardised),
+            "cnn": partial(cnn, (shape[0], shape[1], shape[2])),
+            "small-cnn": partial(small_cnn, shape[0]),
+        }
+        build = networks[size.network]
         fast = train.device.type == "cuda"
         network = build().to(train.device)
         assert isinstance(network, nn.Sequential)
@@ -195,15 +204,16 @@ def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
 
 def main(arguments: list[str] | None = None) -> None:
     """The training alone."""
-    parser = command_line("aggregation_cifar10_training", "Aggregates of private WRN-16-4s on CIFAR-10.")
-    names, numbers, aggregates = listed(SETTINGS, str), listed(range(1, 10), int), listed(TRAINED, str)
+    parser = command_line("aggregation_cifar10_training", "Aggregates of private networks on CIFAR-10.")
+    names, numbers, aggregates = listed([*SETTINGS, *EVERY_RATE], str), listed(range(1, 10), int), listed(TRAINED, str)
     parser.add_argument("--only", type=names, default=[*SETTINGS], help="names of settings, with commas between")
     parser.add_argument(
         "--runs", type=numbers, default=[1], help="numbers of runs, each with a start of its own; commas between"
     )
     parser.add_argument("--on", type=aggregates, default=TRAINED, help="the aggregates to train on, with commas between")
+    parser.add_argument("--small", action="store_true", help="a small network instead of WRN-16-4: for a CPU")
     given = parser.parse_args(arguments)
-    make(given.only, given.runs, given.data, given.device, Size(), given.out, given.on)
+    make(given.only, given.runs, given.data, given.device, SMALL if given.small else Size(), given.out, given.on)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def pictures(
         "table": {**one, **_table(found, titles)},
         "on-top": {**one, **_on_top(found, titles)},
         "tails": {**one, **_tails(found, titles), "subtitle": f"{what}, learning rate {learning_rate:g}"},
-        "learning-rates": {**one, **_learning_rates(found, titles), "subtitle": f"{what}, {how}"},
+        "learning-rates": {**one, **learning_rates(found, titles), "subtitle": f"{what}, {how}"},
     }
 
 
@@ -127,7 +127,8 @@ def _tails(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+def learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+    """Of plain runs: the last iterate and two aggregates over the learning rate."""
     panels = []
     for name, numbers in found.items():
         rates = numbers["learning rates"]

@@ -59,6 +59,9 @@ EXPERIMENTS = {
     "aggregation-cifar10": Experiment(
         "aggregates of a WRN-16-4's iterates", "aggregation_cifar10:aggregation_cifar10", ("cifar10",), torch=True
     ),
+    "aggregation-cifar10-small": Experiment(
+        "the same of small networks, on a CPU", "aggregation_cifar10:aggregation_cifar10_small", ("cifar10",), torch=True
+    ),
     "ftrl": Experiment(
         "user-level DP-FTRL: aggregates, and a banded matrix beside the tree", "ftrl_users:ftrl_users", ("mnist",), torch=True
     ),
