@@ -686,19 +686,23 @@ def test_cifar10_from_one_start_and_from_three() -> None:
 def test_the_whole_grid_in_small() -> None:
     found, section = numbers("cifar10-small")["settings"], "`cifar10-small`"
     scores = {name: one["test accuracy"] for name, one in found.items()}
-    assert len(scores) == 18
+    assert len(scores) == 18 and {one["runs"] for one in scores.values()} == {3}
     more = []
     for bound, epsilon in ((10, "7.78"), (9, "6.93")):
         for rate in ("0.01", "0.02", "0.04"):
             row = [scores[f"eps{bound}-lr{rate}-c{clip}"] for clip in (1, 2, 4)]
-            cells = [with_error(one) if one["runs"] > 1 else f"{one['mean']:.4f}" for one in row]
-            said(section, f"| {epsilon} | {rate} | {' | '.join(cells)} |")
+            said(section, f"| {epsilon} | {rate} | {' | '.join(map(with_error, row))} |")
             assert found[f"eps{bound}-lr{rate}-c1"]["epsilon"] == pytest.approx(float(epsilon), abs=0.005)
             others = [scores[f"eps10-lr{rate}-c{clip}"] for clip in (1, 2, 4)]
             more += [] if bound == 10 else [100 * (a["mean"] - b["mean"]) for a, b in zip(row, others, strict=True)]
     assert sorted(scores, key=lambda name: scores[name]["mean"])[-2:] == ["eps10-lr0.04-c4", "eps9-lr0.04-c4"]
     assert round(100 * (scores["eps9-lr0.04-c4"]["mean"] - scores["eps9-lr0.02-c2"]["mean"])) == 4
-    said(section, f"in {sum(one > 0 for one in more)} of nine settings, by {span(more, 2)} points".replace("-", "−"))
+    errors = [
+        100 * math.hypot(scores[f"eps9-{name}"]["std"], scores[f"eps10-{name}"]["std"]) / 3**0.5
+        for name in (f"lr{rate}-c{clip}" for rate in ("0.01", "0.02", "0.04") for clip in (1, 2, 4))
+    ]
+    told = f"in {sum(one > 0 for one in more)} of nine settings, by {span(more, 2)} points".replace("-", "−")
+    said(section, f"{told} (standard errors {span(errors, 2)})")
 
 
 def test_cifar10_pretrained() -> None:
