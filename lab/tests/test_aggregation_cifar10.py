@@ -115,6 +115,13 @@ def test_in_small_there_are_plain_runs_at_other_learning_rates(tmp_path: Path) -
         assert render(document, ".png").startswith(b"\x89PNG")
 
 
+def test_a_kept_run_that_is_damaged_is_named(tmp_path: Path) -> None:
+    for name in SETTINGS:
+        (tmp_path / f"{name}-1.json").write_text("{")
+    with pytest.raises(TrainingError, match=r"eps1-1\.json: cannot be read: .*; remove it to make it again"):
+        aggregation_cifar10(Options(folder=tmp_path))
+
+
 @pytest.mark.parametrize(("size", "name"), [(Size(), "eps1-lr2"), (SMALL, "eps2")])
 def test_runs_of_another_size_are_refused(size: Size, name: str) -> None:
     with pytest.raises(TrainingError, match=f"no run of this size is called '{name}'; there are eps1, "):

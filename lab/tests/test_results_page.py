@@ -413,8 +413,8 @@ def test_aggregation_on_cifar10_in_small() -> None:
         best = max(rates, key=lambda rate: rates[rate]["on the validation half"][CHOSEN]["mean"])
         assert float(best) == used, "the rate of the table is the best for inference aggregations"
 
-    def gained(case: str, methods: Any = METHODS[3:]) -> list[tuple[float, float]]:
-        of = [found[case]["gain over no aggregation"][one] for one in methods]
+    def gained(case: str) -> list[tuple[float, float]]:
+        of = [found[case]["gain over no aggregation"][one] for one in METHODS[3:]]
         return [(100 * one["mean"], one["ratio"]) for one in of]
 
     text = "at ε = 1 by {} points ({} standard errors), under shift by {} ({}); at ε = 8 (two runs) by {} and {}"

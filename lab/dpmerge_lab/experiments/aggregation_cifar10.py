@@ -20,7 +20,7 @@ from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, METHODS, ON_TO
 from dpmerge_lab.experiments.aggregation_mnist_pictures import learning_rates
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen, gain, parameters, scores
 from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, QUICK, SETTINGS, SMALL, Size
-from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
+from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, read, timed
 
 DELTA = 1e-5
 # Recycling Scraps, Table 3: test accuracy in percent, mean of five runs; WRN-16-4 with augmentation multiplicity 16, tuned.
@@ -72,7 +72,7 @@ def aggregation_cifar10_small(options: Options) -> Result:
     result = _experiment("aggregation-cifar10-small", options, SMALL)
     if options.folder is not None:
         for called, setting in EVERY_RATE.items():
-            if held := [_read(path)["measured"]["plain"] for path in _kept(options.folder, called)]:
+            if held := [read(path)["measured"]["plain"] for path in _kept(options.folder, called)]:
                 scored = scores([{"measured": one} for one in held])
                 rates = result.numbers[called.rpartition("-")[0]].setdefault("learning rates", {})
                 rates[f"{setting.learning_rate:g}"] = {
@@ -96,18 +96,13 @@ def _experiment(called: str, options: Options, size: Size) -> Result:
             from dpmerge_lab.experiments.aggregation_cifar10_training import make
 
             make(missing, range(1, options.seeds + 1), options.data, options.device, size, folder)
-        held = {name: [_read(path) for path in _kept(folder, name)] for name in SETTINGS}
+        held = {name: [read(path) for path in _kept(folder, name)] for name in SETTINGS}
     result.configuration["runs"] = {
         name: [{key: run[key] for key in ("number", "setting", "size", "started", "seconds", "software")} for run in runs]
         for name, runs in held.items()
     }
     result.numbers = {name: _numbers(name, runs) for name, runs in held.items()}
     return result
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def _kept(folder: Path, name: str) -> list[Path]:

@@ -67,7 +67,7 @@ def make(
         if setting.standardised not in programs:
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
-        # Of learning rates only the end is looked at.
+        # Plain runs at other learning rates are scored at their end only.
         on, at = ((), replace(size, look_every=setting.steps)) if name in EVERY_RATE else (aggregates, size)
         for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), at, on):
             content["software"] = software(where) | {"gradients": program.sums.precision}

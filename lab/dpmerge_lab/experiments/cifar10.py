@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from dpmerge.errors import TrainingError
 from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
 from dpmerge.profiles import run_profile
@@ -27,7 +26,7 @@ from dpmerge_lab.experiments import merge_pictures
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SEED, SMALL, Size, wanted
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, targets
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
-from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, timed
+from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, read, timed
 
 _STARTS = {"scratch-b": "one start", "apart": "three starts"}
 SHOWN = (  # weights in the table of cifar10-small
@@ -82,7 +81,7 @@ def _experiment(
         result.configuration["repetitions"] = {}
         for group in kept:
             repetitions = _whole(folder, (group,))
-            runs = [{piece: _read(one / f"{piece}.json") for piece in wanted(group)} for one in repetitions]
+            runs = [{piece: read(one / f"{piece}.json") for piece in wanted(group)} for one in repetitions]
             result.configuration["repetitions"][group] = {
                 one.name: {
                     piece: _configuration(content) for piece, content in held.items() if piece in RUNS or piece in PRETRAININGS
@@ -107,7 +106,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     """Every model from scratch that is kept: what it guarantees, and its test accuracy."""
     found: dict[str, Any] = {}
     for name, setting in RUNS.items():
-        held = [_read(path)["checkpoints"][-1] for one in _repetitions(folder) if (path := one / f"{name}.json").exists()]
+        held = [read(path)["checkpoints"][-1] for one in _repetitions(folder) if (path := one / f"{name}.json").exists()]
         if held and setting.pretrained is None and setting.seed == SEED:
             profile = run_profile(Model(name, Record.parse(json.dumps(held[0]["record"]), source=name))).profile
             scores = mean_and_deviation([point["accuracy"] for point in held])
@@ -130,7 +129,7 @@ def _picture_of_settings(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, Any]]:
     """Of networks that were trained several times: what every average scored, and a draw with its weights, from the runs."""
-    runs = [json.loads(path.read_text())["points"] for path in sorted(folder.glob(f"[0-9]*/{group}.json"))]
+    runs = [read(path)["points"] for path in sorted(folder.glob(f"[0-9]*/{group}.json"))]
     scores = [{tuple(point["weights"]): point["accuracy"] for point in run} for run in runs]
     alone = [[one[tuple(float(k == j) for k in range(len(models)))] for j in range(len(models))] for one in scores]
     return [
@@ -219,11 +218,3 @@ def _frontier(measured: Measured, options: Options, what: str) -> dict[str, Any]
 def _configuration(content: dict[str, Any]) -> dict[str, Any]:
     left_out = {"checkpoints", "history", "points"}
     return {key: value for key, value in content.items() if key not in left_out}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as fault:
-        raise TrainingError(f"{path}: cannot be read: {fault}; remove it to make it again") from None
-    return content

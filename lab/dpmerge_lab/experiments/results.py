@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
@@ -100,6 +101,15 @@ def around(heights: Sequence[float], widths: Sequence[float]) -> dict[str, Any]:
     """Heights of a picture's line, with what lies so far to both sides."""
     low, high = ([one + sign * width for one, width in zip(heights, widths, strict=True)] for sign in (-1, 1))
     return {"y": list(heights), "low": low, "high": high}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What is kept of a run."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as fault:
+        raise TrainingError(f"{path}: cannot be read: {fault}; remove it to make it again") from None
+    return content
 
 
 def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> list[Path]:

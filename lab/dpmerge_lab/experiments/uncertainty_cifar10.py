@@ -16,7 +16,7 @@ from dpmerge.checkpoints import CONFIDENCE, Abstention, abstention_panel, absten
 from dpmerge.records import Record
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.portfolios import DELTA
-from dpmerge_lab.experiments.results import Options, Result, timed
+from dpmerge_lab.experiments.results import Options, Result, read, timed
 from dpmerge_lab.experiments.uncertainty import APART, Design, numbers, pictures, subtitle
 
 # The least σ, in thousandths, whose ε by loss distributions at δ = 1e-5 does not exceed the bound: 600 steps at 512/50000.
@@ -45,7 +45,7 @@ def uncertainty_cifar10(options: Options) -> Result:
             from dpmerge_lab.experiments.uncertainty_cifar10_training import make
 
             make(missing, options.data, options.device, options.quick, min(options.seeds, design.pool), folder)
-        held = {epsilon: json.loads(kept(folder, epsilon).read_text()) for epsilon in NOISE}
+        held = {epsilon: read(kept(folder, epsilon)) for epsilon in NOISE}
         result.configuration = {
             "data": "digits" if options.quick else "cifar10",
             "model": "two convolutions and a linear layer",
