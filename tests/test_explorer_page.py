@@ -24,7 +24,7 @@ from tests.explorer_builders import DELTA, TOKEN
 from tests.release_builders import on_disk
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 QUICK_MS = 400  # 150 on a machine that has nothing else to do; the suite keeps both cores busy
 TYPED = {"a": 0.125, "b": 0.625, "c": 0.25}  # off the grid, and exact
@@ -812,6 +812,15 @@ def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> N
         page.click("#search-job >> text=Stop")
         page.fill("#token", TOKEN)
         page.keyboard.press("Enter")
+        page.wait_for_function("() => document.getElementById('search-job').innerText.includes('stopped.')")
+        # Stop is heard before the server has answered that the job began.
+        held: list[Route] = []
+        page.route("**/v1/plan", lambda route: held.append(route))
+        page.click("#search")
+        page.click("#search-job >> text=Stop")
+        page.locator("#search-job:has-text('stopping …')").wait_for()
+        for asked in held:
+            asked.continue_()
         page.wait_for_function("() => document.getElementById('search-job').innerText.includes('stopped.')")
         visit.assert_clean()
 

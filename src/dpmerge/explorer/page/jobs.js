@@ -14,16 +14,17 @@ export async function runJob(place, title, path, body, stoppable = true) {
   const stop = h("button", { type: "button" }, "Stop");
   fill(place, h("div", { class: "row job" }, label, bar, stoppable ? stop : null));
   try {
-    /** @type {JobAnswer} */
-    const job = await post(path, body);
-    stop.addEventListener("click", async () => {
+    /** @type {Promise<JobAnswer>} */
+    const started = post(path, body);
+    stop.addEventListener("click", async () => { // heard from the first moment on: who stops early waits for the job's name
+      label.textContent = `${title}: stopping …`;
       try {
-        await cancelJob(job.id);
-        label.textContent = `${title}: stopping …`;
+        await cancelJob((await started).id);
       } catch (error) {
         label.textContent = messageOf(error);
       }
     });
+    const job = await started;
     const told = await follow(job.id, (state) => {
       label.textContent = state.total ? `${title}: ${state.done} of ${state.total}` : `${title}: ${state.label || "at work"}`;
       if (state.total) {
