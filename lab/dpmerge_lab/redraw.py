@@ -11,7 +11,6 @@ cifar10-checkpoints come from kept runs: `dpmerge reproduce NAME --out lab/resul
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from dpmerge_lab.experiments import (
 )
 from dpmerge_lab.experiments.aggregation_mnist import CASES
 from dpmerge_lab.experiments.portfolios import replace_one, restated
-from dpmerge_lab.experiments.results import Options
+from dpmerge_lab.experiments.results import Options, read
 
 Documents = dict[str, Mapping[str, Any]]
 
@@ -97,7 +96,7 @@ def pictures(folder: Path, only: Container[str] = _PICTURES) -> Iterator[tuple[P
     """Where each picture goes, and its document."""
     for name, made in _PICTURES.items():
         if name in only:
-            kept = json.loads((folder / name / f"{name}.json").read_text())
+            kept = read(folder / name / f"{name}.json")
             for title, document in made(Kept(folder / name, kept["configuration"], kept["numbers"])).items():
                 yield folder / name / f"{name}-{title}.png", document
 
@@ -114,7 +113,7 @@ def heatmaps(folder: Path, options: Options) -> Iterator[tuple[Path, Mapping[str
 
 def soundness(folder: Path) -> Picture:
     """All audited scenarios."""
-    kept = json.loads((folder / "audit" / "summary.json").read_text())
+    kept = read(folder / "audit" / "summary.json")
     return summary.picture([summary.Row(**row) for row in kept["rows"]], kept["confidence"])
 
 
@@ -122,8 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m dpmerge_lab.redraw", description="Draw pictures of kept numbers again.")
     parser.add_argument("folder", type=Path, help="the kept results")
-    parser.add_argument("--only", action="append", choices=list(_PICTURES), help="of these experiments; may be repeated")
-    parser.add_argument("--heatmaps", action="store_true", help="only heatmaps, which are accounted for anew")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", action="append", choices=list(_PICTURES), help="of these experiments; may be repeated")
+    which.add_argument("--heatmaps", action="store_true", help="only heatmaps, which are accounted for anew")
     parser.add_argument("--soundness", type=Path, help="where to draw the audits")
     given = parser.parse_args(arguments)
     try:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from dpmerge.datasets import bounded_features
+from dpmerge.errors import TrainingError
 from dpmerge.figures import render
+from dpmerge.jobs import Finished
 from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Model
 from dpmerge.training import Recipe, accuracy, train
@@ -23,11 +25,12 @@ from dpmerge_lab.experiments.aggregation_mnist import CASES, aggregation_mnist
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, tuned_for
 from dpmerge_lab.experiments.aggregation_mnist_runs import DELTA, NORM, QUICK, Case, Work
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen, clear, gain, scores
-from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE, Point, Tuned, tune
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE, Point, Tuned, price, tune
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.results import Options, Result, write
 from dpmerge_lab.training.recipe import LabRecipe
 from dpmerge_lab.training.shift import PeriodicShift
+from tests.builders import dp_sgd
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +170,31 @@ def test_the_same_runs_choose_for_a_run_alone_and_for_what_is_on_top_of_it() -> 
 def test_of_equally_good_points_the_first_is_chosen() -> None:
     found = Tuned({Point(2): [_measured(0.5, 0.5)], Point(3): [_measured(0.5, 0.5)]})
     assert found.best(ALONE) == found.best(WITH_INFERENCE) == Point(2)
+
+
+def _searched(run: str, sigma: float, last: float, top: float) -> Tuned:
+    """One run, of 16 full batches."""
+    record = dp_sgd(run, steps=16, sigma=sigma, run=run, noise_fingerprint=f"noise of {run}").record
+    return Tuned({Point(1): [{**_measured(last, top), "record": record.as_dict()}]})
+
+
+def test_the_price_is_of_all_runs_beside_that_of_the_best() -> None:
+    """The best by its last checkpoint or by an inference aggregation."""
+    runs = _searched("a", 8.0, 0.8, 0.7), _searched("b", 4.0, 0.6, 0.9), _searched("c", 8.0, 0.7, 0.8)
+    for searches, sigma in ((runs, 4.0), (runs[::2], 8.0)):
+        told = price(searches, DELTA)
+        alone = told["epsilon of the best run alone, had it been the only one"]
+        assert alone == pytest.approx(gaussian_epsilon(4 / sigma, DELTA), rel=1e-6)
+    assert price(runs, DELTA)["epsilon of all trials together"] == pytest.approx(
+        gaussian_epsilon(math.sqrt(1 + 2 / 4), DELTA), rel=1e-6
+    )
+    with pytest.raises(TrainingError, match="have records of one run 'a'; every trial is a run of its own"):
+        price([runs[0], runs[0]], DELTA)
+
+
+def test_finished_runs_need_a_name(tmp_path: Path) -> None:
+    with Finished(tmp_path / "runs.jsonl") as finished, pytest.raises(TrainingError, match="found again by name"):
+        tune(lambda point: _measured(0.5, 0.5), [Point(1)], 1, finished=finished, jobs=1)
 
 
 # --- the experiment -----------------------------------------------------------------------------------------------------------

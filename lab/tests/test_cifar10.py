@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +17,12 @@ from dpmerge.errors import DataError, TrainingError
 from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Record
 from dpmerge_lab.experiments import cifar10, cifar10_settings
+from dpmerge_lab.experiments.portfolio_pictures import AVERAGE
 from dpmerge_lab.experiments.results import Options, Result
 from tests.builders import dp_sgd
 
 KEPT = Path(__file__).parent.parent / "results" / "cifar10"
+SMALL = KEPT.with_name("cifar10-small")
 
 
 def test_the_noise_is_the_least_below_the_bounds() -> None:
@@ -104,6 +109,55 @@ def test_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = cifar10_settings.RUNS[name]
         mu = 2 * math.sqrt(run.full_batches) / run.noise_multiplier
         assert found["epsilon by PLD"] == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-4)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """What is kept of the small networks, but two repetitions lack something: a run from another start; and all but a merge."""
+    for repetition in "123":
+        shutil.copytree(SMALL / repetition, tmp_path / repetition)
+    (tmp_path / "2" / f"{cifar10_settings.MERGES['apart'][1]}.json").unlink()
+    (tmp_path / "3-of-before").mkdir()
+    shutil.copy(SMALL / "3" / "scratch-b.json", tmp_path / "3-of-before")
+    numbers: dict[str, Any] = json.loads((SMALL / "cifar10-small.json").read_text())["numbers"]
+    return tmp_path, numbers
+
+
+def test_pictures_are_of_whole_repetitions_and_say_how_many(small: tuple[Path, dict[str, Any]]) -> None:
+    found = cifar10.small_pictures(*small)
+    assert found["weights"]["subtitle"] == "mean of 3 and 2 repetitions", "one number for each panel"
+    assert [found[group]["subtitle"].split(";")[0] for group in ("scratch-b", "apart")] == [
+        "mean of 3 repetitions",
+        "mean of 2 repetitions",
+    ]
+    names = list(small[1]["apart"]["alone"])
+    first, third = (
+        {tuple(point["weights"]): point["accuracy"] for point in json.loads((SMALL / one / "apart.json").read_text())["points"]}
+        for one in "13"
+    )
+    for row in cifar10.repeated(small[0], "apart", names):
+        point = tuple(row["weights"].values())
+        assert row[AVERAGE]["mean"] == pytest.approx((first[point] + third[point]) / 2)
+
+
+def test_titles_say_what_was_run(small: tuple[Path, dict[str, Any]]) -> None:
+    folder, numbers = small
+    for path in folder.glob("*/*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "size": asdict(cifar10_settings.QUICK)}))
+    titles = [document["title"] for document in cifar10.small_pictures(folder, numbers).values()]
+    assert titles[0] == "Private networks of 5,226 parameters from scratch on digits, one by one"
+    assert all(title.startswith("digits, a CNN of 5,226 parameters: averages") for title in titles[1:])
+    whole = cifar10._picture_of_settings(KEPT, json.loads((KEPT / "cifar10.json").read_text())["numbers"]["settings"])
+    assert whole["title"] == "Private ResNet-18s from scratch on CIFAR-10, one by one"
+
+
+def test_networks_have_the_parameters_that_titles_say() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from dpmerge_lab.training.networks import cnn, small_cnn
+
+    for name, network in {"cnn": cnn((3, 32, 32)), "small-cnn": small_cnn(1)}.items():
+        count = sum(parameter.numel() for parameter in network.parameters())
+        assert all(f"of {count:,} parameters" in told for told in cifar10._NETWORKS[name])
 
 
 def test_refusals_are_one_line(tmp_path: Path) -> None:

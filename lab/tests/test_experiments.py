@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 
 from dpmerge.errors import DataError
 from dpmerge.figures import describe
+from dpmerge.planning import Heatmap, Surface
 from dpmerge.profiles import gaussian_epsilon
-from dpmerge.records import DpSgd
+from dpmerge.records import DpSgd, Portfolio
+from dpmerge_lab.experiments import portfolio_pictures
 from dpmerge_lab.experiments.checkpoints import checkpoints
 from dpmerge_lab.experiments.mnist import (
     full_batch,
@@ -199,6 +202,28 @@ def test_heatmaps_of_all_portfolios_have_one_scale(replace_one_result: Result) -
     values = [value for picture in drawn for triangle in picture.triangles for value in triangle.values if value is not None]
     for picture in drawn:
         assert (picture.colours().low, picture.colours().high) == (min(values), max(values))
+
+
+@pytest.mark.parametrize(("last", "scale"), [((0.5, 4.0), (0.5, 4.0)), ((math.inf, 0.0), (2.0, 2.0))])
+def test_a_scale_is_of_finite_positive_epsilons(
+    last: tuple[float, float], scale: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge without a finite ε, or with ε = 0, does not end an experiment at its pictures."""
+    epsilons = {"first": [0.0, math.inf, 2.0], "last": [math.inf, *last]}
+
+    def drawn(portfolio: Portfolio, options: Options, name: str) -> Heatmap:
+        surface = Surface("joint", "pld", "proved", "joint release", epsilons[name])
+        return Heatmap(1e-5, "add-remove", 1.0, {}, ("a", "b", "c"), np.eye(3).tolist(), (surface,))
+
+    monkeypatch.setattr(portfolio_pictures, "_heatmap_of_accounts", drawn)
+    nothing: Any = dict.fromkeys(epsilons)
+    documents = portfolio_pictures.heatmaps_of_accounts(nothing, QUICK, "digits")
+    for name, document in documents.items():
+        assert document["reach"] == list(scale) and document["title"] == f"digits, {name}: ε of every merge by PLD"
+        describe(document).colours()
+    (alone,) = portfolio_pictures.heatmaps_of_accounts({"last": nothing["last"]}, QUICK, "digits").values()
+    assert bool(alone["reach"]) == (last == (0.5, 4.0))
+    assert describe(alone).triangles[0].values[0] is None
 
 
 def test_frontiers_of_kept_numbers_have_standard_errors(replace_one_result: Result) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from dpmerge.errors import DataError
 from dpmerge.figures import render
+from dpmerge.jobs import Finished
 from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Model, Record
 from dpmerge_lab.tasks.images import digits_as_images
@@ -142,6 +143,33 @@ def test_finished_runs_are_not_made_again(result: Result, folder: Path, monkeypa
     assert ftrl_users(Options(quick=True, seeds=2, jobs=1, folder=folder)).numbers == result.numbers
 
 
+def test_runs_at_another_learning_rate_are_not_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where plain runs are made again, with fresh noise another rate may win: runs on aggregates are at its multiples."""
+
+    def measured(score: float) -> dict[str, Any]:
+        of = {method: {"validation": score, "test": score, "parameter": 1.0} for method in ("No Agg", *AFTERWARDS)}
+        return {"measured": of, "record": {}, "on top of the iterates": of["No Agg"]}
+
+    def plain(work: Work, followed: bool, point: Point) -> dict[str, Any]:
+        return {**measured(1.0 if point.parameter == best else 0.0), "history": {}}
+
+    def aggregated(work: Work, method: str, followed: bool, point: Point) -> dict[str, Any]:
+        return {**measured(work.learning_rate), "history": [0.0, 0.0]}
+
+    monkeypatch.setattr(runs, "plain_run", plain)
+    monkeypatch.setattr(runs, "aggregated_run", aggregated)
+    work, options = Work(QUICK, None, Case(math.inf, False), 0.0, None), Options(seeds=2, jobs=1)
+    for number, best in enumerate(QUICK.server_learning_rates):
+        file = tmp_path / f"{number}.jsonl"
+        if number:
+            lines = (tmp_path / "0.jsonl").read_text().splitlines(keepends=True)
+            file.write_text("".join(line for line in lines if any(f": {method}" in line for method in TRAINED)))
+            assert file.stat().st_size > 0
+        with Finished(file) as finished:
+            found = experiment._case(work, options, finished)["test accuracy"]
+        assert [found[method]["mean"] for method in TRAINED] == [best, best]
+
+
 def test_a_run_is_measured_by_its_own_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known iterates; the last aggregate and an average by hand, on the test images with odd numbers."""
     generator = np.random.default_rng(0)
@@ -226,7 +254,8 @@ def test_training_on_a_moving_average_from_the_start_is_training_at_a_smaller_ra
 # --- what is kept -------------------------------------------------------------------------------------------------------------
 
 NUMBERS = json.loads((ROOT / "lab" / "results" / "ftrl" / "ftrl.json").read_text(encoding="utf-8"))["numbers"]
-SECTION = re.search(r"## `ftrl`.*?(?=\n## )", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), re.DOTALL)
+PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+SECTION = re.search(r"## `ftrl`.*?(?=\n## )", PAGE, re.DOTALL)
 assert SECTION is not None
 TEXT = " ".join(SECTION[0].split())
 
@@ -271,15 +300,26 @@ def test_gains_in_the_docs_were_measured() -> None:
     least = math.floor(10 * min(ratio for name in ("shifting-epsinf", *shifting) for ratio in ratios[name])) / 10
     assert f"Under shift {_span(_gains('shifting-epsinf', AFTERWARDS))} points at ε = ∞ and {_span(under)} with privacy" in TEXT
     assert f"{least:.1f} standard errors or more" in TEXT and f"{_span(under).replace('+', '')} points are left" in TEXT
-    for name, text in (("epsinf", "Without shift {} at ε = ∞ ({})"), ("eps8.2-banded", "with a banded matrix {} ({})")):
-        told = f"{min(ratios[name]):.1f} to {max(ratios[name]):.1f}"
-        assert text.format(_span(_gains(name, AFTERWARDS)), told) in TEXT
+    clear, votes = AFTERWARDS[:-1], AFTERWARDS[-1]
+    for name, some, text in (
+        ("epsinf", AFTERWARDS, "Without shift {} at ε = ∞ ({})"),
+        ("eps8.2-banded", clear, "with a banded matrix {} ({}), and OMV"),
+    ):
+        ratios_of = [NUMBERS[name]["gain over no aggregation"][one]["ratio"] for one in some]
+        assert text.format(_span(_gains(name, some)), f"{min(ratios_of):.1f} to {max(ratios_of):.1f}") in TEXT
+    unclear = NUMBERS["eps8.2-banded"]["gain over no aggregation"][votes]
+    assert f"OMV +{100 * unclear['mean']:.2f} ± {100 * unclear['standard error']:.2f}" in TEXT and unclear["ratio"] < 2
+    assert f"do with a banded matrix, by {_span(_gains('eps8.2-banded', clear)).replace('+', '')} points" in PAGE
     assert f"**with privacy {_span(private)}**" in TEXT
     beside = {name: NUMBERS[name]["gain over the best inference aggregation of plain runs at their own rate"] for name in PAPER}
     uta = [of["UTA tr + inf"] for of in beside.values()]
     told_uta = [f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−") for one in uta]
     assert "gains {}, {} and {} points, under shift {}, {} and {}.".format(*told_uta) in TEXT
     assert not any(one["mean"] > 2 * one["standard error"] for one in uta), "not confirmed"
+    ema = {name: of["EMA tr + inf"] for name, of in beside.items()}
+    assert [name for name, one in ema.items() if one["mean"] > 2 * one["standard error"]] == ["epsinf"]
+    first = ema["epsinf"]
+    assert f"EMA_tr + inf gains {100 * first['mean']:.2f} ± {100 * first['standard error']:.2f} at ε = ∞" in TEXT
     ahead = [max(_gains(name, ["UTA tr + inf"])) - max(_gains(name, AFTERWARDS)) for name in shifting]
     assert f"it is {ahead[0]:.1f} and {ahead[1]:.1f} points ahead under shift with privacy" in TEXT
     best = {name: max(_gains(name, COLUMNS[1:])) for name in PAPER}
@@ -331,7 +371,9 @@ def test_other_numbers_in_the_docs_were_measured() -> None:
     own = [100 * accuracy[name][OWN_RATE]["mean"] for name in (banded, shifting, "eps8.2", "shifting-eps8.2")]
     assert "has {:.2f} and {:.2f}, the tree {:.2f} and {:.2f}".format(*own) in TEXT
     brought = NUMBERS[shifting]["gain over no aggregation"][OWN_RATE]
-    assert f"brings {100 * brought['mean']:.2f} ± {100 * brought['standard error']:.2f} points" in TEXT
+    at_its_rate = NUMBERS[shifting]["gain over no aggregation"][CHOSEN]
+    told = [f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}" for one in (brought, at_its_rate)]
+    assert f"at their own rate are {told[0]} points above the last iterate, and at its rate {told[1]}" in TEXT
     key = "test accuracy, inference aggregation of the iterates"
     changed = max(abs(NUMBERS[name][key][top]["mean"] - accuracy[name][top]["mean"]) for name in PAPER for top in ON_TOP)
     assert f"change by {100 * changed:.2f} points at most" in TEXT

@@ -25,7 +25,7 @@ from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINE
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, pictures, tuned_for
 from dpmerge_lab.experiments.aggregation_mnist_runs import DELTA, NORM, QUICK, Case, Design, Work
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, clear, gain, parameters, scores
-from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE, Point, Tuned, price, tune
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE, Point, Tuned, price, tune
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 
 CASES = {
@@ -121,7 +121,7 @@ def _case(name: str, work: Work, options: Options) -> dict[str, Any]:
             LAST: _on_top(plain),
             **{tuned_for(method, way): _on_top(runs) for (method, way), runs in by_choice.items()},
         },
-        "tuning of training on aggregates": {method: _tuning(found) for method, found in tuned.items()},
+        TUNING: {method: _tuning(found) for method, found in tuned.items()},
         **_sweep(work, plain, options, bar),
         "steps": list(runs_of.looks(design)),
         "test accuracy over the steps": {line: mean_and_deviation(runs) for line, runs in history.items()},

@@ -7,12 +7,12 @@ from typing import Any
 
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
-from dpmerge_lab.experiments.aggregation_tuning import ALONE, WITH_INFERENCE
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WITH_INFERENCE
 from dpmerge_lab.experiments.results import around, band, error_bars
 
 COLUMNS = (LAST, TRAINED[0], ON_TOP[0], TRAINED[1], ON_TOP[1], *AFTERWARDS, CHOSEN)
 
-_LABELS = {
+LABELS = {
     "No Agg": "last iterate",
     "EMA inf": "EMA of the iterates",
     "UTA inf": "UTA of the iterates",
@@ -20,7 +20,7 @@ _LABELS = {
     "UTA tr": "training on the UTA",
 }
 NAMES = {LAST: "none", "EMA baseline": "EMA 0.9999", CHOSEN: "best of these five"}
-_FREE = "An aggregate of iterates costs nothing beyond the run itself."
+FREE = "An aggregate of iterates costs nothing beyond the run itself."
 
 
 def tuned_for(method: str, way: str) -> str:
@@ -40,7 +40,7 @@ def pictures(
         "steps": {**one, **_over_steps(found, titles)},
         "table": {**one, **_table(found, titles)},
         "on-top": {**one, **_on_top(found, titles)},
-        "tails": {**one, **_tails(found, titles), "subtitle": f"{what}, learning rate {learning_rate:g}"},
+        "tails": {**one, **tails(found, titles), "subtitle": f"{what}, learning rate {learning_rate:g}"},
         "learning-rates": {**one, **learning_rates(found, titles), "subtitle": f"{what}, {how}"},
     }
 
@@ -56,14 +56,14 @@ def _over_steps(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str
     panels = []
     for name, numbers in found.items():
         lines = []
-        for method, label in _LABELS.items():
+        for method, label in LABELS.items():
             history = numbers["test accuracy over the steps"][method]
-            around = history["std"] if method == "No Agg" else ()
-            lines.append(_line(label, numbers["steps"], history["mean"], around, markers=False))
+            widths = history["std"] if method == "No Agg" else ()
+            lines.append(_line(label, numbers["steps"], history["mean"], widths, markers=False))
         panels.append({"title": titles[name], "x_label": "steps", "y_label": "test accuracy", "lines": lines})
     return {
         "title": "Private iterates and their aggregates as training goes on",
-        "caption": f"{_FREE} The band is ± one standard deviation of a single run. Averages have the parameters that each "
+        "caption": f"{FREE} The band is ± one standard deviation of a single run. Averages have the parameters that each "
         "run's validation half chose at its end; runs on aggregates go on from them at their τ. Where batches shift, runs end "
         "on even digits.",
         "panels": panels,
@@ -79,7 +79,7 @@ def _table(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any
         panels.append({"title": titles[name], **axes, "lines": [{"label": "mean ± one standard error", **bars}]})
     return {
         "title": "The last iterate and its aggregates",
-        "caption": f"{_FREE} Each of EMA tr and UTA tr has (p, τ) chosen for itself, alone or with an inference aggregation on "
+        "caption": f"{FREE} Each of EMA tr and UTA tr has (p, τ) chosen for itself, alone or with an inference aggregation on "
         "top (+ inf); which one that is, the validation half chooses run by run, as among the five of plain runs.",
         "panels": panels,
     }
@@ -87,7 +87,7 @@ def _table(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any
 
 def _on_top(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
     """As the paper combines them: training on aggregates, and an inference aggregation of its checkpoints."""
-    shown = {LAST: "plain training", **{tuned_for(method, WITH_INFERENCE): _LABELS[method] for method in TRAINED}}
+    shown = {LAST: "plain training", **{tuned_for(method, WITH_INFERENCE): LABELS[method] for method in TRAINED}}
     panels = []
     for name, numbers in found.items():
         measured = {method: numbers["inference aggregation on top"][method]["test accuracy"] for method in shown}
@@ -97,31 +97,31 @@ def _on_top(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, An
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {
         "title": "Training on aggregates, with an inference aggregation on top",
-        "caption": f"{_FREE} Bars are ± one standard error. (p, τ) were chosen with an inference aggregation on top. The last "
+        "caption": f"{FREE} Bars are ± one standard error. (p, τ) were chosen with an inference aggregation on top. The last "
         "name takes, run by run, the inference aggregation that is best on the validation half.",
         "panels": panels,
     }
 
 
-def _tails(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
+def tails(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
     """By k, with the τ that is best for it on the validation half: these are the runs that chose k and τ."""
     panels = []
     for name, numbers in found.items():
-        grid = numbers["tuning of training on aggregates"]["UTA tr"]["grid"]
+        grid = numbers[TUNING]["UTA tr"]["grid"]
         trials = grid[0]["runs"]
-        tails = sorted({row["parameter"] for row in grid})
+        tried = sorted({row["parameter"] for row in grid})
         lines = []
         for way, label in ((ALONE, "training on the UTA"), (WITH_INFERENCE, "with the best inference aggregation on top")):
-            best = (max((row for row in grid if row["parameter"] == k), key=lambda row: row[way]["validation"]) for k in tails)
-            lines.append(_line(label, tails, [row[way]["test"] for row in best]))
+            best = (max((row for row in grid if row["parameter"] == k), key=lambda row: row[way]["validation"]) for k in tried)
+            lines.append(_line(label, tried, [row[way]["test"] for row in best]))
         level = [numbers["test accuracy"][CHOSEN]["mean"]] * 2
-        ends = [tails[0], tails[-1]]
+        ends = [tried[0], tried[-1]]
         lines.append({"label": "the best inference aggregation of plain runs", "x": ends, "y": level, "standing": "reference"})
         axes = {"x_label": "k, iterates in the mean", "x_scale": "log", "y_label": "test accuracy"}
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {
         "title": "Training on the mean of the last k iterates",
-        "caption": f"{_FREE} Mean of {trials} runs for every (k, τ); every k with the τ that the validation half prefers. The "
+        "caption": f"{FREE} Mean of {trials} runs for every (k, τ); every k with the τ that the validation half prefers. The "
         "level of plain runs is that of the table.",
         "panels": panels,
     }
@@ -135,12 +135,12 @@ def learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[
         lines = []
         for method in ("No Agg", "EMA inf", "UTA inf"):
             measured = [rate["test accuracy"][method] for rate in rates.values()]
-            about = {"label": _LABELS[method], "x": list(map(float, rates)), "standing": "measured", "markers": True}
+            about = {"label": LABELS[method], "x": list(map(float, rates)), "standing": "measured", "markers": True}
             lines.append({**about, **band(measured)})
         axes = {"x_label": "learning rate", "x_scale": "log", "y_label": "test accuracy"}
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {
         "title": "What there is to gain depends on the learning rate",
-        "caption": f"{_FREE} Bands are ± one standard error. Smaller steps average noise as well.",
+        "caption": f"{FREE} Bands are ± one standard error. Smaller steps average noise as well.",
         "panels": panels,
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dpmerge.errors import TrainingError
 from dpmerge.jobs import Finished, Progress, run_all
 from dpmerge.records import Record
 from dpmerge_lab.experiments.aggregation import LAST
@@ -22,6 +23,7 @@ from dpmerge_lab.training.tuning import Trial, TunedTraining
 
 ALONE, WITH_INFERENCE = "alone", "with an inference aggregation on top"
 WAYS = (ALONE, WITH_INFERENCE)
+TUNING = "tuning of training on aggregates"  # where results have it
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def tune(
     progress: Progress | None = None,
 ) -> Tuned:
     """Run every point so often. Finished runs are found again by `name`, which says what is tuned, and how."""
+    if finished is not None and not name:
+        raise TrainingError("finished runs are found again by name: say what is tuned, and how (name=…)")
     items = [(point, index) for point in points for index in range(repetitions)]
     keys = None if finished is None else [f"{name}: {point}: {index}" for point, index in items]
     found = run_all(partial(_run, run), items, keys=keys, finished=finished, jobs=jobs, progress=progress)
@@ -97,7 +101,18 @@ def _run(run: Callable[[Point], Mapping[str, Any]], item: tuple[Point, int]) -> 
 
 
 def price(searches: Iterable[Tuned], delta: float) -> dict[str, Any]:
-    """Of all their runs, whichever chose what: their joint release. They are numbered, so that each has its own name."""
-    records = (run["record"] for search in searches for runs in search.runs.values() for run in runs)
-    trials = [Trial(index, 0, 0.0, Record.parse(json.dumps(record), source="trial")) for index, record in enumerate(records)]
+    """Of all their runs, whichever chose what: their joint release. They are numbered, so that each has its own name.
+
+    The best of them is the one with the best model, be that its last checkpoint or an inference aggregation.
+    """
+    every = [run for search in searches for runs in search.runs.values() for run in runs]
+    trials = [
+        Trial(
+            index,
+            0,
+            max(one["validation"] for one in run["measured"].values()),
+            Record.parse(json.dumps(run["record"]), source=f"trial {index}"),
+        )
+        for index, run in enumerate(every)
+    ]
     return TunedTraining(tuple(trials)).price(delta, by="pld")

@@ -29,6 +29,12 @@ from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, 
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, read, timed
 
 _STARTS = {"scratch-b": "one start", "apart": "three starts"}
+_DATA = {"cifar10": "CIFAR-10", "digits": "digits"}
+_NETWORKS = {  # one, and several
+    "resnet18": ("a ResNet-18", "ResNet-18s"),
+    "cnn": ("a CNN of 25,578 parameters", "networks of 25,578 parameters"),
+    "small-cnn": ("a CNN of 5,226 parameters", "networks of 5,226 parameters"),
+}
 SHOWN = (  # weights in the table of cifar10-small
     *((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
     *((0.9, 0.1, 0.0), (0.8, 0.2, 0.0), (0.5, 0.5, 0.0), (0.4, 0.3, 0.3)),
@@ -40,7 +46,7 @@ def cifar10(options: Options) -> Result:
     result = _experiment("cifar10", ("scratch-a", "scratch-b"), options, ("apart",))
     if options.folder is not None:
         result.numbers["settings"] = _settings(options.folder)
-        result.pictures["settings"] = _picture_of_settings(result.numbers["settings"], "ResNet-18s")
+        result.pictures["settings"] = _picture_of_settings(options.folder, result.numbers["settings"])
     return result
 
 
@@ -114,13 +120,19 @@ def _settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _picture_of_settings(found: dict[str, Any], what: str) -> dict[str, Any]:
+def _size(folder: Path) -> Size:
+    """What was run: kept runs say it themselves, and may be others than those asked for."""
+    return Size(**read(_whole(folder, ("scratch-b",))[0] / "scratch-b.json")["size"])
+
+
+def _picture_of_settings(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    size = _size(folder)
     bars = error_bars([one["test accuracy"] for one in found.values()])
     runs = sorted({one["test accuracy"]["runs"] for one in found.values()})
     axes = {"x_label": "setting", "y_label": "test accuracy", "categories": list(found)}
     return {
         "kind": "lines",
-        "title": f"Private {what} from scratch on CIFAR-10, one by one",
+        "title": f"Private {_NETWORKS[size.network][1]} from scratch on {_DATA[size.data]}, one by one",
         "subtitle": "one run each" if runs == [1] else f"{' or '.join(map(str, runs))} runs each",
         "caption": "Bars are ± one standard error, where there are several runs.",
         "panels": [{**axes, "lines": [{"label": "measured", **bars}]}],
@@ -129,7 +141,7 @@ def _picture_of_settings(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, Any]]:
     """Of networks that were trained several times: what every average scored, and a draw with its weights, from the runs."""
-    runs = [read(path)["points"] for path in sorted(folder.glob(f"[0-9]*/{group}.json"))]
+    runs = [read(one / f"{group}.json")["points"] for one in _whole(folder, (group,))]
     scores = [{tuple(point["weights"]): point["accuracy"] for point in run} for run in runs]
     alone = [[one[tuple(float(k == j) for k in range(len(models)))] for j in range(len(models))] for one in scores]
     return [
@@ -144,11 +156,9 @@ def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, 
 
 def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Of the small networks: averages and draws of both groups, each at its ε, and the table."""
-    found: dict[str, Mapping[str, Any]] = {
-        "settings": _picture_of_settings(numbers["settings"], "networks of 25,578 parameters")
-    }
-    groups = {}
-    what = "CIFAR-10, a CNN of 25,578 parameters"
+    found: dict[str, Mapping[str, Any]] = {"settings": _picture_of_settings(folder, numbers["settings"])}
+    groups, size = {}, _size(folder)
+    what = f"{_DATA[size.data]}, {_NETWORKS[size.network][0]}"
     for group, start in _STARTS.items():
         of = numbers[group]
         names = [f"{k}: η={RUNS[name].learning_rate:g} C={RUNS[name].clip:g}" for k, name in enumerate(of["alone"], 1)]
@@ -160,7 +170,8 @@ def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mappin
         found[group] = merge_pictures.at_their_epsilon(f"{what}: averages and draws, {start}", subtitle, alone, inner)
         groups[start] = rows
     title = f"{what}: averages from one start and from three"
-    found["weights"] = merge_pictures.on_weights(title, f"mean of {rows[0][AVERAGE]['runs']} repetitions", groups, SHOWN)
+    repetitions = dict.fromkeys(str(rows[0][AVERAGE]["runs"]) for rows in groups.values())  # in the order of the panels
+    found["weights"] = merge_pictures.on_weights(title, f"mean of {' and '.join(repetitions)} repetitions", groups, SHOWN)
     return found
 
 

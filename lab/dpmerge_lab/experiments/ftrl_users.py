@@ -101,9 +101,9 @@ def _case(work: Work, options: Options, finished: Finished | None) -> dict[str, 
     how: dict[str, Any] = {"finished": finished, "jobs": options.jobs}
     searches: dict[str, Tuned] = {}
 
-    def tuned(what: str, run: _Run, points: Iterable[Point]) -> dict[str, Any]:
+    def tuned(what: str, run: _Run, points: Iterable[Point], at: str = "") -> dict[str, Any]:
         """Fresh runs at both choices, by the way of choosing; one set of runs where these agree."""
-        title = f"{name}: {what}"
+        title = f"{name}: {what}{at}"
         searches[what] = search = tune(
             partial(run, False),
             points,
@@ -129,7 +129,9 @@ def _case(work: Work, options: Options, finished: Finished | None) -> dict[str, 
     if not work.case.banded:
         for method, on_top, values in zip(TRAINED, ON_TOP, (design.weights, design.tails), strict=True):
             points = [Point(value, rate=factor) for value in values for factor in design.factors]
-            runs = tuned(method, partial(runs_of.aggregated_run, work, method), points)
+            # Another rate may win if the plain runs are made again: runs at this one are not found then.
+            at = f" at {RATE} {work.learning_rate!r}"
+            runs = tuned(method, partial(runs_of.aggregated_run, work, method), points, at)
             scores[method] = scores_of(runs[ALONE])[LAST]
             scores[on_top] = scores_of(runs[WITH_INFERENCE])[CHOSEN]
             scores[f"{on_top}, tuned {ALONE}"] = scores_of(runs[ALONE])[CHOSEN]

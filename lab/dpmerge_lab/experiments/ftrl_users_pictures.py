@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
+from dpmerge_lab.experiments import aggregation_mnist_pictures
+from dpmerge_lab.experiments.aggregation import LAST
+from dpmerge_lab.experiments.aggregation_mnist_pictures import FREE, LABELS
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
 from dpmerge_lab.experiments.results import around, error_bars
 
 OWN_RATE = f"{CHOSEN}, at a rate chosen for it"
-COLUMNS = (LAST, TRAINED[0], ON_TOP[0], TRAINED[1], ON_TOP[1], *AFTERWARDS, CHOSEN, OWN_RATE)
+COLUMNS = (*aggregation_mnist_pictures.COLUMNS, OWN_RATE)
+_NAMES = {**aggregation_mnist_pictures.NAMES, OWN_RATE: "the same at its own rate"}
 
 # Recycling Scraps, Table 2: test accuracy on StackOverflow in percent, mean of five runs; its EMA_tr and UTA_tr have inference
 # aggregation on top (§4.2.1).
@@ -27,15 +30,6 @@ PAPER = {
     }.items()
 }
 ERRORS = "root mean squared error of prefix sums at μ = 1"
-_FREE = "An aggregate of iterates costs nothing beyond the run itself."
-_NAMES = {LAST: "none", "EMA baseline": "EMA 0.9999", CHOSEN: "best of these five", OWN_RATE: "the same at its own rate"}
-_LINES = {
-    LAST: "last iterate",
-    "EMA inf": "EMA of the iterates",
-    "UTA inf": "UTA of the iterates",
-    "EMA tr": "training on the EMA",
-    "UTA tr": "training on the UTA",
-}
 
 
 def pictures(numbers: Mapping[str, Any], data: str, runs: int) -> dict[str, Mapping[str, Any]]:
@@ -65,7 +59,7 @@ def _table(numbers: Mapping[str, Any]) -> dict[str, Any]:
         panels.append({"title": _title(name), **axes, "lines": lines})
     return {
         "title": "The last iterate of DP-FTRL and its aggregates",
-        "caption": f"{_FREE} Bars are ± one standard error. The server's learning rate is the best for the last iterate, in "
+        "caption": f"{FREE} Bars are ± one standard error. The server's learning rate is the best for the last iterate, in "
         "the last column the best for what stands there; EMA tr and UTA tr have rates of their own.",
         "panels": panels,
     }
@@ -83,13 +77,13 @@ def _over_rounds(numbers: Mapping[str, Any], shifting: bool) -> dict[str, Any]:
     for name in (*PAPER, *(f"{name}-banded" for name in PAPER)):
         if name in numbers and name.startswith("shifting") == shifting:
             kept = numbers[name]["test accuracy over the rounds"]
-            shown = {method: label for method, label in _LINES.items() if method in kept}
+            shown = {method: label for method, label in LABELS.items() if method in kept}
             lines = [_line(label, numbers[name], method, method == LAST and not shifting) for method, label in shown.items()]
             title = f"{_title(name.removeprefix('shifting-'))}{', banded matrix' if name.endswith('banded') else ''}"
             panels.append({"title": title, "x_label": "rounds", "y_label": "test accuracy", "lines": lines})
     return {
         "title": f"The last rounds of DP-FTRL{', even and odd digits in turns' if shifting else ''}",
-        "caption": f"{_FREE} {'' if shifting else 'The band is ± one standard error of the mean. '}Averages have the "
+        "caption": f"{FREE} {'' if shifting else 'The band is ± one standard error of the mean. '}Averages have the "
         "parameters that each run's validation half chose at its end.",
         "panels": panels,
     }

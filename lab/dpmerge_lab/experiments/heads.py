@@ -20,7 +20,15 @@ from dpmerge.profiles import gaussian_delta
 from dpmerge.rules import least_noise
 from dpmerge.training import LinearSetting, Recipe, Tensors, accuracy, calibrated, fresh_generator, train
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
-from dpmerge_lab.experiments.heads_pictures import DRAWN as DRAWN, FORMULA as FORMULA, IMAGES, WORDS, kept_beside, pictures
+from dpmerge_lab.experiments.heads_pictures import (
+    DIGITS,
+    DRAWN as DRAWN,
+    FORMULA as FORMULA,
+    IMAGES,
+    WORDS,
+    kept_beside,
+    pictures,
+)
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed, with_error
 from dpmerge_lab.tasks.docstrings import docstring_features
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
@@ -94,7 +102,9 @@ def _measured(name: str, held: Features, what: str, options: Options) -> Result:
         }
         result.numbers["composition of one model of the portfolio"] = _composed_epsilon(setting)
     result.table = _table(result.numbers, size.targets)
-    result.pictures = pictures(result.numbers, what, kept_beside(options.folder), DELTA)
+    # What is kept of diffprivlib is not of the digits.
+    shown, beside = (DIGITS, None) if options.quick else (what, kept_beside(options.folder))
+    result.pictures = pictures(result.numbers, shown, beside, DELTA)
     return result
 
 

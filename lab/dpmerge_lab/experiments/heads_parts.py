@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from dpmerge.tensors import content_digest
 from dpmerge.training import Head, LinearSetting, Origin, Partition, Recipe, Tensors, accuracy, fresh_generator, train_heads
 from dpmerge_lab.experiments.calibration import least_noise as noise_of_training
 from dpmerge_lab.experiments.heads import BOUND, DELTA, QUICK, Size, fitting, mean, noisy, trained
-from dpmerge_lab.experiments.results import Options, Result, band, mean_and_deviation, timed, with_error
+from dpmerge_lab.experiments.results import Options, Result, band, mean_and_deviation, read, timed, with_error
 from dpmerge_lab.tasks.features import Features, cifar10_features, digits_features
 
 PARTS = (1, 2, 5, 10)
@@ -239,7 +238,7 @@ def _read_body(folder: Path | None) -> tuple[Features, Model, dict[str, Any]]:
     test = np.load(folder / "features-test.npy").astype(np.float32)
     record = Record.load(folder / "record.json")
     held = Features.of((rows, labels, test, answers), BOUND, record.dataset)
-    return held, Model("body", record, folder), json.loads((folder / "body.json").read_text())
+    return held, Model("body", record, folder), read(folder / "body.json")
 
 
 def _digits_body() -> tuple[Features, Model, dict[str, Any]]:

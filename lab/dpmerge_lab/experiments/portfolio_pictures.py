@@ -115,7 +115,7 @@ def frontier_picture(title: str, panels: Sequence[Row], options: Options) -> dic
     return {
         "kind": "lines",
         "title": title,
-        "subtitle": f"mean ± standard error, {options.seeds} repetitions with fresh noise and batches; RDP by {RDP}",
+        "subtitle": f"mean ± standard error, {options.seeds} repetitions with randomness of their own; RDP by {RDP}",
         "warning": CHOSEN_BY_TEST,
         "panels": drawn,
     }
@@ -134,13 +134,17 @@ def frontier_numbers(panel: Row) -> dict[str, Any]:
 
 
 def heatmaps_of_accounts(portfolios: Mapping[str, Portfolio], options: Options, what: str) -> dict[str, dict[str, Any]]:
-    """Of each portfolio a picture with a triangle for each account; all have one scale of colours."""
+    """Of each portfolio a picture with a triangle for each account; all have one scale of colours.
+
+    An infinite ε is white, and 0 is on no logarithmic scale.
+    """
     found = {}
     for name, portfolio in portfolios.items():
         title = f"{what}, {name}: ε of every merge by PLD"
         found[name] = replace(_heatmap_of_accounts(portfolio, options, name), title=title)
-    every = [value for one in found.values() for panel in one.panels for value in panel.epsilons]
-    return {name: replace(one, reach=(min(every), max(every))).as_dict() for name, one in found.items()}
+    every = [value for one in found.values() for panel in one.panels for value in panel.epsilons if 0 < value < np.inf]
+    reach = (min(every), max(every)) if every else ()
+    return {name: replace(one, reach=reach).as_dict() for name, one in found.items()}
 
 
 def _heatmap_of_accounts(portfolio: Portfolio, options: Options, title: str) -> Heatmap:

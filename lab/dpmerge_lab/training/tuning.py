@@ -46,6 +46,17 @@ class TunedTraining:
 
     trials: tuple[Trial, ...]
 
+    def __post_init__(self) -> None:
+        """Records of one run would be counted once."""
+        known: dict[str, Trial] = {}
+        for trial in self.trials:
+            run = Model(trial.name, trial.record).run
+            if run in known:
+                raise TrainingError(
+                    f"{known[run].name} and {trial.name} have records of one run {run!r}; every trial is a run of its own"
+                )
+            known[run] = trial
+
     @property
     def best(self) -> Trial:
         """Alg. 3 replaces the best one only by a better one: of equal ones the first."""
@@ -105,7 +116,6 @@ def tune_training(
         )
         for (parameter, start), one in zip(points, found, strict=True)
     )
-    _require_own_runs(trials)
     return TunedTraining(trials)
 
 
@@ -116,15 +126,3 @@ def _trial(train: Train, point: tuple[float, int]) -> dict[str, Any]:
             f"p = {point[0]:g}, τ = {point[1]}: the accuracy is {accuracy}; a trial is scored by a finite number"
         )
     return {"accuracy": float(accuracy), "record": record.as_dict()}
-
-
-def _require_own_runs(trials: Sequence[Trial]) -> None:
-    """Records of one run would be counted once."""
-    known: dict[str, Trial] = {}
-    for trial in trials:
-        run = Model(trial.name, trial.record).run
-        if run in known:
-            raise TrainingError(
-                f"{known[run].name} and {trial.name} have records of one run {run!r}; every trial is a run of its own"
-            )
-        known[run] = trial
