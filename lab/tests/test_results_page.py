@@ -231,6 +231,10 @@ def test_replace_one() -> None:
         section, f"of {len(pairs)} averages on the grid {cheaper[0]} cost less than RS with these weights, with a constant rate"
     )
     said(section, f"with a constant rate {cheaper[1]}.")
+    kinds = ("linear combination, PLD", "random selection, PLD", "linear combination (papers' formula), PLD")
+    curves = {one["label"]: one for one in found["never clipped"]["frontier"]["curves"]}
+    best = [max(y for x, y in zip(curves[kind]["x"], curves[kind]["y"], strict=True) if x <= 0.3) for kind in kinds]
+    said(section, "With decay it is not: at ε ≤ 0.3 {:.4f}, {:.4f} and {:.4f}.".format(*best))
 
 
 def test_tail_averaging() -> None:
@@ -248,7 +252,7 @@ def test_tail_averaging() -> None:
     plain, best = zip(*found["absolute", True], strict=True)
     assert list(plain) == sorted(plain)
     said(section, f"{', '.join(f'{one:.2f}' for one in plain)} at the bound's learning rate", f"{max(best):.2f} at most")
-    said(OVERVIEW, f"{plain[0]:.2f} to {plain[-1]:.2f} with privacy (each at its best rate {min(best):.2f} to {max(best):.2f})")
+    said(OVERVIEW, f"{plain[0]:.2f} to {plain[-1]:.2f} with privacy (each at its best rate {min(best):.2f} to {max(best):.2f},")
     apart = [abs(one - 1) for one, _ in found["worst case", True]]
     said(section, f"within {math.ceil(100 * max(apart))} %, and within {math.ceil(100 * max(apart[2:]))} % from T = 512 on")
     steps = [two - one for (one, _), (two, _) in itertools.pairwise(found["worst case", False])]
@@ -264,13 +268,15 @@ def test_coverage() -> None:
     """Of the least squares solution at 95 %, from ten checkpoints or runs."""
     found, section = numbers("coverage"), "`coverage`"
     mean, runs = "mean of the checkpoints", "mean of independent runs"
-    first, around_last = [], []
+    first, around_last, far = [], [], []
     for name, of in found.items():
         for direction in ("slowest direction", "fastest direction", "a prediction"):
             rows = [row for row in of["rows"] if (row["direction"], row["k"]) == (direction, 10)]
             held = [row.get(mean, row.get(runs))["0.95"]["least squares solution"] for row in rows]
             cells = [f"{one['share']:.3f} ± {one['error']:.3f}" for one in held]
             first.append(held[0]["share"])
+            if name != "diabetes":  # without a penalty no separation is far enough
+                far.append(held[3]["share"])
             around_last.append(rows[0]["last checkpoint"]["0.95"]["least squares solution"]["share"])
             shown = f" | {' | '.join(cells)} |" in SECTIONS[section]
             told = {"diabetes": "diabetes, ε = 4", "synthetic": "synthetic, ε = 1"}.get(name, name)
@@ -284,6 +290,7 @@ def test_coverage() -> None:
     spans = [f"{100 * min(some):.0f} to {100 * max(some):.0f} %" for some in (first, around_last)]
     said(section, f"intervals at 95 % hold {spans[0]} around their mean, and {spans[1]} around the last of them")
     said(OVERVIEW, f"{spans[0]} around their mean and {spans[1]} around the last of them")
+    said(OVERVIEW, f"intervals at 95 % hold {span(far, 3)} where checkpoints are far apart in the theorem's time")
     outside = {name: of["share of values outside [-1, 1]"] for name, of in found.items()}
     slow, fast, _ = outside.pop("diabetes").values()
     shares = f"{100 * slow:.0f} % of the slowest direction and {100 * fast:.0f} % of the fastest are not"
@@ -312,17 +319,33 @@ def test_checkpoints() -> None:
     assert weights[2] == 0 and first["epsilon by PLD"] < epsilon < models["alone"]["epoch 2"]["epsilon by PLD"]
     above = 100 * (score - first["test accuracy"]["mean"])
     said(section, f"at ε = {epsilon:.3f} {score:.4f}, {above:.1f} points above the first")
+    found = numbers("cifar10-checkpoints", "cifar10")["checkpoints"]
+    second = [*found["alone"].values()][1]
+    (even,) = (row for row in found["averages"] if row["weights"] == [0.3, 0.3, 0.4])
+    drawn = f"ε = {up(even['random selection'], 2)} and {even['expected test accuracy of a draw']:.4f}"
+    said(OVERVIEW, f"({drawn} against {up(second['epsilon by PLD'], 2)} and {second['test accuracy']['mean']:.4f})")
 
 
 def test_cifar10_says_whether_merges_are_of_use() -> None:
     """Not where the most private model is also the best."""
-    useless = []
+    useless, below = [], {}
     for group in ("scratch-a", "scratch-b"):
         of = numbers("cifar10")[group]
         models = of["alone"].values()
         best = max(models, key=lambda one: one["test accuracy"]["mean"])
         useless.append(best["epsilon by PLD"] == min(one["epsilon by PLD"] for one in models))
+        scores = [one["test accuracy"]["mean"] for one in models]
+        lost = []
+        for row in of["averages"]:
+            least = min(score for score, weight in zip(scores, row["weights"], strict=True) if weight)
+            lost.append(least - row["test accuracy"])
+        below[group] = [one for one in lost if one > 0]
     assert ("the most private model is also the best" in " ".join(SECTIONS["`cifar10`"].split())) == all(useless)
+    first, second = below["scratch-a"], below["scratch-b"]
+    said("`cifar10`", f"63 averages {63 - len(first)} lie between their inputs; seven, ", f"{up(max(first), 4)} below both")
+    assert len(first) == 7
+    said("`cifar10`", f"{len(second)} lie below all their inputs, by up to {up(max(second), 4)}")
+    said(OVERVIEW, f"or up to {100 * max(first):.1f} points below (one run each)")
     top = max(of["averages"], key=lambda row: row["test accuracy"])
     above = top["test accuracy"] - best["test accuracy"]["mean"]
     said("`cifar10`", f"The best average of `scratch-b` is {above:.4f} above it, picked from {len(of['averages'])}")
@@ -465,8 +488,9 @@ def test_aggregation_on_cifar10_in_small() -> None:
     series = [of["test accuracy over the steps"][name]["mean"] for name in ("last iterate", "EMA, decay 0.95")]
     more = {step: 100 * (last - average) for step, last, average in zip(of["steps"], *series, strict=True)}
     assert {round(first_share(step - 1, 50), 2) for step in (40, 240, 440)} == {0.56}
-    said(section, f"batches are 56 % even, it scores {more[40]:.2f}, {more[240]:.2f} and {more[440]:.2f} points more")
-    said(section, f"at ε = 1; at step 400 {-more[400]:.2f} less")
+    scored_more = f"{more[40]:.2f}, {more[240]:.2f} and {more[440]:.2f} points more than the moving average at ε = 1"
+    whole = f"batches are 56 % even, the last iterate scores {scored_more}"
+    said(section, f"{whole}; at step 400, at an extreme, {-more[400]:.2f} less")
 
 
 def test_aggregation_on_mnist() -> None:
@@ -587,6 +611,9 @@ def test_quadratic() -> None:
     error = (share * (1 - share) / trials) ** 0.5
     said("`quadratic`", f"{here[0]:.4f} against {here[1]:.4f}", f"in {trials} simulated comparisons")
     said("`quadratic`", f"separation 2 won only {100 * share:.1f} % ± {100 * error:.1f} %")
+    found_best = [(one["separation"], one["burn-in"]) for one in found["best, simulated"]]
+    assert [one[0] for one in found_best].count(2) == 3 and found_best.count((2, 64)) == 2 and len(found_best) == 5
+    said("`quadratic`", "separation 2 was the best in 3 of our 5 simulations, in two of them at burn-in 64")
     bias = {(row["separation"], row["burn-in"]): row["exact"]["bias"] for row in found["rows"]}
     said(OVERVIEW, f"burn-in 96: from −{-bias[1, 96]:.3f} at separation 1 to −{-bias[16, 96]:.3f} at 16")
     said(OVERVIEW, f"separation 1: {bias[1, 32]:.3f} at 32, −{-bias[1, 56]:.3f} at 56", f"(−{-bias[1, 96]:.3f} at 96)")
@@ -713,6 +740,8 @@ def test_cifar10_pretrained() -> None:
         alone = [one["test accuracy"]["mean"] for one in of["alone"].values()]
         best = max(row["test accuracy"] for row in of["averages"])
         said(section, f"| {label} | {' | '.join(f'{one:.4f}' for one in [*alone, best])} | 17.29, 8.78 |")
+        proved = [row[PROVED] for row in of["averages"]]
+        said(OVERVIEW, f"proved LC costs {span(proved, 1)}")
         above.append(f"{1e4 * (best - max(alone)):.0f}")
     said(section, f"the best average is {above[0]}, {above[1]} and {above[2]} images of 10,000 above the best input")
     gains = [
