@@ -27,7 +27,7 @@ def test_kernels_give_what_torch_gives() -> None:
     assert told.returncode == 0, told.stderr
     errors = [float(line) for line in told.stdout.split()]
     assert len(errors) == len(CONVOLUTIONS) + 12 * len(NORMS)
-    assert max(errors) < 1e-6
+    assert all(error < 1e-6 for error in errors), errors  # one that is nan too
 
 
 def images(*shape: int) -> Any:
