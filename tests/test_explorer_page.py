@@ -799,6 +799,30 @@ def test_every_term_is_explained_by_keyboard_and_assumptions_stay_in_sight(serve
     page.locator("#after:has-text('All releases together then have')").wait_for()
 
 
+def held(page: Page, where: str, words: str) -> list[Route]:
+    """Requests to there that have these words as their method or in their body, from now on; all others go on at once."""
+    found: list[Route] = []
+
+    def hold_or_let_go(route: Route) -> None:
+        if words == route.request.method or words in (route.request.post_data or ""):
+            found.append(route)
+        else:
+            route.continue_()
+
+    page.route(where, hold_or_let_go)
+    return found
+
+
+def the_only(page: Page, found: list[Route]) -> Route:
+    """The held request, which the browser may tell of later than of what the page shows."""
+    for _ in range(100):
+        if found:
+            break
+        page.wait_for_timeout(20)
+    assert len(found) == 1
+    return found[0]
+
+
 def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> None:
     noise = {"a": 2.0, "b": 8.0, "c": 4.0, "d": 3.0, "e": 5.0, "f": 6.0, "g": 7.0}  # a search that takes a while
     on_disk(tmp_path / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=700, sampling=0.01) for name, sigma in noise.items()))
@@ -813,15 +837,27 @@ def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> N
         page.fill("#token", TOKEN)
         page.keyboard.press("Enter")
         page.wait_for_function("() => document.getElementById('search-job').innerText.includes('stopped.')")
-        # Stop is heard before the server has answered that the job began.
-        held: list[Route] = []
-        page.route("**/v1/plan", lambda route: held.append(route))
+        # Stop is heard before the server has answered that the job began. The page says so, whatever it hears of the job.
+        searches, stops = held(page, "**/v1/plan", '"full"'), held(page, "**/v1/jobs/*", "DELETE")
         page.click("#search")
         page.click("#search-job >> text=Stop")
         page.locator("#search-job:has-text('stopping …')").wait_for()
-        for asked in held:
-            asked.continue_()
+        search = the_only(page, searches)
+        with page.expect_response("**/v1/jobs/*/events"):
+            search.continue_()
+        page.unroute("**/v1/plan")
+        stop = the_only(page, stops)
+        page.wait_for_timeout(300)  # the first event comes at once
+        assert page.locator("#search-job button").is_disabled()
+        assert "stopping …" in text(page, "#search-job")
+        # A stop that failed can be tried again.
+        visit.expect("500")
+        stop.fulfill(status=500, json={"detail": "not now"})
+        page.locator("#search-job button:enabled").wait_for()
+        page.unroute("**/v1/jobs/*")
+        page.click("#search-job >> text=Stop")
         page.wait_for_function("() => document.getElementById('search-job').innerText.includes('stopped.')")
+        assert len(stops) == 1
         visit.assert_clean()
 
 

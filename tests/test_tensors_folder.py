@@ -159,9 +159,15 @@ def test_a_folder_may_vanish_while_others_look_at_it(tmp_path: Path, monkeypatch
     left.mkdir()
     with abandoned_proofs(whom, tmp_path) as found:
         assert found == [] and not left.exists()
+
+    def locked_as_it_vanishes(lock: int, folder: Path) -> bool:
+        folder.rmdir()
+        return True
+
+    monkeypatch.setattr("dpmerge.tensors.folder._locks", locked_as_it_vanishes)
     left.mkdir()
     with new_folder(tmp_path / "out"):
-        pass
+        assert not left.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -17,16 +17,18 @@ export async function runJob(place, title, path, body, stoppable = true) {
     /** @type {Promise<JobAnswer>} */
     const started = post(path, body);
     stop.addEventListener("click", async () => { // heard from the first moment on: who stops early waits for the job's name
+      stop.disabled = true; // once is enough; while it is so, the label says that the job is stopping
       label.textContent = `${title}: stopping …`;
       try {
         await cancelJob((await started).id);
       } catch (error) {
         label.textContent = messageOf(error);
+        stop.disabled = false;
       }
     });
     const job = await started;
     const told = await follow(job.id, (state) => {
-      label.textContent = state.total ? `${title}: ${state.done} of ${state.total}` : `${title}: ${state.label || "at work"}`;
+      if (!stop.disabled) label.textContent = state.total ? `${title}: ${state.done} of ${state.total}` : `${title}: ${state.label || "at work"}`;
       if (state.total) {
         bar.max = state.total;
         bar.value = state.done;
