@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr, logsumexp, ndtr
+from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -39,15 +39,17 @@ class NotRecomputed(Exception):
 
 def _density(x: Array, shifts: Sequence[float], probs: Sequence[float]) -> Array:
     """The log density of a mixture of unit Gaussians, without its constant."""
-    return np.asarray(logsumexp([math.log(p) - (x - m) ** 2 / 2 for m, p in zip(shifts, probs, strict=True) if p > 0], axis=0))
+    parts = [math.log(p) - (x - m) ** 2 / 2 for m, p in zip(shifts, probs, strict=True) if p > 0]
+    return np.asarray(np.logaddexp.reduce(parts))  # scipy's logsumexp takes twenty times as long for one part, four for three
 
 
 def _mass(edges: Array, shifts: Sequence[float], probs: Sequence[float]) -> Array:
-    """The mixture's masses between the edges; each difference is taken on the side where both values are small."""
+    """The mixture's masses between the edges; differences are of tails, which are small on either side of a mean."""
     total = np.zeros(edges.size - 1)
     for m, p in zip(shifts, probs, strict=True):
-        low, high = edges[:-1] - m, edges[1:] - m
-        total += p * np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+        right = edges >= m
+        tail = ndtr(-np.abs(edges - m))
+        total += p * (np.diff(np.where(right, -tail, tail)) + np.diff(right))  # one cell has the mean in it
     return total
 
 
@@ -143,8 +145,12 @@ class Curve:
         cell = max(0.4 * TOLERANCE * epsilon / math.sqrt(doubt * steps), 1e-9)
 
         def cumulant(theta: float) -> float:
-            shifted = [(count, theta * losses, masses) for count, losses, masses, _, _ in laws]
-            return sum(n * (float(x.max()) + math.log(float(p @ np.exp(x - x.max())))) for n, x, p in shifted)
+            total = 0.0
+            for count, losses, masses, _, _ in laws:
+                shifted = theta * losses
+                largest = float(shifted.max())
+                total += count * (largest + math.log(float(masses @ np.exp(shifted - largest))))
+            return total
 
         tilts = np.geomspace(0.05, 100, 14)
         top = min((cumulant(theta) - math.log(lost)) / theta for theta in tilts) + cell
