@@ -47,8 +47,7 @@ def _mass(edges: Array, shifts: Sequence[float], probs: Sequence[float]) -> Arra
     """The mixture's masses between the edges; differences are of tails, which are small on either side of a mean."""
     total = np.zeros(edges.size - 1)
     for m, p in zip(shifts, probs, strict=True):
-        right = edges >= m
-        tail = ndtr(-np.abs(edges - m))
+        right, tail = edges >= m, ndtr(-np.abs(edges - m))
         total += p * (np.diff(np.where(right, -tail, tail)) + np.diff(right))  # one cell has the mean in it
     return total
 
@@ -145,12 +144,8 @@ class Curve:
         cell = max(0.4 * TOLERANCE * epsilon / math.sqrt(doubt * steps), 1e-9)
 
         def cumulant(theta: float) -> float:
-            total = 0.0
-            for count, losses, masses, _, _ in laws:
-                shifted = theta * losses
-                largest = float(shifted.max())
-                total += count * (largest + math.log(float(masses @ np.exp(shifted - largest))))
-            return total
+            shifted = ((count, theta * losses, masses) for count, losses, masses, _, _ in laws)  # one law at a time
+            return sum(n * (float(x.max()) + math.log(float(p @ np.exp(x - x.max())))) for n, x, p in shifted)
 
         tilts = np.geomspace(0.05, 100, 14)
         top = min((cumulant(theta) - math.log(lost)) / theta for theta in tilts) + cell
