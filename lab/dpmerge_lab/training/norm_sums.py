@@ -1,19 +1,15 @@
 """Sums of clipped gradients without any example's gradient: its norm is found from what each layer saw and what came back.
 
-Per layer an example's gradient is a product of its activations and backpropagated gradients, of which clipping needs only the
-norm: by the product itself, where places are many, or by two Gram matrices where there are few (Li et al. 2022,
-Bu et al. 2023). The sum is then one weighted gradient of the whole batch. In bfloat16 only activations and backpropagated
-gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single precision: none of 32
-examples moved a sum by more than 1.0000013 times what it was scaled to, which is 0.999 of the clip there. Without bfloat16 sums
-agree with Opacus' gradients to 4e-7. What was compiled is compared with the plain passes before it is used; `python -m
-benchmarks.gpu --check` says by how much they differ.
+The norms are those of `layer_norms.py`; the sum is then one weighted gradient of the whole batch. In bfloat16 only activations
+and backpropagated gradients are rounded; they decide what an example's gradient is. Norms and sums of it are in single
+precision: none of 32 examples moved a sum by more than 1.0000013 times what it was scaled to, which is 0.999 of the clip there.
+Without bfloat16 sums agree with Opacus' gradients to 4e-7. What was compiled is compared with the plain passes before it is
+used; `python -m benchmarks.gpu --check` says by how much they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +22,7 @@ from torch.nn import functional
 from dpmerge.datasets import NORM_MARGIN
 from dpmerge.errors import TrainingError
 from dpmerge_lab.training import fused
-from dpmerge_lab.training.networks import StandardisedConvolution
+from dpmerge_lab.training.layer_norms import RULES, Pass, has_rule
 from dpmerge_lab.training.precision import exact_products
 
 _HALF_MARGIN = 0.999
@@ -126,7 +122,7 @@ class Step(nn.Module):
         self.network, self.in_half, self.by_kernels = network, half, by_kernels
         self._layers = [layer for layer in network.modules() if _trained(layer)]
         for layer in self._layers:
-            if type(layer) not in _RULES or (isinstance(layer, nn.Conv2d) and _is_odd(layer)):
+            if not has_rule(layer):
                 raise TrainingError(f"{type(layer).__name__} has no rule for norms; use the gradients of the examples")
         self._trained = {name: one.requires_grad for name, one in self.named_parameters()}
 
@@ -180,7 +176,7 @@ class Step(nn.Module):
         backprops = torch.autograd.grad(loss, [output for _, _, output in passes])
         with torch.no_grad():
             found = [
-                _RULES[type(one)](Pass(one, a, g, copies, self.by_kernels, normalised.get(one)))
+                RULES[type(one)](Pass(one, a, g, copies, self.by_kernels, normalised.get(one)))
                 for (one, a, _), g in zip(passes, backprops, strict=True)
             ]
             norms = torch.stack([square for square, _ in found]).sum(0).sqrt()
@@ -202,7 +198,7 @@ def traced(step: Step, given: list[Tensor]) -> GraphModule:
 
 def _program(step: Step, given: list[Tensor]) -> Callable[..., list[Tensor]]:
     """One that torch compiled, for tensors of these shapes; on a GPU its kernels are recorded and replayed all at once."""
-    # Without the option a fused kernel leaves out roundings to bfloat16 that `_weighted_product` counts on.
+    # Without the option a fused kernel leaves out roundings to bfloat16 that `layer_norms.py` counts on.
     exact: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
     compiled: Callable[..., list[Tensor]] = torch.compile(traced(step, given), options=exact)
 
@@ -253,147 +249,3 @@ def _filled(tensor: Tensor, size: int) -> Tensor:
     if len(tensor) >= size:
         return tensor
     return torch.cat([tensor, tensor.new_zeros(size - len(tensor), *tensor.shape[1:])])
-
-
-Weighted = Callable[[Tensor], dict[Tensor, Tensor]]
-Found = tuple[Tensor, Weighted]  # each example's squared norm, and the weighted sum of gradients
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A layer, what it saw and what came back, for all examples and the copies of each in a row."""
-
-    layer: Any
-    a: Tensor
-    g: Tensor
-    copies: int
-    by_kernels: bool
-    of_norm: tuple[Tensor, Tensor] | None  # each image's gradients of weight and bias, if a kernel found them on the way
-
-    def together(self, tensor: Tensor) -> Tensor:
-        """With the copies of an example as a second axis."""
-        return tensor.reshape(-1, self.copies, *tensor.shape[1:])
-
-    def columns(self) -> Tensor:
-        """What a convolution sees at each place, of all copies. (torch's `unfold` starts a kernel for every example.)"""
-        (down, across), (high, wide), (step, side) = self.layer.padding, self.layer.kernel_size, self.layer.stride
-        seen = functional.pad(self.a, (across, across, down, down)).unfold(2, high, step).unfold(3, wide, side)
-        ordered = self.together(seen).permute(0, 5, 6, 2, 1, 3, 4)
-        return ordered.reshape(len(ordered), high * wide * self.a.shape[1], -1)
-
-    def places(self) -> Tensor:
-        """What came back to each place of an image, of all copies."""
-        return self.together(self.g).flatten(3).transpose(1, 2).flatten(2)
-
-    def filters(self) -> Tensor:
-        """Every example's gradient of the filters as a convolution has them: examples, outputs, then rows, columns, inputs."""
-        layer = self.layer
-        if self.by_kernels and fused.has_filter_gradients(layer, self.a, self.g, self.copies):
-            shape = (layer.kernel_size[0], layer.stride[0], layer.padding[0])
-            found: Tensor = fused.filter_gradients(self.a, self.g, self.copies, *shape)
-            return found
-        return _product(self.places(), self.columns().mT)
-
-    def as_filters(self, rows: Tensor) -> Tensor:
-        """From rows, columns and inputs to the order of the layer's weight."""
-        outputs, inputs, high, wide = self.layer.weight.shape
-        return rows.view(outputs, high, wide, inputs).permute(0, 3, 1, 2)
-
-    def with_bias(self, square: Tensor, weight: Callable[[Tensor], Tensor], places: Tensor) -> Found:
-        """What is found of the weight, with what comes back to all places as the gradient of the bias."""
-        layer = self.layer
-        if layer.bias is None:
-            return square, lambda factors: {layer.weight: weight(factors)}
-        bias = fused.wide(places).sum(2)
-        return square + bias.square().sum(1), lambda factors: {layer.weight: weight(factors), layer.bias: factors @ bias}
-
-
-def _convolution(one: Pass) -> Found:
-    """By the product where places are many, which then also gives the sum; else by Gram matrices."""
-    wide, deep, places = one.layer.weight.shape[0], one.layer.weight[0].numel(), one.places()
-    if places.shape[2] * (deep + wide) < deep * wide:
-        columns = one.columns()
-        square, rows = _by_gram(columns, places), partial(_weighted_product, places, columns)
-    else:
-        filters = one.filters()
-        square, rows = filters.square().sum(2).sum(1), partial(_weighted_sum, filters)
-    return one.with_bias(square, lambda factors: one.as_filters(rows(factors)), places)
-
-
-def _linear(one: Pass) -> Found:
-    if one.a.dim() != 2:
-        raise TrainingError("a linear layer over several places has no rule for norms; use the gradients of the examples")
-    columns, places = (fused.wide(one.together(tensor)).mT for tensor in (one.a, one.g))
-    square = _by_gram(columns, places)
-    return one.with_bias(square, partial(_weighted_product, places, columns), places)
-
-
-def _by_gram(columns: Tensor, places: Tensor) -> Tensor:
-    return (_product(columns.mT, columns) * _product(places.mT, places)).sum((1, 2)).clamp_min(0)
-
-
-def _weighted_sum(gradients: Tensor, factors: Tensor) -> Tensor:
-    return (factors @ gradients.flatten(1)).view(gradients.shape[1:])
-
-
-def _standardised_convolution(one: Pass) -> Found:
-    """The gradient of filters of mean 0 and length `gain`, brought back to the weights they are made of."""
-    layer, filters = one.layer, one.filters()
-    directions, lengths, free = (part.permute(0, 2, 3, 1).flatten(1) for part in layer.parts())
-
-    def brought_back(filters: Tensor) -> tuple[Tensor, Tensor]:
-        gain = (filters * directions).sum(-1)
-        along = gain[..., None] * directions * free
-        return (filters - filters.mean(-1, keepdim=True) - along) * (layer.gain[:, None] / lengths), gain
-
-    def weighted(factors: Tensor) -> dict[Tensor, Tensor]:
-        # Bringing back is linear, and the same for all examples: it can wait until they are summed.
-        weight, gain = brought_back(_weighted_sum(filters, factors))
-        return {layer.weight: one.as_filters(weight), layer.gain: gain}
-
-    weight, gain = brought_back(filters)
-    return weight.square().sum(2).sum(1) + gain.square().sum(1), weighted
-
-
-def _group_norm(one: Pass) -> Found:
-    layer, found = one.layer, one.of_norm
-    if found is None:
-        normal, g = functional.group_norm(fused.wide(one.a), layer.num_groups, eps=layer.eps), fused.wide(one.g)
-        found = (g * normal).flatten(2).sum(2), g.flatten(2).sum(2)
-    weight, bias = (one.together(tensor).sum(1) for tensor in found)
-    square = weight.square().sum(1) + bias.square().sum(1)
-    return square, lambda factors: {layer.weight: factors @ weight, layer.bias: factors @ bias}
-
-
-def _weighted_product(g: Tensor, a: Tensor, factors: Tensor) -> Tensor:
-    """Σ_i factor_i · g_i a_iᵀ. In bfloat16 scaled gradients go in three parts, together as exact as single precision."""
-    left, right = fused.wide(g) * factors[:, None, None], a.transpose(0, 1).flatten(1)
-    if a.dtype != torch.bfloat16 or a.device.type != "cuda":
-        return left.transpose(0, 1).flatten(1) @ fused.wide(right).mT
-    total = None
-    for _ in range(3):
-        part = left.bfloat16()
-        product = torch.mm(part.transpose(0, 1).flatten(1), right.mT, out_dtype=torch.float32)
-        total = product if total is None else total + product
-        left = left - part
-    assert total is not None
-    return total
-
-
-def _is_odd(layer: nn.Conv2d) -> bool:
-    return layer.groups != 1 or layer.padding_mode != "zeros" or layer.dilation != (1, 1) or isinstance(layer.padding, str)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """In single precision; of bfloat16 numbers products are exact, and their sums are kept in single precision."""
-    if a.dtype == torch.bfloat16 and a.device.type == "cuda":
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(fused.wide(a), fused.wide(b))
-
-
-_RULES: dict[type[nn.Module], Callable[[Pass], Found]] = {
-    nn.Conv2d: _convolution,
-    StandardisedConvolution: _standardised_convolution,
-    nn.Linear: _linear,
-    nn.GroupNorm: _group_norm,
-}
