@@ -12,11 +12,14 @@ from dpmerge.figures import describe, render
 from dpmerge.profiles import gaussian_epsilon
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.coverage import (
+    EVERY,
     FAST,
     LAST,
     MEAN,
+    ONE,
     RUNS,
     SETTINGS,
+    SHORT,
     SLOW,
     SOLUTION,
     TRUTH,
@@ -24,6 +27,7 @@ from dpmerge_lab.experiments.coverage import (
     coverage,
     covers,
     exact_ratio,
+    of_one_run,
     of_setting,
     regression,
     share,
@@ -120,12 +124,26 @@ def test_neighbouring_checkpoints_cover_too_little_and_distant_ones_what_they_pr
     assert gaussian_epsilon(math.sqrt(500) / noise, 1e-5) <= 4 < gaussian_epsilon(math.sqrt(500) / (noise - 0.02), 1e-5)
 
 
+def test_for_one_price_there_are_ten_short_runs_or_every_checkpoint_after_the_burn_in() -> None:
+    """Where all steps are independent, both hold what they promise, and widths go with the number of values."""
+    values = GENERATOR.standard_normal((450, 4000))
+    short, *every = of_one_run(SLOW, values, {SOLUTION: np.zeros(4000)}, 40)
+    assert [row["count"] for row in (short, *every)] == [10, 361, 73, 19, 8]
+    assert (short[SHORT]["0.95"][SOLUTION]["runs"], every[0][EVERY]["0.95"][SOLUTION]["runs"]) == (400, 4000)
+    for one in (short[SHORT]["0.95"], *(row[EVERY]["0.95"] for row in every)):
+        held = one[SOLUTION]
+        assert held["share"] == pytest.approx(0.95, abs=4 * held["error"])
+    widths = [one["mean width"] for one in (short[SHORT]["0.95"], every[1][EVERY]["0.95"])]
+    assert widths[0] / widths[1] == pytest.approx(2.262 / 1.993 * math.sqrt(73 / 10), rel=0.05)  # Student's quantiles
+
+
 def test_quick() -> None:
     result = coverage(Options(seeds=2, quick=True, jobs=1))
     assert list(result.numbers) == list(SETTINGS)
     for found in result.numbers.values():
         assert {row["k"] for row in found["rows"]} == {5, 10}
         assert all(row["first checkpoint"] >= 1 for row in found["rows"] if MEAN in row)
+        assert {row["burn-in"] for row in found[ONE]} == {20}  # of 200 steps
     assert TRUTH in result.numbers["synthetic"]["rows"][0][MEAN]["0.9"]
     assert TRUTH not in result.numbers["diabetes"]["rows"][0][MEAN]["0.9"]
     assert render(result.pictures["coverage"], ".png").startswith(b"\x89PNG")

@@ -34,7 +34,11 @@ def test_the_command_draws_what_is_asked_for(kept: Path) -> None:
     redraw.main([str(kept), "--only", "knob", "--soundness", str(kept / "soundness.png")])
     assert drawn(kept) == ["knob-table.png", "soundness.png"]
     redraw.main([str(kept), "--only", "knob", "--only", "composition"])
-    assert drawn(kept) == ["composition-epsilon.png", "composition-models.png", "knob-table.png", "soundness.png"]
+    assert drawn(kept) == [
+        *(f"composition-{one}.png" for one in ("epsilon", "models", "two")),
+        "knob-table.png",
+        "soundness.png",
+    ]
 
 
 def test_the_command_draws_heatmaps_and_nothing_else(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

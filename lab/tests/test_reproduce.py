@@ -361,7 +361,7 @@ def composed() -> Result:
 
 def test_joint_release_of_gaussian_mechanisms_is_gaussian(composed: Result) -> None:
     rows = [row for name, rows in composed.numbers.items() if "Gaussian" in name for row in rows]
-    assert len(rows) == 4 + 5
+    assert len(rows) == 4 + 5 + 4
     for row in rows:
         mu = math.sqrt(row["models"]) / row["noise multiplier"]
         assert gaussian_delta(row["joint, PLD"], mu) == pytest.approx(1e-5, rel=1e-6)
@@ -389,6 +389,8 @@ def test_what_the_paper_says_of_composition(composed: Result) -> None:
     ):
         assert found[name] > 1, name
     assert found["smallest optimal ε by PLD / joint ε by RDP, several models"] < 1
+    assert found["cases of several models where optimal composition of PLD's pairs is below joint RDP"] > 0
+    assert found["the same with the tight conversion"] == 0 and found["most models of them"] == 2
     assert found["largest joint PLD ε / joint RDP ε"] < 1
     assert found["largest selection ε / joint ε, both by PLD, several models"] < 1
     rows = [row for name, rows in composed.numbers.items() if name != "comparisons" for row in rows]
@@ -397,7 +399,7 @@ def test_what_the_paper_says_of_composition(composed: Result) -> None:
 
 def test_both_draw(means: Result, composed: Result, tmp_path: Path) -> None:
     assert list(means.pictures) == ["tradeoff", "selection", "combination", "renyi"]
-    assert list(composed.pictures) == ["models", "epsilon"]
+    assert list(composed.pictures) == ["models", "epsilon", "two"]
     for result in (means, composed):
         for path in write(result, tmp_path / result.name, (".png", ".html")):
             assert path.stat().st_size > 1000

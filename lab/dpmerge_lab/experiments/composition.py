@@ -64,12 +64,17 @@ def composition(options: Options) -> Result:
         "dp-sgd": np.geomspace(0.6, 3, 3 if options.quick else 11).tolist(),
     }
     together = 4 if options.quick else TOGETHER
+    of_two: dict[Kind, list[float]] = {  # to smaller ε: few models that are very private are where pairs are at their best
+        "gaussian": np.geomspace(1, 400, 4 if options.quick else 14).tolist(),
+        "dp-sgd": np.geomspace(0.6, 12, 3 if options.quick else 14).tolist(),
+    }
     configuration: dict[str, Any] = {
         "delta": DELTA,
         "adjacency": "add-remove",
         "numbers of models": counts,
         "epsilon of each": EACH,
         "noise multipliers": noises,
+        "noise multipliers of two models": of_two,
         "models together": together,
         "dp-sgd": {"sampling": "poisson", "rate": _RATE, "steps": _STEPS},
     }
@@ -79,6 +84,7 @@ def composition(options: Options) -> Result:
             noise = _noise_for(kind, EACH)
             over[f"over N, {title}"] = [Equal(kind, noise, count) for count in counts]
             over[f"over ε, {title}"] = [Equal(kind, noise, together) for noise in noises[kind]]
+            over[f"over ε of two, {title}"] = [Equal(kind, noise, 2) for noise in of_two[kind]]
         cases = [case for some in over.values() for case in some]
         accounted = dict(
             zip(cases, run_all(_account, cases, jobs=options.jobs, progress=options.bar("compositions")), strict=True)
@@ -90,7 +96,7 @@ def composition(options: Options) -> Result:
 
 
 def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Over N and over ε."""
+    """Over N, over ε, and over ε of two."""
     each, together = configuration["epsilon of each"], configuration["models together"]
 
     def panels(over: str) -> dict[str, Any]:
@@ -103,6 +109,7 @@ def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> di
         "epsilon": _picture(
             f"ε of {together} models together", f"{_AXIS} of each model", panels("ε"), lambda row: row["alone"]
         ),
+        "two": _picture("ε of two models together", f"{_AXIS} of each model", panels("ε of two"), lambda row: row["alone"]),
     }
 
 
@@ -169,13 +176,16 @@ def _comparisons(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     several = [row for row in rows if row["models"] > 1]
     gaussian = [row for row in rows if "combination, PLD" in row]
-    beaten = [row for row in several if row["optimal, PLD"] < row["joint, RDP"]]
+    beaten, still = ([row for row in several if row["optimal, PLD"] < row[by]] for by in ("joint, RDP", "joint, RDP, tight"))
     return {  # M1 is version 1 of Differentially Private Model Merging; kept results have this key
         "smallest advanced ε / joint ε, both by RDP (M1 Prop. 7.1)": least("advanced, RDP", "joint, RDP"),
         "smallest advanced ε / joint ε, both by PLD": least("advanced, PLD", "joint, PLD"),
         "smallest optimal ε / joint ε, both by PLD, several models": least("optimal, PLD", "joint, PLD", several),
         "smallest optimal ε by PLD / joint ε by RDP, several models": least("optimal, PLD", "joint, RDP", several),
         "cases of several models where optimal composition of PLD's pairs is below joint RDP": len(beaten),
+        "the same with the tight conversion": len(still),
+        "largest ε of each of them": max((float(row["alone"]) for row in beaten), default=0.0),
+        "most models of them": max((int(row["models"]) for row in beaten), default=0),
         "cases of several models": len(several),
         "largest joint PLD ε / joint RDP ε": 1 / least("joint, RDP", "joint, PLD"),
         "largest selection ε / joint ε, both by PLD, several models": 1 / least("joint, PLD", "selection, PLD", several),

@@ -2,8 +2,9 @@
 
 Least squares is strongly convex and smooth, and with a clip that no gradient reaches DP-GD is the theorem's process but for its
 discrete time: each eigenvector of the curvature has an autoregressive process of its own. The intervals are those of §5.1.3
-there, from checkpoints of one run or from independent runs. They are asked for two things: what the run would find without
-noise (the least squares solution), which they are about, and the truth behind the data, which they are not.
+there, from checkpoints of one run or from independent runs; also, as §5.1.1 compares them, of one run's steps: all checkpoints
+after a burn-in, or as many runs of its length as the steps allow. They are asked for two things: what the run would find
+without noise (the least squares solution), which they are about, and the truth behind the data, which they are not.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ALIKE = 10  # runs in a row on the same labels: as many as the largest group of 
 _AT_ONCE = 500  # runs, so that the residuals fit into a cache
 SEPARATIONS, COUNTS = (1, 5, 20, 50), (5, 10)
 MEAN, LAST, RUNS = "mean of the checkpoints", "last checkpoint", "mean of independent runs"
+EVERY, SHORT = "mean of all checkpoints after the burn-in", "mean of independent runs of its length"
+ONE = "for the privacy of one run"  # where results have these two
+SHORTER, BURN_INS = 10, (20, 40, 100)  # how many such runs, and their length in steps
 SOLUTION, TRUTH = "least squares solution", "truth behind the data"
 SLOW, FAST, PREDICTION = "slowest direction", "fastest direction", "a prediction"
 
@@ -190,6 +194,7 @@ def of_setting(runs: int, quick: bool, case: tuple[str, Setting]) -> dict[str, A
     found = simulate(problem, recipe, runs, generator)
     curvatures = np.linalg.eigvalsh(problem.curvature)
     rows: list[dict[str, Any]] = []
+    of_one: list[dict[str, Any]] = []
     for direction, vector in problem.directions().items():
         targets = {SOLUTION: np.broadcast_to(vector @ problem.solution, runs)}
         if problem.truth is not None:
@@ -213,6 +218,9 @@ def of_setting(runs: int, quick: bool, case: tuple[str, Setting]) -> dict[str, A
             own = {name: target[::count] for name, target in targets.items()}
             alone = {f"{level:g}": covers(groups, RUNS, level, own, ALIKE // count) for level in LEVELS}
             rows.append({"direction": direction, "k": count, RUNS: alone})
+        for burn_in in BURN_INS:
+            if SHORTER * burn_in <= recipe.steps:
+                of_one += of_one_run(direction, values, targets, burn_in)
     bounded = {direction: float((np.abs(values) > 1).mean()) for direction, values in found.values.items()}
     return {
         "n": len(problem.x),
@@ -225,7 +233,22 @@ def of_setting(runs: int, quick: bool, case: tuple[str, Setting]) -> dict[str, A
         "share of clipped gradients": found.clipped / (recipe.steps * len(problem.x) * runs),
         "share of values outside [-1, 1]": bounded,
         "rows": rows,
+        ONE: of_one,
     }
+
+
+def of_one_run(direction: str, values: Floats, targets: Mapping[str, Floats], burn_in: int) -> list[dict[str, Any]]:
+    """Intervals that cost what one run costs: from as many runs of the burn-in's length, or from its checkpoints after that."""
+    values, own = values[: SHORTER * burn_in], {name: target[::SHORTER] for name, target in targets.items()}
+    row = {"direction": direction, "burn-in": burn_in}
+    groups = values[burn_in - 1].reshape(-1, SHORTER).T
+    short = {f"{level:g}": covers(groups, SHORT, level, own, ALIKE // SHORTER) for level in LEVELS}
+    rows: list[dict[str, Any]] = [{**row, "count": SHORTER, SHORT: short}]
+    for separation in SEPARATIONS:
+        some = values[::-1][: (SHORTER - 1) * burn_in + 1 : separation]
+        every = {f"{level:g}": covers(some, EVERY, level, targets, ALIKE) for level in LEVELS}
+        rows.append({**row, "count": len(some), "separation": separation, EVERY: every})
+    return rows
 
 
 def coverage(options: Options) -> Result:
