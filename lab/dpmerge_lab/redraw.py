@@ -21,7 +21,7 @@ from dpmerge.errors import DpmergeError
 from dpmerge.figures import Picture, draw
 from dpmerge_lab.audit import summary
 from dpmerge_lab.experiments import (
-    aggregation_cifar10,
+    aggregation_cifar10_pictures,
     aggregation_mnist_pictures,
     cifar10,
     composition,
@@ -70,8 +70,8 @@ def _heads(kept: Kept, what: str) -> Documents:
 
 # By the folder of the results.
 _PICTURES: dict[str, Callable[[Kept], Documents]] = {
-    "aggregation-cifar10": lambda kept: aggregation_cifar10.pictures(kept.numbers),
-    "aggregation-cifar10-small": lambda kept: aggregation_cifar10.small_pictures(kept.numbers),
+    "aggregation-cifar10": lambda kept: aggregation_cifar10_pictures.pictures(kept.numbers),
+    "aggregation-cifar10-small": lambda kept: aggregation_cifar10_pictures.small_pictures(kept.numbers),
     "aggregation-mnist": _aggregation_mnist,
     "cifar10-small": lambda kept: cifar10.small_pictures(kept.folder, kept.numbers),
     "composition": lambda kept: composition.pictures(kept.configuration, kept.numbers),

@@ -14,16 +14,38 @@ from dpmerge.figures import render
 from dpmerge.profiles import run_profile
 from dpmerge.records import DpSgd, Model, Record
 from dpmerge_lab.experiments.aggregation import LAST, METHODS, Watcher, accuracies, tuned
-from dpmerge_lab.experiments.aggregation_cifar10 import DELTA, aggregation_cifar10, aggregation_cifar10_small
-from dpmerge_lab.experiments.aggregation_scores import CHOSEN
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, IN_SMALL, QUICK, SETTINGS, SMALL, Size
+from dpmerge_lab.experiments.aggregation_cifar10 import (
+    BESIDE_BEST,
+    DELTA,
+    TUNED_RUNS,
+    aggregation_cifar10,
+    aggregation_cifar10_small,
+)
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen
+from dpmerge_lab.experiments.aggregation_settings import (
+    EVERY_RATE,
+    EVERY_TAIL,
+    IN_SMALL,
+    QUICK,
+    SETTINGS,
+    SMALL,
+    TUNED,
+    Size,
+    tail,
+)
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WITH_INFERENCE
 from dpmerge_lab.experiments.results import Options
 
 KEPT = Path(__file__).parent.parent / "results"
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("folder", "size"), [("aggregation-cifar10", Size()), ("aggregation-cifar10-small", SMALL)])
+@pytest.mark.parametrize(
+    ("folder", "size", "name"),
+    [
+        *(("aggregation-cifar10", Size(), name) for name in SETTINGS),
+        *(("aggregation-cifar10-small", SMALL, name) for name in IN_SMALL | EVERY_RATE | EVERY_TAIL | TUNED),
+    ],
+)
 def test_kept_runs_have_the_least_noise_for_their_epsilon(folder: str, size: Size, name: str) -> None:
     setting, mechanisms, own = size.setting(name), set(), []
     names = ("run", "noise_fingerprint", "sampler_fingerprint")
@@ -37,6 +59,9 @@ def test_kept_runs_have_the_least_noise_for_their_epsilon(folder: str, size: Siz
         assert (record.mechanism.optimizer == "sgd") is (not setting.shifting and setting.copies == 1)
         mechanisms.add(record.mechanism.model_dump_json(exclude={*names}))
         own.append(tuple(getattr(record.mechanism, one) for one in names))
+    if not own:
+        assert name in EVERY_RATE  # not every one was tried in every setting
+        return
     assert len(mechanisms) == 1  # all runs of a setting have one guarantee
     assert all(len(set(column)) == len(own) for column in zip(*own, strict=True))  # and each its own randomness
 
@@ -96,21 +121,35 @@ def test_the_quick_experiment_gives_the_table(tmp_path: Path) -> None:
     assert again.numbers["eps1"]["gain over no aggregation"]["OPA"]["standard error"] == pytest.approx(0.125)
 
 
-def test_in_small_there_are_plain_runs_at_other_learning_rates(tmp_path: Path) -> None:
+def test_in_small_learning_rates_are_tried_and_tails_are_tuned(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
     from dpmerge_lab.experiments.aggregation_cifar10_training import make
 
     digits = replace(QUICK, network="cnn")
-    make([*SETTINGS, *(f"{name}-lr{rate}" for name in SETTINGS for rate in (1, 2))], [1], None, "cpu", digits, tmp_path)
+    rates = [f"{name}-lr{rate}" for name in SETTINGS for rate in (1, 2)]
+    make([*SETTINGS, *rates, *EVERY_TAIL, *TUNED], [1], None, "cpu", digits, tmp_path)
     assert set(json.loads((tmp_path / "eps1-lr2-1.json").read_text())["measured"]) == {"plain"}
     result = aggregation_cifar10_small(Options(seeds=1, folder=tmp_path))  # nothing is left to train
     assert set(result.numbers) == set(SETTINGS)
-    assert set(result.pictures) == {"steps", "table", "learning-rates"}
+    assert set(result.pictures) == {"steps", "table", "tuning", "decays", "learning-rates", "tails"}
     for name, found in result.numbers.items():
         assert set(found["learning rates"]) == {"1", "2"}
         held = json.loads((tmp_path / f"{name}-lr1-1.json").read_text())["measured"]["plain"]
         assert found["learning rates"]["1"]["test accuracy"][LAST]["mean"] == held[LAST]["test"]
+    for name in ("eps1", "shifting-eps1"):
+        measured = json.loads((tmp_path / f"{name}-tails-1.json").read_text())["measured"]
+        grid = result.numbers[name][TUNING]["UTA tr"]["grid"]
+        assert [(row["parameter"], row["start"]) for row in grid] == list(digits.tails)
+        for row in grid:
+            tried = measured[tail(int(row["parameter"]), row["start"])]
+            assert row[ALONE] == tried[LAST]
+            assert row[WITH_INFERENCE] == {half: chosen(tried)[half] for half in ("validation", "test")}
+    for name in TUNED:
+        again = json.loads((tmp_path / f"{name}-1.json").read_text())["measured"]
+        assert set(again) == {"plain", "UTA tr"}
+        gained = result.numbers[name.removesuffix("-tuned")][TUNED_RUNS][BESIDE_BEST]["UTA tr + inf"]["mean"]
+        assert gained == pytest.approx(chosen(again["UTA tr"])["test"] - chosen(again["plain"])["test"])
     for document in result.pictures.values():
         assert render(document, ".png").startswith(b"\x89PNG")
 

@@ -20,7 +20,7 @@ from dpmerge.records import Model
 from dpmerge.training import Recipe, accuracy, train
 from dpmerge_lab.experiments import aggregation_mnist as experiment, aggregation_mnist_runs as runs_of
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, ON_TOP, TRAINED
-from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
+from dpmerge_lab.experiments.aggregation_cifar10_pictures import PAPER
 from dpmerge_lab.experiments.aggregation_mnist import CASES, aggregation_mnist
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, tuned_for
 from dpmerge_lab.experiments.aggregation_mnist_runs import DELTA, NORM, QUICK, Case, Work

@@ -18,13 +18,15 @@ from dpmerge.rules import Joint
 from dpmerge.rules.compare import no_free_lunch_threshold, papers_no_free_lunch_threshold
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.aggregation import METHODS, ON_TOP, TRAINED
-from dpmerge_lab.experiments.aggregation_cifar10 import PAPER
+from dpmerge_lab.experiments.aggregation_cifar10 import BESIDE_BEST, TUNED_RUNS
+from dpmerge_lab.experiments.aggregation_cifar10_pictures import PAPER
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, tuned_for
-from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen
 from dpmerge_lab.experiments.aggregation_settings import IN_SMALL
-from dpmerge_lab.experiments.aggregation_tuning import ALONE, WAYS, WITH_INFERENCE
+from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
 from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
+from dpmerge_lab.experiments.coverage import EVERY, FAST, MEAN, ONE, PREDICTION, RUNS, SEPARATIONS, SHORT, SLOW, SOLUTION
 from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
 from dpmerge_lab.experiments.merge_pictures import named
 from dpmerge_lab.experiments.results import with_error
@@ -291,11 +293,47 @@ def test_coverage() -> None:
     said(section, f"intervals at 95 % hold {spans[0]} around their mean, and {spans[1]} around the last of them")
     said(OVERVIEW, f"{spans[0]} around their mean and {spans[1]} around the last of them")
     said(OVERVIEW, f"intervals at 95 % hold {span(far, 3)} where checkpoints are far apart in the theorem's time")
+    short = {name: [width_of(of, direction) for direction in (SLOW, FAST, PREDICTION)] for name, of in found.items()}
+    bare = short.pop("diabetes")
+    spans = [f"{down(min(some), 1)} to {up(max(some), 1)}" for some in ([one for of in short.values() for one in of], bare)]
+    said(section, f"widths {spans[0]} times as large, of diabetes without a penalty {spans[1]} times")
+    said(OVERVIEW, f"{spans[0]} times too small, of diabetes without a penalty up to {up(max(bare), 1)};")
     outside = {name: of["share of values outside [-1, 1]"] for name, of in found.items()}
     slow, fast, _ = outside.pop("diabetes").values()
     shares = f"{100 * slow:.0f} % of the slowest direction and {100 * fast:.0f} % of the fastest are not"
     said(section, f"all but 0.2 % (diabetes without penalty: {shares})")
     assert max(max(of.values()) for of in outside.values()) <= 0.002
+
+
+def width_of(of: Any, direction: str) -> float:
+    """Of intervals from ten independent runs, beside that from the last ten checkpoints."""
+    rows = [row for row in of["rows"] if (row["direction"], row["k"]) == (direction, 10)]
+    (runs,) = (row[RUNS] for row in rows if RUNS in row)
+    return float(runs["0.95"]["mean width"] / rows[0][MEAN]["0.95"]["mean width"])
+
+
+def test_coverage_for_one_price() -> None:
+    """Checkpoints of one run after its burn-in, and as many runs of that length as cost as much."""
+    section, shown = "`coverage`", 0
+    twice, less = [], []  # the ratio of widths where the burn-in is twice the separation, and where it is shorter
+    for (name, of), direction, burn_in in itertools.product(
+        numbers("coverage").items(), (SLOW, FAST, PREDICTION), (20, 40, 100)
+    ):
+        rows = [row for row in of[ONE] if (row["direction"], row["burn-in"]) == (direction, burn_in)]
+        assert [row["count"] for row in rows] == [10, *(1 + 9 * burn_in // apart for apart in SEPARATIONS)]
+        short, near, far = rows[0][SHORT]["0.95"], *(row[EVERY]["0.95"] for row in rows[-2:])
+        cells = [f"{one[SOLUTION]['share']:.3f}, {one['mean width']:.3f}" for one in (short, near, far)]
+        told = {"synthetic": "synthetic, ε = 1", "diabetes, penalty 0.1": "diabetes, penalty 0.1, ε = 4"}.get(name, name)
+        if direction == SLOW:
+            shown += f"| {told} | {burn_in} | {' | '.join(cells)} |" in SECTIONS[section]
+        for apart, one in ((20, near), (50, far)):
+            if name != "diabetes":  # without a penalty no run is long enough
+                ratio = one["mean width"] / short["mean width"]
+                twice += [1 / ratio] * (burn_in == 2 * apart)
+                less += [ratio] * (burn_in < apart)
+    assert shown == 7
+    for place in (section, OVERVIEW):
+        said(place, f"{span(twice, 1)} times as tight", f"{span(less, 1)} times as wide")
 
 
 def test_checkpoints() -> None:
@@ -370,11 +408,7 @@ def test_aggregation_on_cifar10() -> None:
         for case, pairs in ((case, list(zip(METHODS[3:], PAPER[case][3:], strict=True))) for case in PAPER)
     }
     said("`aggregation-cifar10`", f"each {span(less['eps1'], 1)} points less than the paper's")
-    said(OVERVIEW, f"inference aggregations gain {span(less['eps1'], 1)} points less than the paper's at ε = 1")
     assert min(less["shifting-eps1"]) > 3 and max(map(abs, less["shifting-eps8"])) < 2
-    runs = [kept(path.stem, path.parent.name)["measured"] for path in RESULTS.glob("aggregation-cifar10/shifting-eps1-*.json")]
-    assert sorted(run["UTA tr"][METHODS[0]]["test"] > run["plain"][METHODS[0]]["test"] for run in runs) == [False, True]
-    said(OVERVIEW, "UTA_tr alone under shift only in one of two runs")
     none = {case: PAPER[case][0] - 100 * found[case]["test accuracy"][METHODS[0]]["mean"] for case in PAPER}
     behind = [f"{none[case]:.1f}" for case in ("eps1", "shifting-eps1", "eps8", "shifting-eps8")]
     said("`aggregation-cifar10`", f"Levels without aggregation are {behind[0]} and, under shift, {behind[1]} points below")
@@ -384,7 +418,7 @@ def test_aggregation_on_cifar10() -> None:
         for case in ("eps1", "shifting-eps1")
     ]
     said("`aggregation-cifar10`", f"With the best inference aggregation they are {best[0]:.1f} and {best[1]:.1f} points below")
-    beside = {case: found[case]["gain over the best inference aggregation of the same plain runs"] for case in PAPER}
+    beside = {case: found[case][BESIDE_BEST] for case in PAPER}
     told = {
         (case, one): f"{100 * of['mean']:.2f}" + (f" ± {100 * of['standard error']:.2f}" if of["standard error"] else "")
         for case, those in beside.items()
@@ -398,11 +432,12 @@ def test_aggregation_on_cifar10() -> None:
     errors = {case: [one["ratio"] for one in of] for case, of in gained.items()}
     first, shifting = ([100 * one["mean"] for one in gained[case]] for case in ("eps1", "shifting-eps1"))
     said("`aggregation-cifar10`", f"at ε = 1 by {span(first, 1)} points", f"{span(errors['eps1'], 1)} standard errors")
-    said("`aggregation-cifar10`", f"At ε = 1 by {span(shifting, 1)} only ({span(errors['shifting-eps1'], 1)} standard errors)")
-    every = {case: [100 * one["mean"] for one in found[case]["gain over no aggregation"].values()] for case in PAPER}
-    said(OVERVIEW, f"all gain at ε = 1, without shift {down(min(every['eps1']), 1)} points or more")
-    alone = found["eps8"]["gain over no aggregation"]["UTA tr"]["mean"]
-    said(OVERVIEW, f"at ε = 8 UTA_tr alone loses {-100 * alone:.1f} points without shift, and nothing was put on top")
+    said(
+        "`aggregation-cifar10`", f"At ε = 1 **no**: by {span(shifting, 1)} ({span(errors['shifting-eps1'], 1)} standard errors)"
+    )
+    assert all(less < more for less, more in zip(shifting, first, strict=True))
+    chosen_there = found["shifting-eps1"]["chosen on the validation half"]
+    assert set(chosen_there["UTA inf"]) == {50.0} and set(chosen_there["EMA inf"]) == {0.99}
     assert not any(one in found[case]["test accuracy"] for one in ON_TOP for case in ("eps8", "shifting-eps8"))
     seconds = [run["seconds"] for run in (kept(f"eps1-{number}", "aggregation-cifar10") for number in (1, 2, 3))]
     said("`aggregation-cifar10`", f"568 steps ({min(seconds):.0f} to {max(seconds):.0f} s)")
@@ -414,7 +449,13 @@ def test_aggregation_on_cifar10() -> None:
 
     above = {case: (sum(one > 0 for one in gains(case, moving)), len(gains(case, moving))) for case in PAPER}
     assert above["shifting-eps1"] == (11, 11)
-    said(OVERVIEW, f"at all eleven looks at ε = 1, and at ε = 8 at {above['shifting-eps8'][0]} of {above['shifting-eps8'][1]}")
+    small = numbers("aggregation-cifar10-small")
+    over = {case: of["test accuracy over the steps"] for case, of in small.items()}
+    first_look = [100 * (of["mean"][0] - over["eps1"][last]["mean"][0]) for of in over["eps1"].values()][1:]
+    said(OVERVIEW, f"({max(first_look):.1f} to {min(first_look):.1f} points)".replace("-", "−"))
+    better = [a > b for a, b in zip(*(over["shifting-eps1"][one]["mean"] for one in (moving, last)), strict=True)]
+    assert (sum(better), len(better)) == (8, 11)
+    said(OVERVIEW, "at all eleven looks at ε = 1, in small at eight, and at ε = 8 at {} of {}".format(*above["shifting-eps8"]))
     lost = [min(of) for of in zip(*(gains("shifting-eps1", one) for one in tails), strict=True)]
     assert sum(one < -1 for one in lost) == 4
     said(OVERVIEW, f"lose up to {-min(lost):.1f} points at four of eleven")
@@ -440,25 +481,46 @@ def test_aggregation_on_cifar10_in_small() -> None:
         of = [found[case]["gain over no aggregation"][one] for one in METHODS[3:]]
         return [(100 * one["mean"], one["ratio"]) for one in of]
 
-    text = "at ε = 1 by {} points ({} standard errors), under shift by {} ({}); at ε = 8 (two runs) by {} and {}"
-    parts = [
-        (span([a for a, _ in gained(case)], 2), span([b for _, b in gained(case)], 1)) for case in ("eps1", "shifting-eps1")
-    ]
-    eight = [span([a for a, _ in gained(case)], 2) for case in ("eps8", "shifting-eps8")]
-    said(section, text.format(*parts[0], *parts[1], *eight))
+    for case, text in (
+        ("shifting-eps1", "by {} points at ε = 1 ({} standard errors)"),
+        ("shifting-eps8", "and {} at ε = 8 ({})"),
+        ("eps8", "without shift at ε = 8 too, by {} ({})"),
+        ("eps1", "all means are above, by {} points, but of five runs only OMV's clearly ({})"),
+    ):
+        said(section, text.format(span([a for a, _ in gained(case)], 2), span([b for _, b in gained(case)], 1)))
 
-    def beside(case: str, method: str) -> str:
-        of = found[case]["gain over the best inference aggregation of the same plain runs"][method]
-        return f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}".replace("-", "−")
+    def beside(of: Any, method: str) -> str:
+        one = of[BESIDE_BEST][method]
+        return f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−")
 
-    (ema, uta), (one, other) = ON_TOP, ("eps1", "shifting-eps1")
-    said(section, f"it gains {beside(one, uta)} points and, under shift, {beside(other, uta)}")
-    said(section, f"; EMA_tr {beside(one, ema)} and {beside(other, ema)}. The paper's")
-    said(OVERVIEW, f"({beside(one, uta)} points, under shift {beside(other, uta)})")
-    one, other = "eps8", "shifting-eps8"
+    (ema, uta), (one, shifted) = ON_TOP, (found["eps1"], found["shifting-eps1"])
+    said(section, f"**not at ε = 1**, {beside(one, uta)} points and, under shift, {beside(shifted, uta)}")
+    said(section, f"; EMA_tr {beside(one, ema)} and {beside(shifted, ema)}. **Choosing")
+    said(OVERVIEW, f"({beside(one, uta)} points, under shift {beside(shifted, uta)})")
+    said(section, f"under shift five fresh runs with k = 2 and τ = 200 gain {beside(shifted[TUNED_RUNS], uta)}.")
+    eight, shifted = found["eps8"], found["shifting-eps8"]
+    said(section, f"UTA_tr gains {beside(eight, uta)}, EMA_tr {beside(eight, ema)}")
+    said(section, f"under shift {beside(shifted, uta)} and {beside(shifted, ema)}")
     said(
-        section, f"UTA_tr gains {beside(one, uta)} and {beside(other, uta)}, EMA_tr {beside(one, ema)} and {beside(other, ema)}"
+        OVERVIEW,
+        f"gains {beside(eight, uta)} points over plain runs at the same learning rate, and under shift {beside(shifted, uta)}",
     )
+    prices = []
+    for label, case in (("ε = 1", "eps1"), ("PDS, ε = 1", "shifting-eps1")):
+        tuning, cells = found[case][TUNING]["UTA tr"], []
+        for best in (tuning["best"][way] for way in WAYS):
+            stars = {name: "*" * (name in best["at an edge of the grid"]) for name in ("parameter", "start")}
+            cells.append(f"{best['parameter']:g}{stars['parameter']}, {best['start']}{stars['start']}")
+        said(section, f"| {label} | {' | '.join(cells)} |")
+        prices.append(tuning["price"])
+        (alone,) = (row[ALONE]["test"] for row in tuning["grid"] if (row["parameter"], row["start"]) == (50, 400))
+    assert {price["trials"] for price in prices} == {36}
+    costs = [up(price["epsilon of all trials together"], 2) for price in prices]
+    said(section, f"The 36 trials cost ε = {costs[0]} together, under shift {costs[1]}")
+    trials = [kept(f"shifting-eps1-tails-{run}", "aggregation-cifar10-small")["measured"]["plain"] for run in (1, 2)]
+    best_of_them = sum(chosen(one)["test"] for one in trials) / 2
+    said(section, f"has {percent(alone)} in its two trials, where the best inference aggregations of the same plain runs have")
+    said(section, f"of the same plain runs have {percent(best_of_them)}.")
     alone = [found["shifting-eps1"]["gain over no aggregation"][name] for name in TRAINED]
     told = [f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}" for of in alone]
     said(section, f"hardly anything at ε = 1: {' and '.join(told)}")
@@ -562,6 +624,12 @@ def test_aggregation_on_mnist() -> None:
     apart = max(abs(rates["8"][method]["mean"] - last) for method in METHODS[3:])
     assert last > max(one["mean"] for one in found["eps1"]["test accuracy"].values())
     said(section, f"scores {percent(last)} at rate 8", f"within {100 * apart:.2f} points of it")
+    eight = found["eps8"]["learning rates"]["16"]["test accuracy"]
+    assert eight["No Agg"]["mean"] > max(found["eps8"]["test accuracy"][method]["mean"] for method in METHODS[3:])
+    said(
+        section, f"at ε = 8 it scores {percent(eight['No Agg']['mean'])} at rate 16, more than any inference aggregation at 32"
+    )
+    said(section, f"and the best of those at 16 has {percent(eight[CHOSEN]['mean'])}")
     rates = {rate: of["test accuracy"] for rate, of in found["shifting-eps1"]["learning rates"].items()}
     last = max(of["No Agg"]["mean"] for of in rates.values())
     reached = max(of[method]["mean"] for of in rates.values() for method in METHODS[3:])
@@ -585,8 +653,13 @@ def test_composition_and_tuning() -> None:
     least = found["smallest advanced ε / joint ε, both by RDP (M1 Prop. 7.1)"]
     fails = found["cases of several models where optimal composition of PLD's pairs is below joint RDP"]
     cases = found["cases of several models"]
-    said("`composition`", f"a factor of at least {down(least, 2)}", f"fails in {fails} case of {cases}")
-    said(OVERVIEW, f"a factor of at least {down(least, 2)}", f"all but {fails} case of {cases}")
+    told = f"fails in {fails} cases of {cases}, all of two models with ε ≤ 1 each"
+    said("`composition`", f"a factor of at least {down(least, 2)}", told)
+    said(OVERVIEW, f"a factor of at least {down(least, 2)}", f"two models of ε ≤ 1, {fails} cases of {cases}. With the tight")
+    assert found["the same with the tight conversion"] == 0 and found["most models of them"] == 2
+    assert found["largest ε of each of them"] <= 1
+    ratio = found["smallest optimal ε by PLD / joint ε by RDP, several models"]
+    said("`composition`", f"has down to {down(ratio, 2)} of joint RDP. With the tight conversion it fails in none")
     optimal = found["smallest optimal ε / joint ε, both by PLD, several models"]
     said("`composition`", f"(a factor of {down(optimal, 2)} or more)")
     drawn_once = found["largest selection ε / joint ε, both by PLD, several models"]
@@ -615,8 +688,9 @@ def test_quadratic() -> None:
     assert [one[0] for one in found_best].count(2) == 3 and found_best.count((2, 64)) == 2 and len(found_best) == 5
     said("`quadratic`", "separation 2 was the best in 3 of our 5 simulations, in two of them at burn-in 64")
     bias = {(row["separation"], row["burn-in"]): row["exact"]["bias"] for row in found["rows"]}
-    said(OVERVIEW, f"burn-in 96: from −{-bias[1, 96]:.3f} at separation 1 to −{-bias[16, 96]:.3f} at 16")
-    said(OVERVIEW, f"separation 1: {bias[1, 32]:.3f} at 32, −{-bias[1, 56]:.3f} at 56", f"(−{-bias[1, 96]:.3f} at 96)")
+    said(OVERVIEW, f"separation 1: {bias[1, 32]:.3f} at 32, −{-bias[1, 56]:.3f} at 56")
+    said(OVERVIEW, f"(−{-bias[1, 96]:.3f} at 96), only separation lowers (to −{-bias[16, 96]:.3f} at 16)")
+    said(OVERVIEW, f"at burn-in 32 it grows with separation, to {bias[16, 32]:.3f}")
 
 
 @pytest.mark.parametrize("name", ["uncertainty-mnist", "uncertainty-cifar10"])

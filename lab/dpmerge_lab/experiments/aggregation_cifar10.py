@@ -10,52 +10,23 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpmerge.profiles import run_profile
-from dpmerge.records import Model, Record
-from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, METHODS, ON_TOP, TAILS, TRAINED
-from dpmerge_lab.experiments.aggregation_mnist_pictures import learning_rates
-from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen, gain, parameters, scores
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, QUICK, SETTINGS, SMALL, Size
-from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, read, timed
+from dpmerge.profiles import Law, Profile, dp_sgd_steps, run_profile
+from dpmerge.records import DpSgd, Model, Record
+from dpmerge_lab.experiments.aggregation import LAST, METHODS, ON_TOP, TRAINED
+from dpmerge_lab.experiments.aggregation_cifar10_pictures import INFERENCE, PAPER, pictures, small_pictures
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, RATES, chosen, gain, parameters, scores
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, QUICK, SETTINGS, SMALL, TUNED, Size, tail
+from dpmerge_lab.experiments.aggregation_tuning import TUNING, Point, Tuned
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, read, timed
 
 DELTA = 1e-5
-# Recycling Scraps, Table 3: test accuracy in percent, mean of five runs; WRN-16-4 with augmentation multiplicity 16, tuned.
-PAPER = {
-    "eps8": (77.18, 78.98, 79.96, 79.16, 79.41, 79.39, 79.40, 79.34),
-    "eps1": (52.83, 56.24, 57.51, 56.00, 56.61, 56.62, 56.68, 56.40),
-    "shifting-eps8": (60.74, 78.18, 79.19, 77.99, 78.24, 77.92, 78.27, 77.99),
-    "shifting-eps1": (47.13, 54.11, 55.01, 54.04, 54.04, 54.35, 54.58, 54.03),
-}
-# Table 1 for decays 0.9, 0.95, 0.99, 0.999, and Table 7 for the last 3, 5, 10, 20, … 100 checkpoints.
-PAPER_TUNING = {
-    "eps8": {
-        "ema": (79.41, 79.35, 79.41, 79.16),
-        "uta": (78.07, 78.24, 78.37, 78.81, 79.39, 79.16, 79.31, 79.13, 79.01, 78.88, 78.79, 78.71),
-        "opa": (78.05, 78.22, 78.45, 78.89, 79.18, 79.33, 79.40, 79.40, 79.36, 79.37, 79.26, 79.11),
-        "omv": (76.77, 77.2, 77.7, 78.32, 78.65, 78.81, 78.70, 78.92, 79.21, 79.20, 79.34, 79.31),
-    },
-    "eps1": {
-        "ema": (56.59, 56.61, 56.06, 56.05),
-        "uta": (55.29, 55.72, 55.96, 56.12, 56.43, 56.62, 56.59, 56.48, 56.33, 56.38, 56.4, 56.26),
-        "opa": (55.75, 56.11, 56.23, 56.49, 56.68, 56.11, 56.43, 56.11, 55.91, 55.94, 55.80, 55.81),
-        "omv": (53.75, 54.51, 54.90, 55.10, 55.07, 55.78, 56.14, 56.33, 56.40, 56.19, 56.23, 56.00),
-    },
-}
-_TITLES = {
-    "eps8": "CIFAR-10, ε = 8",
-    "eps1": "CIFAR-10, ε = 1",
-    "shifting-eps8": "periodic shift, ε = 8",
-    "shifting-eps1": "periodic shift, ε = 1",
-}
-_LOOKED_AT = (
-    "; at ε = 8 the run was looked at every 25 steps, at its two extremes only, and only these two series were followed"
-)
-_TUNED = {"ema": "EMA inf", "uta": "UTA inf", "opa": "OPA", "omv": "OMV"}
-_SHOWN = (LAST, *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *AFTERWARDS)
+BESIDE_BEST = "gain over the best inference aggregation of the same plain runs"
+TUNED_RUNS = "runs on the mean of the last iterates, k and τ chosen"
 
 
 def aggregation_cifar10(options: Options) -> Result:
@@ -68,22 +39,48 @@ def aggregation_cifar10(options: Options) -> Result:
 
 
 def aggregation_cifar10_small(options: Options) -> Result:
-    """The same of small networks, for a CPU."""
+    """The same of small networks, for a CPU; with plain runs at several learning rates, and Alg. 3 for k and τ of UTA_tr."""
     result = _experiment("aggregation-cifar10-small", options, SMALL)
     if options.folder is not None:
-        for called, setting in EVERY_RATE.items():
-            if held := [read(path)["measured"]["plain"] for path in _kept(options.folder, called)]:
-                scored = scores([{"measured": one} for one in held])
-                rates = result.numbers[called.rpartition("-")[0]].setdefault("learning rates", {})
-                rates[f"{setting.learning_rate:g}"] = {
-                    "test accuracy": {method: mean_and_deviation(values) for method, values in scored.items()},
-                    "on the validation half": {
-                        LAST: mean_and_deviation([one[LAST]["validation"] for one in held]),
-                        CHOSEN: mean_and_deviation([chosen(one)["validation"] for one in held]),
-                    },
-                }
+        for name, found in result.numbers.items():
+            found |= _tried(options.folder, name)
     result.pictures = small_pictures(result.numbers)
     return result
+
+
+def _tried(folder: Path, name: str) -> dict[str, Any]:
+    """Beside the runs of a setting: what other learning rates, k and τ score, if runs with them are kept."""
+    names = (called for called in EVERY_RATE | EVERY_TAIL | TUNED if called.rpartition("-")[0] == name)
+    found: dict[str, Any] = {}
+    for called, runs in ((called, [read(path) for path in _kept(folder, called)]) for called in names):
+        if not runs:
+            continue
+        if called in EVERY_RATE:
+            found.setdefault(RATES, {})[f"{EVERY_RATE[called].learning_rate:g}"] = _plain([_of(run, "plain") for run in runs])
+        elif called in EVERY_TAIL:
+            tails = runs[0]["size"]["tails"]
+            grid = {Point(count, start): [_of(run, tail(count, start)) for run in runs] for count, start in tails}
+            found[TUNING] = {TRAINED[1]: {**Tuned(grid).as_dict(), "price": _price(runs)}}
+        else:
+            numbers = _numbers(called, runs)
+            found[TUNED_RUNS] = {key: numbers[key] for key in ("test accuracy", "gain over no aggregation", BESIDE_BEST)}
+    return found
+
+
+def _of(run: Mapping[str, Any], which: str) -> dict[str, Any]:
+    return {"measured": run["measured"][which]}
+
+
+def _plain(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What plain runs at one learning rate score."""
+    found = [run["measured"] for run in runs]
+    return {
+        "test accuracy": {method: mean_and_deviation(values) for method, values in scores(runs).items()},
+        "on the validation half": {
+            LAST: mean_and_deviation([one[LAST]["validation"] for one in found]),
+            CHOSEN: mean_and_deviation([chosen(one)["validation"] for one in found]),
+        },
+    }
 
 
 def _experiment(called: str, options: Options, size: Size) -> Result:
@@ -109,6 +106,20 @@ def _kept(folder: Path, name: str) -> list[Path]:
     return sorted(folder.glob(f"{name}-[0-9]*.json"))
 
 
+def _price(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all branches together: the steps before a branch are those of its plain run, and count once."""
+    model = Model("plain", Record.parse(json.dumps(runs[0]["record"]), source="a run with branches"))
+    assert isinstance(model.mechanism, DpSgd)
+    steps: Counter[Law] = Counter()
+    for start in (0, *(start for _, start in runs[0]["size"]["tails"])):
+        for law, count in dp_sgd_steps(model, model.mechanism, None):
+            steps[law] += count * len(runs)
+        for law, count in dp_sgd_steps(model, model.mechanism, None, start):
+            steps[law] -= count * len(runs)
+    trials = len(runs) * len(runs[0]["size"]["tails"])
+    return {"trials": trials, "epsilon of all trials together": Profile.of(steps.items()).epsilon(DELTA)}
+
+
 def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     profile = run_profile(Model(name, Record.parse(json.dumps(runs[0]["record"]), source=name))).profile
     plain = _those(runs, "plain")
@@ -123,10 +134,10 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             beside_best[on_top] = gain(pairs[on_top][0], [one["best"] for one in branches])
     every = [run["measured"]["plain"]["every parameter"] for run in runs]
     tables = {
-        _TUNED[kind]: {
+        INFERENCE[kind]: {
             parameter: mean_and_deviation([one[kind][parameter]["test"] for one in every]) for parameter in every[0][kind]
         }
-        for kind in _TUNED
+        for kind in INFERENCE
     }
     steps = [point["step"] for point in runs[0]["history"]]
     series = [label for label in runs[0]["history"][0] if label != "step"]
@@ -134,7 +145,7 @@ def _numbers(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epsilon": {"pld": profile.epsilon(DELTA), "rdp": profile.epsilon_by_renyi(DELTA)},
         "test accuracy": {method: mean_and_deviation(values) for method, (values, _) in pairs.items()},
         "gain over no aggregation": {method: gain(*pair) for method, pair in pairs.items() if method != LAST},
-        "gain over the best inference aggregation of the same plain runs": beside_best,
+        BESIDE_BEST: beside_best,
         "chosen on the validation half": parameters(plain),
         "test accuracy by parameter": tables,
         "steps": steps,
@@ -152,136 +163,3 @@ def _those(runs: Sequence[Mapping[str, Any]], which: str) -> list[dict[str, Any]
         if which in run["measured"]
         for plain in [run["measured"]["plain"]]
     ]
-
-
-def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By name."""
-    one = {"kind": "lines", "subtitle": "WRN-16-4, clip 1, batches of 4096, δ = 1e-5"}
-    return {
-        "steps": {**one, **_over_steps(numbers, _LOOKED_AT)},
-        "table": {**one, **_table(numbers, beside_paper=True)},
-        "tuning": {**one, **_tuning(numbers)},
-        "decays": {**one, **_decays(numbers)},
-    }
-
-
-def small_pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """By name."""
-    one = {"kind": "lines", "subtitle": "a network of 25,578 parameters, clip 1, batches of 1024, δ = 1e-5"}
-    found: dict[str, Mapping[str, Any]] = {
-        "steps": {**one, **_over_steps(numbers)},
-        "table": {**one, **_table(numbers, beside_paper=False)},
-    }
-    if all("learning rates" in of for of in numbers.values()):
-        found["learning-rates"] = {**one, **learning_rates(numbers, _TITLES)}
-    return found
-
-
-def _over_steps(numbers: Mapping[str, Any], where_looked: str = "") -> dict[str, Any]:
-    panels = []
-    for name, found in numbers.items():
-        lines = []
-        for label, series in found["test accuracy over the steps"].items():
-            points = [{**series, "mean": mean, "std": std} for mean, std in zip(series["mean"], series["std"], strict=True)]
-            bars = {**in_percent(error_bars(points)), "x": found["steps"], "joined": True}
-            lines.append({"label": label, **bars} if series["runs"] > 1 else {"label": label, **_without_bars(bars)})
-        axes = {"x_label": "steps", "y_label": "test accuracy, %"}
-        panels.append({"title": f"{_TITLES[name]} ({_runs(found)})", **axes, "lines": lines})
-    return {
-        "title": "Private iterates, and their aggregates, as training goes on",
-        "caption": "Bands: ± one standard error, where there are several runs. An aggregate of iterates costs nothing beyond "
-        "the run itself. Parameters are the same everywhere: nobody chose them. Under shift the period is 50 steps"
-        f"{where_looked}.",
-        "panels": panels,
-    }
-
-
-def _without_bars(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in line.items() if key not in ("low", "high")}
-
-
-def in_percent(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a line, which are shares."""
-    return {key: [100 * one for one in value] if key in ("y", "low", "high") else value for key, value in line.items()}
-
-
-def _runs(found: Mapping[str, Any]) -> str:
-    count = found["test accuracy"][LAST]["runs"]
-    return "one run" if count == 1 else f"{count} runs"
-
-
-def _table(numbers: Mapping[str, Any], *, beside_paper: bool) -> dict[str, Any]:
-    panels = []
-    for name, found in numbers.items():
-        measured = found["test accuracy"]
-        shown = [measured.get(method) for method in _SHOWN]
-        bars = in_percent(error_bars([one or measured[LAST] for one in shown]))
-        for key in ("y", "low", "high"):
-            bars[key] = [value if one else None for value, one in zip(bars[key], shown, strict=True)]
-        lines = [{"label": "measured here", **bars}]
-        if beside_paper:
-            paper = dict(zip((LAST, *ON_TOP, *AFTERWARDS), PAPER[name], strict=True))
-            line = {"label": "the paper, mean of five runs", "standing": "reference", "joined": False}
-            lines.append({**line, "x": list(range(len(_SHOWN))), "y": [paper.get(method) for method in _SHOWN]})
-        names = [f"{method} ({one['runs'] if one else 0})" for method, one in zip(_SHOWN, shown, strict=True)]
-        axes = {"x_label": "aggregation (runs here)", "y_label": "test accuracy, %", "categories": names}
-        panels.append({"title": _TITLES[name], **axes, "lines": lines})
-    return {
-        "title": "What each aggregation scores",
-        "caption": "Bars are ± one standard error, where there are several runs. Parameters of inference aggregations are "
-        "chosen on one half of the public test images and scored on the other. + inf: an inference aggregation, chosen there "
-        "too, of the checkpoints of training on aggregates.",
-        "panels": panels,
-    }
-
-
-def _tuning(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    counts = dict.fromkeys(("uta", "opa", "omv"), TAILS)
-    return {
-        "title": "How many checkpoints to aggregate (Table 7)",
-        "caption": "Points above the last checkpoint, on the half of the public test images that chooses nothing. Bars: ± one "
-        "standard error of the aggregate's accuracy, where there are several runs.",
-        "panels": [
-            {**_gains(numbers, name, counts), "x_label": "checkpoints aggregated", "y_label": "gain, points"}
-            for name in PAPER_TUNING
-        ],
-    }
-
-
-def _decays(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    decays = (0.9, 0.95, 0.99, 0.999)
-    return {
-        "title": "Which decay of the moving average (Table 1)",
-        "caption": "Points above the last checkpoint, on the half of the public test images that chooses nothing. Bars: ± one "
-        "standard error, where there are several runs. The averages here are warmed up, so decays from 0.99 on are one.",
-        "panels": [
-            {
-                **_gains(numbers, name, {"ema": decays}, named=True),
-                "x_label": "decay",
-                "y_label": "gain, points",
-                "categories": [f"{decay:g}" for decay in decays],
-            }
-            for name in PAPER_TUNING
-        ],
-    }
-
-
-def _gains(
-    numbers: Mapping[str, Any], name: str, tried: Mapping[str, Sequence[float]], *, named: bool = False
-) -> dict[str, Any]:
-    """A panel of one setting: for each kind of aggregate and every parameter tried, here and in the paper."""
-    last, lines = 100 * numbers[name]["test accuracy"][LAST]["mean"], []
-    for kind, given in tried.items():
-        label, table = _TUNED[kind], numbers[name]["test accuracy by parameter"][_TUNED[kind]]
-        shown = [one for one in given if f"{one:g}" in table]  # quick runs have few checkpoints
-        bars = in_percent(error_bars([table[f"{one:g}"] for one in shown]))
-        if not named:
-            bars |= {"x": list(map(float, shown)), "joined": True}
-        for key in ("y", "low", "high"):
-            bars[key] = [value - last for value in bars[key]]
-        lines.append({"label": f"{label}, here", **bars})
-        there = [value - PAPER[name][0] for value in PAPER_TUNING[name][kind]]
-        x = list(range(len(there))) if named else list(map(float, given))
-        line = {**_without_bars(bars), "x": x, "y": there, "standing": "reference"}
-        lines.append({**line, "label": f"{label}, the paper"})
-    return {"title": f"{_TITLES[name]} ({_runs(numbers[name])})", "lines": lines}

@@ -15,7 +15,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
-from dpmerge_lab.experiments.aggregation import TRAINED, Probabilities, Watcher
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, SETTINGS, SMALL, Setting, Size
+from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, TRAINED, Probabilities, Watcher
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, SETTINGS, SMALL, TUNED, Setting, Size, tail
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
@@ -51,10 +51,7 @@ def make(
     out: Path,
     aggregates: Sequence[str] = TRAINED,
 ) -> None:
-    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet.
-
-    Where the name says the learning rate there is only the plain run.
-    """
+    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet."""
     settings, where = {name: size.setting(name) for name in names}, device(device_name)
     images = digits_as_images() if size.data == "digits" else load_images(data, size.data)
     out.mkdir(parents=True, exist_ok=True)
@@ -67,13 +64,25 @@ def make(
         if setting.standardised not in programs:
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
-        # Plain runs at other learning rates are scored at their end only.
-        on, at = ((), replace(size, look_every=setting.steps)) if name in EVERY_RATE else (aggregates, size)
+        # Where parameters are tried, runs are scored at their end only.
+        at = replace(size, look_every=setting.steps) if name in EVERY_RATE | EVERY_TAIL else size
+        on = _training_on(name, setting, size, aggregates)
         for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), at, on):
             content["software"] = software(where) | {"gradients": program.sums.precision}
             path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
         path.with_suffix(".part").replace(path)
         print(f"{name}, run {number}: done", file=sys.stderr, flush=True)
+
+
+def _training_on(name: str, setting: Setting, size: Size, aggregates: Sequence[str]) -> dict[str, TrainingOn]:
+    """From which aggregates training goes on, by what they are called in the file."""
+    if name in EVERY_RATE:
+        return {}
+    if name in EVERY_TAIL:
+        return {tail(count, start): TrainingOn(TailMean(count), start) for count, start in size.tails}
+    ema = TrainingOn(MovingAverage(new_weight=setting.ema), setting.ema_start)
+    known = dict(zip(TRAINED, (ema, TrainingOn(TailMean(setting.uta), setting.uta_start)), strict=True))
+    return {one: known[one] for one in (TRAINED[1:] if name in TUNED else aggregates)}
 
 
 @dataclass(frozen=True)
@@ -101,11 +110,13 @@ class Program:
         body, head = network[:-1], network[-1]
         seen = torch.compile(body) if fast else body
 
+        images = test.split(2500 if fast else 500)  # small parts stay in a processor's cache
+
         def predict(vector: Tensor) -> Probabilities:
             load(trained(network), vector)
             with torch.no_grad():
                 with torch.autocast(train.device.type, torch.bfloat16, enabled=fast):
-                    features = [seen(part) for part in test.split(2500)]
+                    features = [seen(part) for part in images]
                 scores = torch.cat([torch.softmax(head(part.float()).double(), dim=1) for part in features])
             return scores.cpu().numpy()
 
@@ -130,7 +141,7 @@ def _measured(
     train: tuple[Tensor, Tensor],
     answers: np.ndarray,
     size: Size,
-    aggregates: Sequence[str],
+    on: Mapping[str, TrainingOn],
 ) -> Iterator[dict[str, Any]]:
     """What is known after the plain run, and after each of those on aggregates."""
     examples, labels = train
@@ -138,11 +149,6 @@ def _measured(
     recipe = _recipe(setting, size, labels)
     started, clock = datetime.now(UTC), time.perf_counter()
     take = partial(steps, program.network, examples, labels, run="aggregation", micro_batch=size.micro_batch, sums=program.sums)
-    known_aggregates = {
-        "EMA tr": TrainingOn(MovingAverage(new_weight=setting.ema), setting.ema_start),
-        "UTA tr": TrainingOn(TailMean(setting.uta), setting.uta_start),
-    }
-    on = {name: known_aggregates[name] for name in aggregates}
     plain, watchers = Watcher(), {name: Watcher() for name in on}
     randomness, first, history = Randomness(examples.device), program.begin(SEED + number - 1), []
     for watcher in (plain, *watchers.values()):
@@ -182,7 +188,8 @@ def _measured(
         branch = replace(recipe, training_on=on[name])
         for _ in take(recipe=branch, randomness=Randomness(examples.device), done=on[name].start, aggregated=run):
             watchers[name].see(flat(parameters))
-        measured = {**content["measured"], name: watchers[name].measure(predict, answers)}
+        found = watchers[name].measure(predict, answers)
+        measured = {**content["measured"], name: {method: found[method] for method in (LAST, *AFTERWARDS)}}
         content |= {"seconds": round(time.perf_counter() - clock, 1), "measured": measured}
         yield content
 
@@ -205,7 +212,8 @@ def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
 def main(arguments: list[str] | None = None) -> None:
     """The training alone."""
     parser = command_line("aggregation_cifar10_training", "Aggregates of private networks on CIFAR-10.")
-    names, numbers, aggregates = listed([*SETTINGS, *EVERY_RATE], str), listed(range(1, 10), int), listed(TRAINED, str)
+    known = [*SETTINGS, *EVERY_RATE, *EVERY_TAIL, *TUNED]
+    names, numbers, aggregates = listed(known, str), listed(range(1, 10), int), listed(TRAINED, str)
     parser.add_argument("--only", type=names, default=[*SETTINGS], help="names of settings, with commas between")
     parser.add_argument(
         "--runs", type=numbers, default=[1], help="numbers of runs, each with a start of its own; commas between"

@@ -24,7 +24,7 @@ from dpmerge_lab.experiments import aggregation_mnist_runs as runs_of
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, pictures, tuned_for
 from dpmerge_lab.experiments.aggregation_mnist_runs import DELTA, NORM, QUICK, Case, Design, Work
-from dpmerge_lab.experiments.aggregation_scores import CHOSEN, clear, gain, parameters, scores
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, RATES, clear, gain, parameters, scores
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE, Point, Tuned, price, tune
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
 
@@ -153,7 +153,7 @@ def _sweep(work: Work, plain: Sequence[Any], options: Options, bar: Any) -> dict
             "gain over no aggregation": {m: gain(values, measured[LAST]) for m, values in measured.items() if m != LAST},
         }
     best = max(validation, key=validation.__getitem__)
-    return {"learning rates": found, "best learning rate for the last iterate": best}
+    return {RATES: found, "best learning rate for the last iterate": best}
 
 
 def _tuning(found: Tuned) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TRAINED
-from dpmerge_lab.experiments.aggregation_scores import CHOSEN
+from dpmerge_lab.experiments.aggregation_scores import CHOSEN, RATES
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WITH_INFERENCE
 from dpmerge_lab.experiments.results import around, band, error_bars
 
@@ -131,7 +131,7 @@ def learning_rates(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[
     """Of plain runs: the last iterate and two aggregates over the learning rate."""
     panels = []
     for name, numbers in found.items():
-        rates = numbers["learning rates"]
+        rates = numbers[RATES]
         lines = []
         for method in ("No Agg", "EMA inf", "UTA inf"):
             measured = [rate["test accuracy"][method] for rate in rates.values()]

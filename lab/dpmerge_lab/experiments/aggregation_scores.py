@@ -11,6 +11,7 @@ import numpy as np
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST
 
 CHOSEN = "best on the validation half"
+RATES = "learning rates"  # where results have plain runs at several
 
 
 def scores(runs: Sequence[Any]) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from dpmerge.errors import TrainingError
 
@@ -48,8 +49,16 @@ IN_SMALL = {
 EVERY_RATE = {
     f"{name}-lr{rate:g}": replace(setting, learning_rate=rate)
     for name, setting in IN_SMALL.items()
-    for rate in (0.5, 1, 2, 4, 8)
+    for rate in (0.5, 1, 2, 4, 8, 16)
 }
+EVERY_TAIL = {f"{name}-tails": IN_SMALL[name] for name in ("eps1", "shifting-eps1")}  # on every k and τ of `Size.tails`
+# With the k and τ that Alg. 3 chose from those, with an inference aggregation on top. Without shift it chose the paper's own.
+TUNED = {"shifting-eps1-tuned": replace(IN_SMALL["shifting-eps1"], uta=2, uta_start=200)}
+
+
+def tail(count: int, start: int) -> str:
+    """How training on the mean of so many iterates, from that step on, is called where several are tried."""
+    return f"UTA tr, k = {count}, τ = {start}"
 
 
 @dataclass(frozen=True)
@@ -63,10 +72,11 @@ class Size:
     micro_batch: int = 528  # a few more than an eighth of a batch: most batches are eight parts that are nearly full
     look_every: int = 40
     quick_steps: int | None = None
+    tails: tuple[tuple[int, int], ...] = ()  # k and τ of UTA_tr that are tried
 
     def setting(self, name: str) -> Setting:
         """Of this name, at this size."""
-        known = IN_SMALL | EVERY_RATE if self.network == "cnn" else SETTINGS
+        known = IN_SMALL | EVERY_RATE | EVERY_TAIL | TUNED if self.network == "cnn" else SETTINGS
         if name not in known:
             raise TrainingError(f"no run of this size is called {name!r}; there are {', '.join(known)}")
         setting = known[name]
@@ -77,5 +87,6 @@ class Size:
         return replace(setting, steps=steps, ema_start=half, uta_start=half, learning_rate=0.5, copies=fewer)
 
 
-SMALL = Size(network="cnn", batch=1024, micro_batch=1104)
-QUICK = Size("digits", "small-cnn", 100, 4, 512, 4, 8)
+_TAILS = tuple(product((2, 3, 5, 10, 20, 50), (100, 200, 400)))
+SMALL = Size(network="cnn", batch=1024, micro_batch=128, tails=_TAILS)  # parts that stay in a processor's cache
+QUICK = Size("digits", "small-cnn", 100, 4, 512, 4, 8, ((2, 4), (3, 2)))
