@@ -18,7 +18,7 @@ from typing import Any
 from dpmerge.profiles import Law, Profile, dp_sgd_steps, run_profile
 from dpmerge.records import DpSgd, Model, Record
 from dpmerge_lab.experiments.aggregation import LAST, METHODS, ON_TOP, TRAINED
-from dpmerge_lab.experiments.aggregation_cifar10_pictures import INFERENCE, PAPER, pictures, small_pictures
+from dpmerge_lab.experiments.aggregation_cifar10_pictures import INFERENCE, PAPER, PLAIN, pictures, small_pictures
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, RATES, chosen, gain, parameters, scores
 from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, QUICK, SETTINGS, SMALL, TUNED, Size, tail
 from dpmerge_lab.experiments.aggregation_tuning import TUNING, Point, Tuned
@@ -60,7 +60,8 @@ def _tried(folder: Path, name: str) -> dict[str, Any]:
         elif called in EVERY_TAIL:
             tails = runs[0]["size"]["tails"]
             grid = {Point(count, start): [_of(run, tail(count, start)) for run in runs] for count, start in tails}
-            found[TUNING] = {TRAINED[1]: {**Tuned(grid).as_dict(), "price": _price(runs)}}
+            plain = mean_and_deviation(scores([_of(run, "plain") for run in runs])[CHOSEN])
+            found[TUNING] = {TRAINED[1]: {**Tuned(grid).as_dict(), PLAIN: plain, "price": _price(runs)}}
         else:
             numbers = _numbers(called, runs)
             found[TUNED_RUNS] = {key: numbers[key] for key in ("test accuracy", "gain over no aggregation", BESIDE_BEST)}

@@ -42,6 +42,7 @@ _TITLES = {
 _LOOKED_AT = (
     "; at ε = 8 the run was looked at every 25 steps, at its two extremes only, and only these two series were followed"
 )
+PLAIN = "best inference aggregation of the plain runs"  # where the tuning of training on aggregates has it
 INFERENCE = {"ema": "EMA inf", "uta": "UTA inf", "opa": "OPA", "omv": "OMV"}  # whose parameters are chosen
 _SHOWN = (LAST, *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *AFTERWARDS)
 
@@ -67,11 +68,11 @@ def small_pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         "decays": {**one, **_decays(numbers)},
     }
     if all(RATES in of for of in numbers.values()):
-        (runs,) = {rate["test accuracy"][LAST]["runs"] for of in numbers.values() for rate in of[RATES].values()}
-        how = {"subtitle": f"{one['subtitle']}, {_counted(runs)} for every rate"}
-        found["learning-rates"] = {**one, **learning_rates(numbers, _TITLES), **how}
+        titles = {name: f"{_TITLES[name]} ({_counted(_runs_of_rates(of))})" for name, of in numbers.items()}
+        found["learning-rates"] = {**one, **learning_rates(numbers, titles)}
     if tried := {name: of for name, of in numbers.items() if TUNING in of}:
-        found["tails"] = {**one, **tails(tried, _TITLES)}
+        plain = {name: of[TUNING][TRAINED[1]][PLAIN]["mean"] for name, of in tried.items()}
+        found["tails"] = {**one, **tails(tried, _TITLES, plain, "the runs from which these went on")}
     return found
 
 
@@ -105,6 +106,11 @@ def in_percent(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _runs(found: Mapping[str, Any]) -> str:
     return _counted(found["test accuracy"][LAST]["runs"])
+
+
+def _runs_of_rates(found: Mapping[str, Any]) -> int:
+    (runs,) = {rate["test accuracy"][LAST]["runs"] for rate in found[RATES].values()}  # there are as many for every rate
+    return int(runs)
 
 
 def _counted(runs: int) -> str:

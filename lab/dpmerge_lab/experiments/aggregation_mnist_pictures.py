@@ -36,11 +36,12 @@ def pictures(
     titles = {name: f"{'even and odd in turns' if 'shifting' in name else data}, ε = {name[-1]}" for name in cases}
     what, how = f"softmax regression on {data}, δ = 1e-5", f"mean of {runs} runs each"
     one = {"kind": "lines", "subtitle": f"{what}, learning rate {learning_rate:g}, {how}"}
+    plain = {name: of["test accuracy"][CHOSEN]["mean"] for name, of in found.items()}
     return {
         "steps": {**one, **_over_steps(found, titles)},
         "table": {**one, **_table(found, titles)},
         "on-top": {**one, **_on_top(found, titles)},
-        "tails": {**one, **tails(found, titles), "subtitle": f"{what}, learning rate {learning_rate:g}"},
+        "tails": {**one, **tails(found, titles, plain), "subtitle": f"{what}, learning rate {learning_rate:g}"},
         "learning-rates": {**one, **learning_rates(found, titles), "subtitle": f"{what}, {how}"},
     }
 
@@ -103,8 +104,13 @@ def _on_top(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, An
     }
 
 
-def tails(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]:
-    """By k, with the τ that is best for it on the validation half: these are the runs that chose k and τ."""
+def tails(
+    found: Mapping[str, Any], titles: Mapping[str, str], plain: Mapping[str, float], which: str = "the table"
+) -> dict[str, Any]:
+    """By k, with the τ that is best for it on the validation half: these are the runs that chose k and τ.
+
+    Beside them what `plain` runs have, and `which` those are.
+    """
     panels = []
     for name, numbers in found.items():
         grid = numbers[TUNING]["UTA tr"]["grid"]
@@ -114,15 +120,14 @@ def tails(found: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Any]
         for way, label in ((ALONE, "training on the UTA"), (WITH_INFERENCE, "with the best inference aggregation on top")):
             best = (max((row for row in grid if row["parameter"] == k), key=lambda row: row[way]["validation"]) for k in tried)
             lines.append(_line(label, tried, [row[way]["test"] for row in best]))
-        level = [numbers["test accuracy"][CHOSEN]["mean"]] * 2
-        ends = [tried[0], tried[-1]]
-        lines.append({"label": "the best inference aggregation of plain runs", "x": ends, "y": level, "standing": "reference"})
+        level = {"x": [tried[0], tried[-1]], "y": [plain[name]] * 2, "standing": "reference"}
+        lines.append({"label": "the best inference aggregation of plain runs", **level})
         axes = {"x_label": "k, iterates in the mean", "x_scale": "log", "y_label": "test accuracy"}
         panels.append({"title": titles[name], **axes, "lines": lines})
     return {
         "title": "Training on the mean of the last k iterates",
         "caption": f"{FREE} Mean of {trials} runs for every (k, τ); every k with the τ that the validation half prefers. The "
-        "level of plain runs is that of the table.",
+        f"level of plain runs is that of {which}.",
         "panels": panels,
     }
 
