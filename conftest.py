@@ -31,7 +31,7 @@ settings.load_profile("suite")
 
 # Fixtures that take seconds to make: the tests that share one run in one worker, so that it is made once.
 COSTLY = {
-    *("papers_result", "full_batch_result", "checkpoints_result", "result", "means", "composed"),
+    *("papers_result", "full_batch_result", "replace_one_result", "checkpoints_result", "result", "means", "composed"),
     *("cluster", "attack", "checkpoint", "job", "three", "client", "folders", "ranks", "database", "offline"),
 }
 

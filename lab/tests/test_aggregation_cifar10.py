@@ -17,7 +17,7 @@ from dpmerge_lab.experiments.aggregation import LAST, METHODS, Watcher, accuraci
 from dpmerge_lab.experiments.aggregation_cifar10 import (
     BESIDE_BEST,
     DELTA,
-    TUNED_RUNS,
+    OTHER_RUNS,
     aggregation_cifar10,
     aggregation_cifar10_small,
 )
@@ -26,10 +26,10 @@ from dpmerge_lab.experiments.aggregation_settings import (
     EVERY_RATE,
     EVERY_TAIL,
     IN_SMALL,
+    OTHERWISE,
     QUICK,
     SETTINGS,
     SMALL,
-    TUNED,
     Size,
     tail,
 )
@@ -43,7 +43,7 @@ KEPT = Path(__file__).parent.parent / "results"
     ("folder", "size", "name"),
     [
         *(("aggregation-cifar10", Size(), name) for name in SETTINGS),
-        *(("aggregation-cifar10-small", SMALL, name) for name in IN_SMALL | EVERY_RATE | EVERY_TAIL | TUNED),
+        *(("aggregation-cifar10-small", SMALL, name) for name in IN_SMALL | EVERY_RATE | EVERY_TAIL | OTHERWISE),
     ],
 )
 def test_kept_runs_have_the_least_noise_for_their_epsilon(folder: str, size: Size, name: str) -> None:
@@ -128,7 +128,7 @@ def test_in_small_learning_rates_are_tried_and_tails_are_tuned(tmp_path: Path) -
 
     digits = replace(QUICK, network="cnn")
     rates = [f"{name}-lr{rate}" for name in SETTINGS for rate in (1, 2)]
-    make([*SETTINGS, *rates, *EVERY_TAIL, *TUNED], [1], None, "cpu", digits, tmp_path)
+    make([*SETTINGS, *rates, *EVERY_TAIL, *OTHERWISE], [1], None, "cpu", digits, tmp_path)
     assert set(json.loads((tmp_path / "eps1-lr2-1.json").read_text())["measured"]) == {"plain"}
     result = aggregation_cifar10_small(Options(seeds=1, folder=tmp_path))  # nothing is left to train
     assert set(result.numbers) == set(SETTINGS)
@@ -145,10 +145,10 @@ def test_in_small_learning_rates_are_tried_and_tails_are_tuned(tmp_path: Path) -
             tried = measured[tail(int(row["parameter"]), row["start"])]
             assert row[ALONE] == tried[LAST]
             assert row[WITH_INFERENCE] == {half: chosen(tried)[half] for half in ("validation", "test")}
-    for name in TUNED:
+    for name in OTHERWISE:
         again = json.loads((tmp_path / f"{name}-1.json").read_text())["measured"]
-        assert set(again) == {"plain", "UTA tr"}
-        gained = result.numbers[name.removesuffix("-tuned")][TUNED_RUNS][BESIDE_BEST]["UTA tr + inf"]["mean"]
+        assert set(again) == {"plain", "EMA tr", "UTA tr"}
+        gained = result.numbers[name.rpartition("-")[0]][OTHER_RUNS][BESIDE_BEST]["UTA tr + inf"]["mean"]
         assert gained == pytest.approx(chosen(again["UTA tr"])["test"] - chosen(again["plain"])["test"])
     for document in result.pictures.values():
         assert render(document, ".png").startswith(b"\x89PNG")

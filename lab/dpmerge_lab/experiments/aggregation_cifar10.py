@@ -20,13 +20,13 @@ from dpmerge.records import DpSgd, Model, Record
 from dpmerge_lab.experiments.aggregation import LAST, METHODS, ON_TOP, TRAINED
 from dpmerge_lab.experiments.aggregation_cifar10_pictures import INFERENCE, PAPER, PLAIN, pictures, small_pictures
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, RATES, chosen, gain, parameters, scores
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, QUICK, SETTINGS, SMALL, TUNED, Size, tail
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, OTHERWISE, QUICK, SETTINGS, SMALL, Size, tail
 from dpmerge_lab.experiments.aggregation_tuning import TUNING, Point, Tuned
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, read, timed
 
 DELTA = 1e-5
 BESIDE_BEST = "gain over the best inference aggregation of the same plain runs"
-TUNED_RUNS = "runs on the mean of the last iterates, k and τ chosen"
+OTHER_RUNS = "runs with other parameters"  # those of OTHERWISE
 
 
 def aggregation_cifar10(options: Options) -> Result:
@@ -50,7 +50,7 @@ def aggregation_cifar10_small(options: Options) -> Result:
 
 def _tried(folder: Path, name: str) -> dict[str, Any]:
     """Beside the runs of a setting: what other learning rates, k and τ score, if runs with them are kept."""
-    names = (called for called in EVERY_RATE | EVERY_TAIL | TUNED if called.rpartition("-")[0] == name)
+    names = (called for called in EVERY_RATE | EVERY_TAIL | OTHERWISE if called.rpartition("-")[0] == name)
     found: dict[str, Any] = {}
     for called, runs in ((called, [read(path) for path in _kept(folder, called)]) for called in names):
         if not runs:
@@ -64,7 +64,7 @@ def _tried(folder: Path, name: str) -> dict[str, Any]:
             found[TUNING] = {TRAINED[1]: {**Tuned(grid).as_dict(), PLAIN: plain, "price": _price(runs)}}
         else:
             numbers = _numbers(called, runs)
-            found[TUNED_RUNS] = {key: numbers[key] for key in ("test accuracy", "gain over no aggregation", BESIDE_BEST)}
+            found[OTHER_RUNS] = {key: numbers[key] for key in ("test accuracy", "gain over no aggregation", BESIDE_BEST)}
     return found
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, TRAINED, Probabilities, Watcher
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, SETTINGS, SMALL, TUNED, Setting, Size, tail
+from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, OTHERWISE, SETTINGS, SMALL, Setting, Size, tail
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.tasks.images import digits_as_images, load_images
@@ -82,7 +82,7 @@ def _training_on(name: str, setting: Setting, size: Size, aggregates: Sequence[s
         return {tail(count, start): TrainingOn(TailMean(count), start) for count, start in size.tails}
     ema = TrainingOn(MovingAverage(new_weight=setting.ema), setting.ema_start)
     known = dict(zip(TRAINED, (ema, TrainingOn(TailMean(setting.uta), setting.uta_start)), strict=True))
-    return {one: known[one] for one in (TRAINED[1:] if name in TUNED else aggregates)}
+    return {one: known[one] for one in aggregates}
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
 def main(arguments: list[str] | None = None) -> None:
     """The training alone."""
     parser = command_line("aggregation_cifar10_training", "Aggregates of private networks on CIFAR-10.")
-    known = [*SETTINGS, *EVERY_RATE, *EVERY_TAIL, *TUNED]
+    known = [*SETTINGS, *EVERY_RATE, *EVERY_TAIL, *OTHERWISE]
     names, numbers, aggregates = listed(known, str), listed(range(1, 10), int), listed(TRAINED, str)
     parser.add_argument("--only", type=names, default=[*SETTINGS], help="names of settings, with commas between")
     parser.add_argument(
