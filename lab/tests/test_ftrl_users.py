@@ -322,6 +322,12 @@ def test_gains_in_the_docs_were_measured() -> None:
     assert f"EMA_tr + inf gains {100 * first['mean']:.2f} ± {100 * first['standard error']:.2f} at ε = ∞" in TEXT
     ahead = [max(_gains(name, ["UTA tr + inf"])) - max(_gains(name, AFTERWARDS)) for name in shifting]
     assert f"it is {ahead[0]:.1f} and {ahead[1]:.1f} points ahead under shift with privacy" in TEXT
+    behind = NUMBERS["shifting-epsinf"]["test accuracy"]
+    behind_best = behind[CHOSEN]["mean"] - behind["UTA tr + inf"]["mean"]
+    assert f"at ε = ∞ it is {100 * behind_best:.1f} behind" in TEXT
+    scored = [NUMBERS[name]["test accuracy"] for name in (*PAPER, *(case.name for case in BANDED))]
+    largest = [max(AFTERWARDS, key=lambda one: of[one]["mean"]) for of in scored]
+    assert (largest.count("UTA inf"), len(largest)) == (1, 8) and "the largest mean in one of eight rows" in TEXT
     best = {name: max(_gains(name, COLUMNS[1:])) for name in PAPER}
     paper = {name: max(row.values()) - row["No Agg"] for name, row in PAPER.items()}
     for of, text in (

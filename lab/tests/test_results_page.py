@@ -41,6 +41,7 @@ SECTIONS = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", TEXT, fla
 OVERVIEW = "The papers, figure by figure"
 CASES = {"ε = 8": "eps8", "ε = 1": "eps1", "PDS, ε = 8": "shifting-eps8", "PDS, ε = 1": "shifting-eps1"}
 PROVED, FORMULA = "linear combination, proved", "linear combination, papers' formula"
+TUNED_BY_K = ("UTA inf", "OPA", "OMV")
 AVERAGE, DRAW = "test accuracy of the average", "expected test accuracy of a draw"
 
 
@@ -176,6 +177,10 @@ def test_mnist() -> None:
     (row,) = (row for row in found["averages"] if list(row["weights"].values()) == [0.1, 0.1, 0.8])
     joint, drawn = row["joint release"], row["random selection"]
     said("`mnist`", f"gives {row[PROVED]:.3f}, joint release {joint:.3f}, RS {drawn:.3f}, the formula {row[FORMULA]:.3f}")
+    (row,) = (row for row in found["averages"] if list(row["weights"].values()) == [0.0, 0.1, 0.9])
+    drawn = row["random selection"]
+    said("`mnist`", f"(0, 0.1, 0.9) has {drawn:.3f}, where the formula has {row[FORMULA]:.3f}")
+    said(OVERVIEW, f"a weight of 0.1 on a less private model costs {drawn:.2f};")
     (row,) = (row for row in found["averages"] if list(row["weights"].values()) == [0.0, 0.6, 0.4])
     score = with_error(row[AVERAGE])
     said("`mnist`", f"(0, 0.6, 0.4) scores {score} at a claimed {row[FORMULA]:.2f}, proved {row[PROVED]:.2f}")
@@ -216,6 +221,9 @@ def test_replace_one() -> None:
         lines.add(" | ".join([f"({weights})", *cells, with_error(row[AVERAGE]), with_error(row[DRAW])]))
     shown = [line.split("|", 2)[2].strip(" |") for line in SECTIONS[section].splitlines() if re.match(r"\|[^|]*\| \(", line)]
     assert len(shown) == 7 and lines.issuperset(shown)
+    least = min(row["random selection"] for row in found["as the paper"]["averages"])
+    said(section, f"(0, 0.1, 0.9) has {up(least, 3)}")
+    said(OVERVIEW, f"(a weight of 0.1 on a less private model: {up(least, 3)} of 0.939)")
     decay, constant = (found[name]["averages"] for name in ("never clipped", "never clipped, constant rate"))
     pairs = [(one[PROVED] / other[PROVED], one["weights"].values()) for one, other in zip(constant, decay, strict=True)]
     more = [(ratio, weights) for ratio, weights in pairs if ratio > 1]
@@ -403,6 +411,10 @@ def test_aggregation_on_cifar10() -> None:
         assert f"| {label}, here | {' | '.join(shown(found[case]['test accuracy'].get(one)) for one in columns)} |" in TEXT
         tried = found[case]["test accuracy by parameter"]["EMA inf"]
         assert tried["0.99"] == tried["0.999"] == tried["0.9999"] != tried["0.95"], "the warm-up"
+    spreads = {case: [spread_over_k(found[case], kind) for kind in TUNED_BY_K] for case in PAPER}
+    few = [max(spreads[case][:2]) for case in ("eps1", "eps8")]
+    said(OVERVIEW, f"from 5 on UTA_inf and OPA differ by {few[0]:.2f} points at ε = 1 and {few[1]:.2f} at ε = 8")
+    said(OVERVIEW, f"Under shift k decides up to {max(spreads['shifting-eps1'] + spreads['shifting-eps8']):.1f} points")
     less = {
         case: [value - PAPER[case][0] - 100 * found[case]["gain over no aggregation"][one]["mean"] for one, value in pairs]
         for case, pairs in ((case, list(zip(METHODS[3:], PAPER[case][3:], strict=True))) for case in PAPER)
@@ -462,6 +474,12 @@ def test_aggregation_on_cifar10() -> None:
     ends = [100 * one for one in found["shifting-eps8"]["test accuracy over the steps"][last]["mean"][-2:]]
     whole = f"a batch is {100 * first_share(800 - 1, 50):.0f} % even, an extreme; only it and the opposite one were looked at"
     said("`aggregation-cifar10`", f"{whole} ({ends[1]:.1f} % and, 25 steps before, {ends[0]:.1f} %)")
+
+
+def spread_over_k(of: Any, kind: str) -> float:
+    """How much accuracy varies with k, from 5 on, in points."""
+    scores = [100 * one["mean"] for k, one in of["test accuracy by parameter"][kind].items() if int(k) >= 5]
+    return float(max(scores) - min(scores))
 
 
 def test_aggregation_on_cifar10_in_small() -> None:
@@ -529,6 +547,13 @@ def test_aggregation_on_cifar10_in_small() -> None:
     alone = [found["shifting-eps1"]["gain over no aggregation"][name] for name in TRAINED]
     told = [f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}" for of in alone]
     said(section, f"hardly anything at ε = 1: {' and '.join(told)}")
+
+    tuned = [100 * (of["EMA inf"]["mean"] - of["EMA baseline"]["mean"]) for of in (o["test accuracy"] for o in (one, eight))]
+    decays = "{:.2f} and {:.2f}".format(*tuned).replace("-", "−")
+    spreads = {case: [spread_over_k(found[case], kind) for kind in TUNED_BY_K] for case in found}
+    still, moved = (spreads["eps1"] + spreads["eps8"], spreads["shifting-eps1"] + spreads["shifting-eps8"])
+    said(section, f"gains {decays} points over 0.9999", f"vary by {span(still, 2)} points. Under shift by {span(moved, 2)}.")
+    said(OVERVIEW, f"in small **no**: {decays}.", f"in small all three differ by {max(still):.2f} at most")
 
     def scored(case: str, rate: str, method: str) -> float:
         return 100 * float(found[case]["learning rates"][rate]["test accuracy"][method]["mean"])
@@ -673,6 +698,9 @@ def test_composition_and_tuning() -> None:
     low = [down(row["Poisson, at least"]["rdp"], 2) for row in rows[:2]]
     high = [up(row["Poisson, at most"]["rdp"], 2) for row in rows[:2]]
     drawn = [row["geometric, at most"]["rdp"] for row in rows[:2]]
+    own = [row["Poisson, at least, by its own outcome"]["rdp"] for row in rows]
+    cells = [down(one, 2 if one < 10 else 1) for one in own]
+    said("`tuning-cost`", f"and at least {', '.join(cells[:3])} and {cells[3]} where the score is the run's own outcome")
     said("`tuning-cost`", f"at least {low[0]} and {low[1]}", f"(at most {high[0]}, {high[1]}, ")
     said(OVERVIEW, f"at least {low[0]} and {low[1]}", f"{drawn[0]:.2f} and {drawn[1]:.2f}")
 
