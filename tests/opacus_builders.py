@@ -54,7 +54,8 @@ class Private:
 
 
 def as_a_new_process() -> None:
-    """Forget what recorders of this process know of earlier trainings, and accelerate of earlier settings."""
+    """Forget what recorders of this process know of earlier trainings, accelerate of earlier settings, and torch's seed."""
+    torch.seed()
     known = ("_SAVED", "_NAMED", "_FOLLOWED", "_ENDED", "_LEFT", "_BARE")
     for one in (*recorder_randomness._USED.values(), *(getattr(recorder_start, name) for name in known)):
         one.clear()
