@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,6 +155,74 @@ def test_in_small_learning_rates_are_tried_and_tails_are_tuned(tmp_path: Path) -
         assert gained == pytest.approx(chosen(again["UTA tr"])["test"] - chosen(again["plain"])["test"])
     for document in result.pictures.values():
         assert render(document, ".png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["eps1", "shifting-eps8"])
+def test_a_run_goes_on_where_a_command_ran_out_of_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off after every third step it measures what it does uninterrupted, with coins of its own in every command."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments.aggregation_cifar10_training import make
+    from dpmerge_lab.experiments.unfinished import Allowance, TimeIsUp
+    from dpmerge_lab.training import private_sgd
+    from dpmerge_lab.training.recipe import LabRecipe
+    from dpmerge_lab.training.trainers import chained
+
+    fresh: list[Any] = []
+    begin, batch, check = private_sgd.Randomness.__init__, LabRecipe.batch, Allowance.check
+
+    def begun(randomness: Any, where: Any) -> None:
+        begin(randomness, where)
+        fresh.append(randomness)
+
+    def drawn(recipe: Any, _: Any, examples: int, step: int) -> Any:
+        """A step's batch and views are always the same, and noise is left out, so that a run can be made twice."""
+        fresh[-1].views.manual_seed(step)
+        return batch(recipe, np.random.default_rng(step), examples, step)
+
+    silent = {key: replace(setting, noise_multiplier=0.0) for key, setting in SETTINGS.items()}
+    monkeypatch.setattr("dpmerge_lab.experiments.aggregation_settings.SETTINGS", silent)
+    monkeypatch.setattr(private_sgd.Randomness, "__init__", begun)
+    monkeypatch.setattr(LabRecipe, "batch", drawn)
+    make([name], [1], None, "cpu", QUICK, tmp_path / "whole")
+
+    checks = itertools.count(1)
+    monkeypatch.setattr(Allowance, "check", lambda one: check(replace(one, minutes=0) if next(checks) % 4 == 0 else one))
+    state, commands = tmp_path / "states" / f"{name}-1.pt", 0
+    fresh.clear()
+    while not (tmp_path / "parts" / f"{name}-1.json").exists():
+        checks, commands = itertools.count(1), commands + 1
+        with contextlib.suppress(TimeIsUp):
+            make([name], [1], None, "cpu", QUICK, tmp_path / "parts", states=state.parent)
+            assert not state.exists()
+    assert commands == 6  # 8 steps, and 4 on each of two aggregates
+    whole, parts = (json.loads((tmp_path / which / f"{name}-1.json").read_text()) for which in ("whole", "parts"))
+    assert (parts["measured"], parts["history"]) == (whole["measured"], whole["history"])
+    assert list(parts) == list(whole)
+    said = [one.said["noise"] for one in fresh]
+    assert len(set(said)) == len(said) == 8  # three commands made the plain run, and the last of them began another
+    assert parts["record"]["mechanism"]["noise_fingerprint"] == chained(said[:3])
+
+
+def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from dpmerge_lab.experiments.unfinished import Allowance, TimeIsUp, Unfinished
+
+    path, where = tmp_path / "states" / "a.pt", torch.device("cpu")
+    begun = Unfinished(path, {"steps": 8}, Allowance(minutes=0))
+    assert begun.begun(where) is None
+    with pytest.raises(TimeIsUp, match="0 minutes are over; the same command goes on from what is kept"):
+        begun.check(lambda: {"step": 3, "iterate": torch.ones(2)})
+    assert (begun.begun(where) or {})["step"] == 3
+    with pytest.raises(TrainingError, match=r"a\.pt: this run was begun with other settings; remove it"):
+        replace(begun, asked={"steps": 9}).begun(where)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(TrainingError, match=r"a\.pt: cannot be read \(.*\); remove it to begin this run anew"):
+        begun.begun(where)
+    begun.end()
+    assert not path.exists()
+    replace(begun, allowed=Allowance()).check(dict)
+    assert not path.exists()
 
 
 def test_a_kept_run_that_is_damaged_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dpmerge.records import Record
 from dpmerge_lab.experiments import cifar10, cifar10_settings
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE
 from dpmerge_lab.experiments.results import Options, Result
+from dpmerge_lab.tasks.images import digits_as_images
 from tests.builders import dp_sgd
 
 KEPT = Path(__file__).parent.parent / "results" / "cifar10"
@@ -202,3 +203,21 @@ def test_lists_of_a_training_are_checked_before_it_begins(
     assert stopped.value.code == 2 and not (tmp_path / "out").exists()
     option, text = given
     assert f"argument {option}: {text!r} is not some of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["aggregation_cifar10_training", "cifar10_training", "uncertainty_cifar10_training"])
+def test_a_training_ends_when_its_time_is_over(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments.unfinished import TimeIsUp
+
+    training = importlib.import_module(f"dpmerge_lab.experiments.{module}")
+    images = digits_as_images()
+    monkeypatch.setattr(training, "load_images", lambda *_: images)
+    given = ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    with pytest.raises(TimeIsUp, match=r"1e-09 minutes are over; the same command goes on"):
+        training.main([*given, "--minutes", "1e-9"])
+    assert not list((tmp_path / "out").rglob("*.json"))
+    for wrong in ("0", "-1", "nan", "soon"):
+        with pytest.raises(SystemExit):
+            training.main([*given, "--minutes", wrong])

@@ -32,15 +32,31 @@ class Watcher:
 
     def __init__(self) -> None:
         self._averages = {decay: MovingAverage(decay=decay, warm_up=True).begin() for decay in DECAYS}
-        self._aggregates: dict[float, Any] = {}
         self._last: deque[Any] = deque(maxlen=max(TAILS))
         self._said: deque[Probabilities | None] = deque(maxlen=max(TAILS))  # by each of them, once it was asked
 
     def see(self, iterate: Any) -> None:
         """The next iterate."""
-        self._aggregates = {decay: update(iterate) for decay, update in self._averages.items()}
+        for update in self._averages.values():
+            update(iterate)
         self._last.append(iterate)
         self._said.append(None)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Plain data with iterates in it, by which another goes on."""
+        return {"averages": {decay: update.state for decay, update in self._averages.items()}, "last": [*self._last]}
+
+    @state.setter
+    def state(self, reached: dict[str, Any]) -> None:
+        for decay, update in self._averages.items():
+            update.state = reached["averages"][decay]
+        for held, new in ((self._last, reached["last"]), (self._said, [None] * len(reached["last"]))):
+            held.clear()
+            held.extend(new)
+
+    def _average(self, decay: float) -> Any:
+        return self._averages[decay].state["average"]
 
     def look(self, predict: Predict, labels: npt.NDArray[np.int64]) -> dict[str, Accuracies]:
         """The last iterate and every aggregation as they stand now, with parameters that nobody chose."""
@@ -49,7 +65,7 @@ class Watcher:
         votes = sum(_votes(one) for one in said)
         return {
             "last iterate": accuracies(said[-1], labels),
-            f"EMA, decay {LOOKED_AT_DECAY}": accuracies(predict(self._aggregates[LOOKED_AT_DECAY]), labels),
+            f"EMA, decay {LOOKED_AT_DECAY}": accuracies(predict(self._average(LOOKED_AT_DECAY)), labels),
             f"UTA, last {LOOKED_AT_LAST}": accuracies(predict(sum(list(self._last)[-count:]) / count), labels),
             f"OPA, last {LOOKED_AT_LAST}": accuracies(np.sum(said, axis=0), labels),
             f"OMV, last {LOOKED_AT_LAST}": accuracies(np.asarray(votes), labels),
@@ -69,7 +85,7 @@ class Watcher:
         tails = [tail for tail in TAILS if tail <= len(self._last)] or [len(self._last)]
         found = {
             "last": {"": accuracies(self._by(-1, predict), labels)},
-            "ema": {f"{decay:g}": accuracies(predict(mean), labels) for decay, mean in self._aggregates.items()},
+            "ema": {f"{decay:g}": accuracies(predict(self._average(decay)), labels) for decay in self._averages},
             "uta": {},
             "opa": {},
             "omv": {},

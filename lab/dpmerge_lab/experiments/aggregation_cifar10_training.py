@@ -16,7 +16,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,19 +27,24 @@ import torch
 from torch import Tensor, nn
 
 from dpmerge.errors import DpmergeError
+from dpmerge.training import together
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, TRAINED, Probabilities, Watcher
 from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, OTHERWISE, SETTINGS, SMALL, Setting, Size, tail
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
+from dpmerge_lab.experiments.unfinished import Allowance, Reached, Unfinished
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
-from dpmerge_lab.training.averaging import MovingAverage, TailMean, TrainingOn
+from dpmerge_lab.training.averaging import AggregatedRun, MovingAverage, TailMean, TrainingOn
 from dpmerge_lab.training.averaging_torch import flat, load
 from dpmerge_lab.training.networks import cnn, from_seed, small_cnn, wide_resnet
 from dpmerge_lab.training.norm_sums import NormSums
 from dpmerge_lab.training.private_sgd import Randomness, device, steps
 from dpmerge_lab.training.recipe import LabRecipe
 from dpmerge_lab.training.shift import PeriodicShift
+from dpmerge_lab.training.trainers import chained
+
+_PLAIN = "plain"  # what the plain run is called beside those on aggregates
 
 
 def make(
@@ -50,8 +55,14 @@ def make(
     size: Size,
     out: Path,
     aggregates: Sequence[str] = TRAINED,
+    allowed: Allowance | None = None,
+    states: Path | None = None,
 ) -> None:
-    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet."""
+    """Train the runs of these numbers in the settings asked for, and on from their `aggregates`, if they are not done yet.
+
+    A run that is not done when the time `allowed` is over goes on from its file in `states` the next time.
+    """
+    allowed = Allowance() if allowed is None else allowed
     settings, where = {name: size.setting(name) for name in names}, device(device_name)
     images = digits_as_images() if size.data == "digits" else load_images(data, size.data)
     out.mkdir(parents=True, exist_ok=True)
@@ -61,16 +72,21 @@ def make(
         path = out / f"{name}-{number}.json"
         if path.exists():
             continue
+        allowed.check()
         if setting.standardised not in programs:
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
         # Where parameters are tried, runs are scored at their end only.
         at = replace(size, look_every=setting.steps) if name in EVERY_RATE | EVERY_TAIL else size
         on = _training_on(name, setting, size, aggregates)
-        for content in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), at, on):
-            content["software"] = software(where) | {"gradients": program.sums.precision}
+        asked = {"setting": dataclasses.asdict(setting), "size": dataclasses.asdict(at), "number": number}
+        begun = {**asked, "on": {called: training.optimizer for called, training in on.items()}}
+        unfinished = Unfinished((states or out / "states") / f"{name}-{number}.pt", begun, allowed)
+        for found in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), at, on, unfinished):
+            content = {**asked, **found, "software": software(where) | {"gradients": program.sums.precision}}
             path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
         path.with_suffix(".part").replace(path)
+        unfinished.end()
         print(f"{name}, run {number}: done", file=sys.stderr, flush=True)
 
 
@@ -134,6 +150,54 @@ def trained(network: nn.Module) -> list[Tensor]:
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
+@dataclass
+class _Run:
+    """A run of a setting, and what it has reached: the plain run, or after it one on aggregates."""
+
+    on: Mapping[str, TrainingOn]
+    iterate: Tensor
+    stage: str = _PLAIN
+    step: int = 0
+    spent: float = 0.0  # seconds, by earlier commands
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    clock: float = field(default_factory=time.perf_counter)
+    said: list[dict[str, Any]] = field(default_factory=list)  # of the plain run's randomness, by every command
+    history: list[dict[str, Any]] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict)  # what is known so far
+
+    def __post_init__(self) -> None:
+        self.watchers = {name: Watcher() for name in (_PLAIN, *self.on)}
+        for watcher in self.watchers.values():
+            watcher.see(self.iterate)
+        self.aggregated = {name: training.begin(self.iterate) for name, training in self.on.items()}
+        self.starts = dict.fromkeys(self.on, self.iterate)  # where runs on aggregates begin
+
+    _KEPT = ("iterate", "stage", "step", "started", "said", "history", "content", "starts")
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self.spent + time.perf_counter() - self.clock
+
+    def state(self) -> Reached:
+        """By which another command goes on."""
+        return {
+            **{key: getattr(self, key) for key in self._KEPT},
+            "spent": self.seconds,
+            "watchers": {name: watcher.state for name, watcher in self.watchers.items()},
+            "aggregated": {name: one.state for name, one in self.aggregated.items()},
+        }
+
+    def go_on_from(self, reached: Reached) -> None:
+        """Where another command was."""
+        for key in (*self._KEPT, "spent"):
+            setattr(self, key, reached[key])
+        for name, watcher in self.watchers.items():
+            watcher.state = reached["watchers"][name]
+        for name, one in self.aggregated.items():
+            one.state = reached["aggregated"][name]
+
+
 def _measured(
     setting: Setting,
     number: int,
@@ -142,56 +206,66 @@ def _measured(
     answers: np.ndarray,
     size: Size,
     on: Mapping[str, TrainingOn],
+    unfinished: Unfinished,
 ) -> Iterator[dict[str, Any]]:
     """What is known after the plain run, and after each of those on aggregates."""
     examples, labels = train
     parameters, predict = trained(program.network), program.predict
     recipe = _recipe(setting, size, labels)
-    started, clock = datetime.now(UTC), time.perf_counter()
     take = partial(steps, program.network, examples, labels, run="aggregation", micro_batch=size.micro_batch, sums=program.sums)
-    plain, watchers = Watcher(), {name: Watcher() for name in on}
-    randomness, first, history = Randomness(examples.device), program.begin(SEED + number - 1), []
-    for watcher in (plain, *watchers.values()):
-        watcher.see(first)
-    runs, starts = {name: training.begin(first) for name, training in on.items()}, {}
-    for step in take(recipe=recipe, randomness=randomness):
-        iterate = flat(parameters)
-        plain.see(iterate)
-        for name, run in runs.items():
-            if step <= on[name].start:
-                starts[name] = run.next_start(iterate)
-                watchers[name].see(starts[name])
-        if step % size.look_every == 0:
-            history.append({"step": step, **plain.look(predict, answers)})
-            load(parameters, iterate)
-            print(f"step {step}, {time.perf_counter() - clock:.0f} s", file=sys.stderr, flush=True)
-    known = recipe.record(
-        setting.steps,
-        len(labels),
-        dataset=f"{size.data}-train-{len(labels)}",
-        run=f"aggregation-{secrets.token_hex(4)}",
-        **randomness.said,
-    )
-    content: dict[str, Any] = {
-        "setting": dataclasses.asdict(setting),
-        "size": dataclasses.asdict(size),
-        "number": number,
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(time.perf_counter() - clock, 1),
-        "measured": {"plain": plain.measure(predict, answers)},
-        "history": history,
-        "record": known.as_dict(),
-    }
-    yield content
-    for name, run in runs.items():
-        load(parameters, starts[name])
+    at = _Run(on, program.begin(SEED + number - 1))
+    if (reached := unfinished.begun(examples.device)) is not None:
+        at.go_on_from(reached)
+
+    def taken(recipe: LabRecipe, randomness: Randomness, aggregated: AggregatedRun | None = None) -> Iterator[Tensor]:
+        """The iterates from where the run is on. Noise and coins are fresh: those of every step are independent anyway."""
+        load(parameters, at.iterate)
+        for step in take(recipe=recipe, randomness=randomness, done=at.step, aggregated=aggregated):
+            at.step = step
+            at.iterate = flat(parameters)
+            yield at.iterate
+            unfinished.check(at.state)
+
+    if at.stage == _PLAIN:
+        randomness = Randomness(examples.device)
+        at.said.append(randomness.said)
+        for iterate in taken(recipe, randomness):
+            at.watchers[_PLAIN].see(iterate)
+            for name, one in at.aggregated.items():
+                if at.step <= on[name].start:
+                    at.starts[name] = one.next_start(iterate)
+                    at.watchers[name].see(at.starts[name])
+            if at.step % size.look_every == 0:
+                at.history.append({"step": at.step, **at.watchers[_PLAIN].look(predict, answers)})
+                load(parameters, iterate)
+                print(f"step {at.step}, {at.seconds:.0f} s", file=sys.stderr, flush=True)
+        known = recipe.record(
+            setting.steps,
+            len(labels),
+            dataset=f"{size.data}-train-{len(labels)}",
+            run=f"aggregation-{secrets.token_hex(4)}",
+            noise=chained([one["noise"] for one in at.said]),
+            sampler=chained([one["sampler"] for one in at.said]),
+            noise_generator=together([one["noise_generator"] for one in at.said]),
+        )
+        at.content = {
+            "started": at.started,
+            "seconds": round(at.seconds, 1),
+            "measured": {_PLAIN: at.watchers[_PLAIN].measure(predict, answers)},
+            "history": at.history,
+            "record": known.as_dict(),
+        }
+        yield at.content
+    for name in [name for name in on if name not in at.content["measured"]]:
+        if at.stage != name:
+            at.stage, at.step, at.iterate = name, on[name].start, at.starts[name]
         branch = replace(recipe, training_on=on[name])
-        for _ in take(recipe=branch, randomness=Randomness(examples.device), done=on[name].start, aggregated=run):
-            watchers[name].see(flat(parameters))
-        found = watchers[name].measure(predict, answers)
-        measured = {**content["measured"], name: {method: found[method] for method in (LAST, *AFTERWARDS)}}
-        content |= {"seconds": round(time.perf_counter() - clock, 1), "measured": measured}
-        yield content
+        for iterate in taken(branch, Randomness(examples.device), at.aggregated[name]):
+            at.watchers[name].see(iterate)
+        found = at.watchers[name].measure(predict, answers)
+        at.content["seconds"] = round(at.seconds, 1)
+        at.content["measured"][name] = {method: found[method] for method in (LAST, *AFTERWARDS)}
+        yield at.content
 
 
 def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
@@ -220,8 +294,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--on", type=aggregates, default=TRAINED, help="the aggregates to train on, with commas between")
     parser.add_argument("--small", action="store_true", help="a small network instead of WRN-16-4: for a CPU")
+    parser.add_argument("--states", type=Path, help="where a run is kept that --minutes cut off (default: states in --out)")
     given = parser.parse_args(arguments)
-    make(given.only, given.runs, given.data, given.device, SMALL if given.small else Size(), given.out, given.on)
+    size = SMALL if given.small else Size()
+    make(given.only, given.runs, given.data, given.device, size, given.out, given.on, given.allowed, given.states)
 
 
 if __name__ == "__main__":

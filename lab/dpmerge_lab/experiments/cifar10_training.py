@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from dpmerge.datasets import Images
 from dpmerge.errors import DpmergeError, TrainingError
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS, SEED, SMALL, Size, grid, wanted
+from dpmerge_lab.experiments.unfinished import Allowance
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
 from dpmerge_lab.training.averaging_torch import average_beside
@@ -262,7 +263,9 @@ def software(where: torch.device) -> dict[str, str]:
     return found | {"device": name, "cuda": str(torch.version.cuda)}
 
 
-def make(names: Sequence[str], data: Path | None, device_name: str, size: Size, out: Path) -> None:
+def make(
+    names: Sequence[str], data: Path | None, device_name: str, size: Size, out: Path, allowed: Allowance | None = None
+) -> None:
     """Train and merge what is asked for and not done yet."""
     where = device(device_name)
     images = digits_as_images() if size.data == "digits" else load_images(data, size.data)
@@ -271,6 +274,8 @@ def make(names: Sequence[str], data: Path | None, device_name: str, size: Size, 
     for name in names:
         if task.is_done(name):
             continue
+        if allowed is not None:
+            allowed.check()
         if name in PRETRAININGS:
             pretrain(task, name)
         elif name in RUNS:
@@ -286,6 +291,8 @@ def command_line(module: str, what: str) -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="a folder with cifar10.npz")
     parser.add_argument("--out", type=Path, required=True, help="where the JSON files go")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    minutes, allowed = "end after so many; the same command goes on from there", Allowance()
+    parser.add_argument("--minutes", type=Allowance.read, default=allowed, dest="allowed", metavar="MINUTES", help=minutes)
     return parser
 
 
@@ -311,7 +318,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="a small network instead of ResNet-18: for a CPU")
     parser.add_argument("--repetition", type=int, default=1, help="its number: a folder of its own")
     given = parser.parse_args(arguments)
-    make(wanted(given.only), given.data, given.device, SMALL if given.small else Size(), given.out / str(given.repetition))
+    size = SMALL if given.small else Size()
+    make(wanted(given.only), given.data, given.device, size, given.out / str(given.repetition), given.allowed)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,22 @@ from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.experiments.uncertainty import Design, Probabilities, compared, looked_at
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, kept
+from dpmerge_lab.experiments.unfinished import Allowance
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.private_sgd import Randomness, device
 from dpmerge_lab.training.recipe import LabRecipe
 from dpmerge_lab.training.together import Networks, first, patches, probabilities, steps
 
 
-def make(epsilons: Sequence[float], data: Path | None, device_name: str, quick: bool, repeats: int, out: Path) -> None:
+def make(
+    epsilons: Sequence[float],
+    data: Path | None,
+    device_name: str,
+    quick: bool,
+    repeats: int,
+    out: Path,
+    allowed: Allowance | None = None,
+) -> None:
     """What is not kept yet, one ε after the other."""
     where, design = device(device_name), design_of(quick)
     images = digits_as_images() if quick else load_images(data, "cifar10")
@@ -42,6 +51,8 @@ def make(epsilons: Sequence[float], data: Path | None, device_name: str, quick: 
         path = kept(out, epsilon)
         if path.exists():
             continue
+        if allowed is not None:
+            allowed.check()
         recipe = LabRecipe(**dataclasses.asdict(replace(design.recipe, noise_multiplier=NOISE[epsilon])))
         started, clock = datetime.now(UTC), time.perf_counter()
         randomness = [Randomness(where) for _ in range(design.pool)]
@@ -97,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = command_line("uncertainty_cifar10_training", "101 small private networks on CIFAR-10.")
     parser.add_argument("--only", type=listed(NOISE, float), default=[*NOISE], help="the ε, with commas between")
     given = parser.parse_args(arguments)
-    make(given.only, given.data, given.device, False, 5, given.out)
+    make(given.only, given.data, given.device, False, 5, given.out, given.allowed)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,25 @@
 Every iterate is paid for already, and an aggregate is a function of iterates: nothing is added to the guarantee of the run
 alone. But such a run is no plain SGD, so its records say so, and averages with other runs are accounted by joint release.
 
-What is aggregated and from when on is data (`TrainingOn`); what a run keeps for it is made anew for every run. Iterates are
-numpy arrays or torch tensors, and are not changed.
+What is aggregated and from when on is data (`TrainingOn`); what a run keeps for it is made anew for every run, and its `state`
+is plain data with iterates in it, by which another process goes on. Iterates are numpy arrays or torch tensors, and are not
+changed.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dpmerge.errors import TrainingError
 
-Update = Callable[[Any], Any]  # the next iterate, from θ₀ on → the aggregate of all so far
+
+class Update(Protocol):
+    """Takes the next iterate, from θ₀ on, and gives the aggregate of all so far."""
+
+    state: dict[str, Any]
+
+    def __call__(self, iterate: Any) -> Any: ...
 
 
 class Aggregate(Protocol):
@@ -40,16 +45,20 @@ class TailMean:
             raise TrainingError(f"the mean of the last {self.last} iterates is of none; give at least 1")
 
     def begin(self) -> Update:
-        held: deque[Any] = deque(maxlen=self.last)
-
-        def update(iterate: Any) -> Any:
-            held.append(iterate)
-            return sum(held) / len(held)
-
-        return update
+        return _TailUpdate(self.last)
 
     def __str__(self) -> str:
         return f"the mean of the last {self.last} iterates"
+
+
+class _TailUpdate:
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.state: dict[str, Any] = {"held": []}
+
+    def __call__(self, iterate: Any) -> Any:
+        held = self.state["held"] = [*self.state["held"], iterate][-self._last :]
+        return sum(held) / len(held)
 
 
 @dataclass(frozen=True)
@@ -66,31 +75,35 @@ class MovingAverage:
     def __post_init__(self) -> None:
         if (self.new_weight is None) == (self.decay is None):
             raise TrainingError("a moving average needs either a decay or a new_weight, not both")
-        if not 0 < self._weight_of_new(10**9) <= 1:
+        if not 0 < self.weight_of_new(10**9) <= 1:
             raise TrainingError(f"a moving average needs 0 ≤ decay < 1 or 0 < new_weight ≤ 1: {self}")
 
-    def _weight_of_new(self, t: int) -> float:
+    def weight_of_new(self, t: int) -> float:
+        """b of the t-th iterate after the first."""
         stated = self.decay if self.new_weight is None else self.new_weight
         assert stated is not None
         grown = min(stated, (1 + t) / (10 + t)) if self.warm_up else stated
         return 1 - grown if self.new_weight is None else grown
 
     def begin(self) -> Update:
-        average: Any = None
-        t = -1
-
-        def update(iterate: Any) -> Any:
-            nonlocal average, t
-            t += 1
-            new = self._weight_of_new(t)
-            average = iterate if t == 0 else (1 - new) * average + new * iterate
-            return average
-
-        return update
+        return _MovingUpdate(self)
 
     def __str__(self) -> str:
         which = f"decay {self.decay:g}" if self.new_weight is None else f"new weight {self.new_weight:g}"
         return f"a moving average with {which}{', warmed up' if self.warm_up else ''}"
+
+
+class _MovingUpdate:
+    def __init__(self, rule: MovingAverage) -> None:
+        self._rule = rule
+        self.state: dict[str, Any] = {"seen": 0, "average": None}
+
+    def __call__(self, iterate: Any) -> Any:
+        seen, average = self.state["seen"], self.state["average"]
+        new = self._rule.weight_of_new(seen)
+        average = iterate if seen == 0 else (1 - new) * average + new * iterate
+        self.state = {"seen": seen + 1, "average": average}
+        return average
 
 
 @dataclass(frozen=True)
@@ -126,3 +139,11 @@ class AggregatedRun:
         self._done += 1
         self.current = self._update(iterate)
         return self.current if self._done >= self._start else iterate
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"done": self._done, "current": self.current, "update": self._update.state}
+
+    @state.setter
+    def state(self, reached: dict[str, Any]) -> None:
+        self._done, self.current, self._update.state = reached["done"], reached["current"], reached["update"]
