@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import secrets
 import sys
 import time
@@ -32,6 +31,7 @@ from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, TRAINED, Proba
 from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, OTHERWISE, SETTINGS, SMALL, Setting, Size, tail
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
+from dpmerge_lab.experiments.results import laid_out
 from dpmerge_lab.experiments.unfinished import Allowance, Reached, Unfinished
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
@@ -84,7 +84,7 @@ def make(
         unfinished = Unfinished((states or out / "states") / f"{name}-{number}.pt", begun, allowed)
         for found in _measured(setting, number, program, (train, labels), answers.cpu().numpy(), at, on, unfinished):
             content = {**asked, **found, "software": software(where) | {"gradients": program.sums.precision}}
-            path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n")
+            path.with_suffix(".part").write_text(laid_out(content) + "\n")
         path.with_suffix(".part").replace(path)
         unfinished.end()
         print(f"{name}, run {number}: done", file=sys.stderr, flush=True)

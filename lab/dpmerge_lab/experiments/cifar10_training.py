@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import platform
 import secrets
@@ -32,6 +31,7 @@ from torch import Tensor, nn
 from dpmerge.datasets import Images
 from dpmerge.errors import DpmergeError, TrainingError
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS, SEED, SMALL, Size, grid, wanted
+from dpmerge_lab.experiments.results import laid_out
 from dpmerge_lab.experiments.unfinished import Allowance
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 from dpmerge_lab.training.augmentation import Augmentation
@@ -107,7 +107,7 @@ class Task:
         """One JSON file, whole or not at all."""
         path = self.out / f"{name}.json"
         everything = {**content, "size": dataclasses.asdict(self.size), "software": software(self.where)}
-        path.with_suffix(".part").write_text(json.dumps(everything, indent=1) + "\n")
+        path.with_suffix(".part").write_text(laid_out(everything) + "\n")
         path.with_suffix(".part").replace(path)
 
     def is_done(self, name: str) -> bool:

@@ -112,6 +112,31 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
+def laid_out(value: Any, before: str = "", width: int = 200) -> str:
+    """JSON in which every part is one line, where that is no longer than so; what holds numbers or texts alone always is.
+
+    >>> print(laid_out({"epsilon": 1.5, "runs": [{"number": 1}, {"number": 2}]}, width=28))
+    {
+     "epsilon": 1.5,
+     "runs": [
+      {"number": 1},
+      {"number": 2}
+     ]
+    }
+    """
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    if len(before) + len(line) <= width or not any(isinstance(part, dict | list | tuple) for part in parts):
+        return line
+    inner = before + " "
+    if isinstance(value, dict):
+        lines = [
+            f"{inner}{json.dumps(str(key), ensure_ascii=False)}: {laid_out(part, inner, width)}" for key, part in value.items()
+        ]
+        return "{\n" + ",\n".join(lines) + f"\n{before}}}"
+    return "[\n" + ",\n".join(inner + laid_out(part, inner, width) for part in parts) + f"\n{before}]"
+
+
 def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> list[Path]:
     """The numbers as NAME.json, and every picture as NAME-PICTURE in each format.
 
@@ -120,7 +145,7 @@ def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> 
     from dpmerge.figures import render
     from dpmerge.files import json_text, write_whole
 
-    text = json_text(result.as_dict()) + "\n"
+    text = laid_out(json.loads(json_text(result.as_dict()))) + "\n"
     contents = {folder / f"{result.name}.json": text.encode()}
     for name, document in result.pictures.items():
         for suffix in suffixes:

@@ -8,7 +8,6 @@ Each ε is one JSON file in the output folder; uncertainty_cifar10.py accounts f
 from __future__ import annotations
 
 import dataclasses
-import json
 import secrets
 import sys
 import time
@@ -23,6 +22,7 @@ from torch import Tensor
 from dpmerge.errors import DpmergeError
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
+from dpmerge_lab.experiments.results import laid_out
 from dpmerge_lab.experiments.uncertainty import Design, Probabilities, compared, looked_at
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, kept
 from dpmerge_lab.experiments.unfinished import Allowance
@@ -73,7 +73,7 @@ def make(
         content |= {"epsilon": epsilon, "recipe": dataclasses.asdict(design.recipe), "noise multiplier": NOISE[epsilon]}
         content |= {"repeats": repeats, "started": started.isoformat(timespec="seconds"), "training_seconds": round(seconds, 1)}
         content |= {"seconds": round(time.perf_counter() - clock, 1), "software": software(where), "records": records}
-        path.with_suffix(".part").write_text(json.dumps(content) + "\n")
+        path.with_suffix(".part").write_text(laid_out(content) + "\n")
         path.with_suffix(".part").replace(path)
         print(f"ε = {epsilon:g}: done, {content['seconds']} s", file=sys.stderr, flush=True)
 
