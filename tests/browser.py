@@ -18,6 +18,7 @@ def test_something(server: Server, chromium: Browser) -> None:
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import threading
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 SHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 DESKTOP, SMALL, PHONE = (1440, 1000), (1024, 768), (390, 844)
+_START = 120_000.0  # milliseconds that it may take to start: other workers start at the same time
 # Debian's chromium as root has no sandbox of its own; the rest keeps it from calling home.
 _FLAGS = [
     "--no-sandbox",
@@ -125,7 +127,7 @@ def a_browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS, timeout=_START)
         try:
             yield browser
         finally:
@@ -135,7 +137,7 @@ def a_browser() -> Iterator[Browser]:
 @contextmanager
 def another(browser: Browser, *flags: str) -> Iterator[Browser]:
     """A second browser beside this one, started with these flags too."""
-    found = browser.browser_type.launch(executable_path=chromium_path(), args=[*_FLAGS, *flags])
+    found = browser.browser_type.launch(executable_path=chromium_path(), args=[*_FLAGS, *flags], timeout=_START)
     try:
         yield found
     finally:
@@ -155,11 +157,11 @@ class Visit:
         """Faults with these words are wanted here: the console tells of every answer that is an error."""
         self.expected.append(words)
 
-    def wait_for_a_fault(self) -> None:
-        """Return once something has gone wrong: a busy machine takes its time to report it."""
+    def wait_for_a_fault(self, words: str) -> None:
+        """Return once this has gone wrong: a busy machine takes its time to report it."""
         for _ in range(100):
             self.page.wait_for_timeout(100)
-            if self.faults:
+            if any(re.search(words, fault) for fault in self.faults):
                 return
 
     def assert_clean(self) -> None:

@@ -181,9 +181,9 @@ def everything_in_each() -> None:
     record(*small(loader=loader, poisson_sampling=False).parts, dataset="d")
 
 
-def main(rank: int, port: int, folder: Path) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    distributed.init_process_group("gloo", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+def main(rank: int, folder: Path) -> None:
+    meeting = f"file://{folder / 'meeting'}"  # no port, which another process could take
+    distributed.init_process_group("gloo", meeting, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     recorder_randomness._COST = 2
@@ -217,4 +217,4 @@ def main(rank: int, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -484,10 +484,10 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_user_module_is_audited_from_the_command_line_by_several_processes(user_module: Path) -> None:
     result = invoke("own_audit_game:triple", "--trials", "100", "--jobs", "2", "--out", "out")
     assert result.exit_code == 0, result.output
-    assert "ε ≥ 1.9" in result.output
     numbers = json.loads((user_module / "out" / "own_audit_game-triple.json").read_text())
     assert numbers["game"] == "own_audit_game:triple"
     assert numbers["claims"] == []
+    assert 1.3 < numbers["epsilon_at_least"] < 1.992  # without a single error it is 1.991
     assert (user_module / "out" / "own_audit_game-triple.png").read_bytes().startswith(b"\x89PNG")
     before = numbers["evidence"]
     invoke("own_audit_game:triple", "--trials", "100", "--out", "out")

@@ -59,7 +59,7 @@ def test_what_goes_wrong_is_noticed(server: Server, chromium: Browser) -> None:
         for words, script in WRONG.items():
             visit.faults.clear()
             visit.page.evaluate(f"() => {{ {script} }}")
-            visit.wait_for_a_fault()
+            visit.wait_for_a_fault(words)
             with pytest.raises(AssertionError, match=words):
                 visit.assert_clean()
             assert visit.page.evaluate("window.inside") is None

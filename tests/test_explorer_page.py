@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 import dpmerge
+from dpmerge.explorer import work
+from dpmerge.explorer.jobs import Job
 from dpmerge.records import Portfolio
 from dpmerge.rules import GLOSSARY, chance_of_guessing, round_up
 from tests import builders, ledger_builders
@@ -624,7 +627,7 @@ def test_a_plan_that_fails_leaves_nothing_that_fits(server: Server, chromium: Br
         assert text(page, "#weights-verdict").endswith("does not fit ε ≤ 0.01")  # which needs no plan
         page.unroute("**/v1/plan")
         assert_shows_plan_after(server, page, 0.9)
-        assert page.locator("#problem").is_hidden()
+        page.locator("#problem").wait_for(state="hidden")
 
 
 def test_a_busy_server_is_offered_the_token(server: Server, chromium: Browser) -> None:
@@ -823,9 +826,15 @@ def the_only(page: Page, found: list[Route]) -> Route:
     return found[0]
 
 
-def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser) -> None:
-    noise = {"a": 2.0, "b": 8.0, "c": 4.0, "d": 3.0, "e": 5.0, "f": 6.0, "g": 7.0}  # a search that takes a while
-    on_disk(tmp_path / "runs", *(builders.dp_sgd(name, sigma=sigma, steps=700, sampling=0.01) for name, sigma in noise.items()))
+def test_a_job_is_stopped_with_the_token(tmp_path: Path, chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def searching(_: Any, __: Any, job: Job) -> Any:
+        """Until it is stopped."""
+        for _ in range(2000):
+            job.report("searching")
+            time.sleep(0.05)
+
+    monkeypatch.setattr(work, "full_plan", searching)
+    on_disk(tmp_path / "runs", *TWO)
     with serving(tmp_path, targets=1) as slow, visiting(slow, chromium) as visit:
         page = visit.page
         page.goto(slow.url)
@@ -1070,7 +1079,7 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path, chromium: Browser) -
 
 ATTACKS = """async (base) => {
   const tried = {};
-  const late = () => new Promise((done) => setTimeout(done, 3000, 'no answer'));
+  const late = () => new Promise((done) => setTimeout(done, 20000, 'no answer'));
   const attempt = async (name, work) => {
     tried[name] = await Promise.race([work().catch((error) => `refused: ${error.name}`), late()]);
   };
@@ -1250,6 +1259,7 @@ def test_everything_is_reached_by_tab_in_order_and_in_sight(
 ) -> None:
     with opened(server, chromium, viewport=viewport) as visit:
         page = visit.page
+        page.locator("#after:has-text('All releases together then have')").wait_for()  # the last part that comes
         wanted = page.evaluate(REACHABLE)
         seen = walk(page, "Tab", wanted)
         assert len(seen) == wanted >= 20

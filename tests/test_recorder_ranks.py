@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,13 +25,8 @@ from dpmerge.training.recorder_wrapped import module_of  # noqa: E402
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     """What two processes found, and their folder."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.ddp_workers"]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(port), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
+    workers = [subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     for worker in workers:
         _, said = worker.communicate(timeout=240)
         assert worker.returncode == 0, said

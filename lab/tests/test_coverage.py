@@ -35,7 +35,11 @@ from dpmerge_lab.experiments.coverage import (
 )
 from dpmerge_lab.experiments.results import Options
 
-GENERATOR = np.random.default_rng(5)
+
+@pytest.fixture
+def generator() -> np.random.Generator:
+    """Every test's own, whichever ran before it."""
+    return np.random.default_rng(5)
 
 
 def small(penalty: float = 0.0) -> Regression:
@@ -50,22 +54,24 @@ def test_the_solution_is_where_the_gradient_vanishes(penalty: float) -> None:
     assert np.linalg.norm(problem.x, axis=1).max() <= 1 + 1e-12
 
 
-def test_ten_runs_in_a_row_have_the_same_labels() -> None:
+def test_ten_runs_in_a_row_have_the_same_labels(generator: np.random.Generator) -> None:
     problem = regression(SETTINGS["synthetic"], 40)
     distinct = np.unique(problem.solution.round(12), axis=1)
     assert problem.solution.shape == (4, 40) and distinct.shape == (4, 4)
     assert (problem.y[:, 10] == problem.y[:, 19]).all() and (problem.y[:, 9] != problem.y[:, 10]).any()
     quiet = Recipe(steps=200, learning_rate=1.0, clip=4.0, noise_multiplier=0.0)
-    found = simulate(problem, quiet, 40, GENERATOR).values[SLOW][-1]
+    found = simulate(problem, quiet, 40, generator).values[SLOW][-1]
     assert found == pytest.approx(problem.directions()[SLOW] @ problem.solution, abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [None, 0.1])
-def test_runs_have_the_mean_and_variance_of_the_autoregressive_process(rate: float | None) -> None:
+def test_runs_have_the_mean_and_variance_of_the_autoregressive_process(
+    rate: float | None, generator: np.random.Generator
+) -> None:
     """Without clipping the mean is that of gradient descent; with full batches the variance is a geometric sum."""
     recipe = Recipe(steps=30, learning_rate=0.5, clip=4.0, noise_multiplier=10.0, rate=rate)
     problem = small()
-    found = simulate(problem, recipe, 1500, GENERATOR)
+    found = simulate(problem, recipe, 1500, generator)
     assert found.clipped == 0
     curvatures = np.linalg.eigvalsh(problem.curvature)
     noise = 0.5 * 10.0 * 4.0 / recipe.expected_batch(1000)
@@ -77,17 +83,17 @@ def test_runs_have_the_mean_and_variance_of_the_autoregressive_process(rate: flo
         assert values.std() == pytest.approx(deviation, rel=0.08)
 
 
-def test_clipped_gradients_are_no_longer_than_the_clip() -> None:
+def test_clipped_gradients_are_no_longer_than_the_clip(generator: np.random.Generator) -> None:
     recipe = Recipe(steps=1, learning_rate=1.0, clip=0.05, noise_multiplier=0.0)
     problem = small()
-    found = simulate(problem, recipe, 1, GENERATOR)
+    found = simulate(problem, recipe, 1, generator)
     whole = np.clip(problem.y[:, 0], -0.05, 0.05) @ problem.x / 1000  # rows have norm 1, and θ starts at 0
     assert found.values[SLOW][0, 0] == pytest.approx(float(problem.directions()[SLOW] @ whole))
     assert found.clipped == int((np.abs(problem.y) > 0.05).sum())
 
 
-def test_independent_normal_values_are_covered_as_often_as_promised() -> None:
-    values = 3 + GENERATOR.standard_normal((10, 20_000))
+def test_independent_normal_values_are_covered_as_often_as_promised(generator: np.random.Generator) -> None:
+    values = 3 + generator.standard_normal((10, 20_000))
     for level in (0.9, 0.95):
         found = covers(values, RUNS, level, {SOLUTION: np.array(3.0), TRUTH: np.array(4.0)}, alike=5)
         assert found[SOLUTION]["share"] == pytest.approx(level, abs=4 * found[SOLUTION]["error"])
@@ -97,12 +103,12 @@ def test_independent_normal_values_are_covered_as_often_as_promised() -> None:
 
 
 @pytest.mark.parametrize("shrink", [0.0, 0.5, 0.9])
-def test_the_exact_ratio(shrink: float) -> None:
+def test_the_exact_ratio(shrink: float, generator: np.random.Generator) -> None:
     """1 for independent values; otherwise that of simulated stationary ones."""
-    state, rows = GENERATOR.standard_normal(40_000), []
+    state, rows = generator.standard_normal(40_000), []
     for _ in range(8):
         rows.append(state)
-        state = shrink * state + math.sqrt(1 - shrink**2) * GENERATOR.standard_normal(40_000)
+        state = shrink * state + math.sqrt(1 - shrink**2) * generator.standard_normal(40_000)
     values = np.stack(rows[::2])
     measured = (values.var(axis=0, ddof=1) / 4).mean() / values.mean(axis=0).var()
     assert exact_ratio(4, 2, shrink) == pytest.approx(measured, rel=0.04)
@@ -124,9 +130,9 @@ def test_neighbouring_checkpoints_cover_too_little_and_distant_ones_what_they_pr
     assert gaussian_epsilon(math.sqrt(500) / noise, 1e-5) <= 4 < gaussian_epsilon(math.sqrt(500) / (noise - 0.02), 1e-5)
 
 
-def test_for_one_price_there_are_ten_short_runs_or_every_checkpoint_after_the_burn_in() -> None:
+def test_for_one_price_there_are_ten_short_runs_or_every_checkpoint_after_the_burn_in(generator: np.random.Generator) -> None:
     """Where all steps are independent, both hold what they promise, and widths go with the number of values."""
-    values = GENERATOR.standard_normal((450, 4000))
+    values = generator.standard_normal((450, 4000))
     short, *every = of_one_run(SLOW, values, {SOLUTION: np.zeros(4000)}, 40)
     assert [row["count"] for row in (short, *every)] == [10, 361, 73, 19, 8]
     assert (short[SHORT]["0.95"][SOLUTION]["runs"], every[0][EVERY]["0.95"][SOLUTION]["runs"]) == (400, 4000)
