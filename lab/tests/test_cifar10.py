@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import DataError, TrainingError
+from dpmerge.figures import render
 from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Record
 from dpmerge_lab.experiments import cifar10, cifar10_settings
+from dpmerge_lab.experiments.cifar10_starts import BEST_AVERAGE, FROM_AVERAGE, PRIVATE_STEPS, TUNED
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE
-from dpmerge_lab.experiments.results import Options, Result
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation
 from dpmerge_lab.tasks.images import digits_as_images
 from tests.builders import dp_sgd
 
@@ -45,6 +47,13 @@ def test_grids_hold_the_models_alone() -> None:
         assert all([float(k == i) for k in range(models)] in rows for i in range(models))
 
 
+def test_names_bring_along_what_they_need_in_its_order() -> None:
+    settings = cifar10_settings.wanted("settings")
+    assert len(settings) == 18 and all(cifar10_settings.RUNS[name].pretrained is None for name in settings)
+    assert cifar10_settings.wanted("scratch-b,settings") == [*settings, "scratch-b"]
+    assert cifar10_settings.wanted("full-batch")[0] == "pretraining-views"
+
+
 def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
     kept = {path.stem for path in (KEPT / "1").glob("*.json")}
     for group in ("scratch-a", "scratch-b", "checkpoints", "pretrained"):
@@ -63,11 +72,9 @@ def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
         assert held["software"]["device"].startswith("NVIDIA")
 
 
-def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
-    from dpmerge_lab.experiments import cifar10_training
-
     options = Options(quick=True, jobs=1, seeds=1, folder=tmp_path)
     result = cifar10.cifar10_checkpoints(options)
     run = json.loads((tmp_path / "1" / "eps10-lr0.04-c1.json").read_text())
@@ -80,12 +87,44 @@ def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path, monkeyp
         assert row["linear combination, proved"] <= row["joint release"] * (1 + 1e-6)
     again = cifar10.cifar10_checkpoints(options)  # nothing left to train
     assert again.numbers == result.numbers
-    few = [*([float(k == i) for k in range(4)] for i in range(4)), [0.25] * 4, [0.5, 0.5, 0.0, 0.0]]
-    monkeypatch.setattr(cifar10_training, "grid", lambda models, step: few)
-    tuned = cifar10.cifar10_pretrained(options)
-    assert len(tuned.numbers["pretrained"]["averages"]) == 2
-    assert len(tuned.numbers["pretrained"]["alone"]) == 4
-    assert tuned.pictures["pretrained"]["warning"].startswith("weights in this picture are chosen by test accuracy")
+
+
+def test_what_private_steps_make_of_public_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences are taken within repetitions."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments import cifar10_training
+
+    monkeypatch.setattr(
+        cifar10_training,
+        "grid",
+        lambda models, step: [*np.eye(models).tolist(), [1 / models] * models, [0.5, 0.5] + [0.0] * (models - 2)],
+    )
+    result = cifar10.cifar10_pretrained_small(Options(quick=True, jobs=1, seeds=2, folder=tmp_path))
+    assert set(result.numbers) >= {*TUNED, PRIVATE_STEPS, FROM_AVERAGE, BEST_AVERAGE}
+    held = [{path.stem: json.loads(path.read_text()) for path in (tmp_path / one).glob("*.json")} for one in "12"]
+
+    def gained(last: str, first: str) -> list[float]:
+        return [one[last]["checkpoints"][-1]["accuracy"] - one[first]["checkpoints"][-1]["accuracy"] for one in held]
+
+    name, other = "pretrained-views-ema-lr0.01-s0.4", "pretrained-views-lr0.01-s0.4"
+    assert result.numbers[FROM_AVERAGE][name] == mean_and_deviation(gained(name, other))
+    public = [one["pretraining-views-ema"]["history"][-1] for one in held]
+    averages = [one["moving average"]["accuracy"] for one in public]
+    assert result.numbers["public networks"]["pretraining-views-ema"] == mean_and_deviation(averages)
+    private = [one[name]["checkpoints"][-1]["accuracy"] for one in held]
+    assert result.numbers[PRIVATE_STEPS][name] == mean_and_deviation(np.subtract(private, averages))
+    lasts = [one["accuracy"] - two["accuracy"] for one, two in zip([o["moving average"] for o in public], public, strict=True)]
+    assert result.numbers[FROM_AVERAGE]["pretraining-views-ema"] == mean_and_deviation(lasts)
+    for group in TUNED:
+        best, of = result.numbers[BEST_AVERAGE][group], result.numbers[group]
+        assert best["averages"] == len(of["averages"]) == 2
+        top = max(row["test accuracy"] for row in of["averages"])
+        assert best["mean"] == pytest.approx(top - max(one["test accuracy"]["mean"] for one in of["alone"].values()))
+        assert result.pictures[group]["warning"].startswith("weights in this picture are chosen by test accuracy")
+    picture = result.pictures["starts"]
+    assert picture["title"] == "Private networks of 5,226 parameters from public ones on digits"
+    assert render(picture, ".png").startswith(b"\x89PNG")
 
 
 def test_full_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,9 @@ EXPERIMENTS = {
         "small networks from one start and from several", "cifar10:cifar10_small", ("cifar10",), torch=True
     ),
     "cifar10-pretrained": Experiment("ResNet-18, fine-tuned privately", "cifar10:cifar10_pretrained", ("cifar10",), torch=True),
+    "cifar10-pretrained-small": Experiment(
+        "small networks, fine-tuned privately, on a CPU", "cifar10:cifar10_pretrained_small", ("cifar10",), torch=True
+    ),
     "checkpoints": Experiment("random selection over checkpoints of one run", "checkpoints:checkpoints", ("mnist",)),
     "cifar10-checkpoints": Experiment("the same of a ResNet-18", "cifar10:cifar10_checkpoints", ("cifar10",), torch=True),
     "composition": Experiment("joint release against composition of (ε, δ) pairs", "composition:composition"),

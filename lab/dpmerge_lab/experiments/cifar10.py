@@ -22,8 +22,9 @@ from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
 from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge_lab.experiments import merge_pictures
+from dpmerge_lab.experiments import cifar10_starts, merge_pictures
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SEED, SMALL, Size, wanted
+from dpmerge_lab.experiments.cifar10_starts import TUNED
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, targets
 from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
 from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, read, timed
@@ -52,9 +53,16 @@ def cifar10(options: Options) -> Result:
 
 def cifar10_pretrained(options: Options) -> Result:
     """Four models fine-tuned from one public network; and where they are kept, from others, and three with full batches."""
-    return _experiment(
-        "cifar10-pretrained", ("pretrained",), options, ("pretrained-views", "pretrained-views-ema", "full-batch")
-    )
+    result = _experiment("cifar10-pretrained", TUNED[:1], options, TUNED[1:])
+    _compare_starts(result, options)
+    return result
+
+
+def cifar10_pretrained_small(options: Options) -> Result:
+    """The same of small networks, on a CPU, several times: public trainings too have batches of their own each time."""
+    result = _experiment("cifar10-pretrained-small", TUNED, options, size=SMALL)
+    _compare_starts(result, options)
+    return result
 
 
 def cifar10_checkpoints(options: Options) -> Result:
@@ -120,9 +128,9 @@ def _settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _size(folder: Path) -> Size:
+def _size(folder: Path, group: str = "scratch-b") -> Size:
     """What was run: kept runs say it themselves, and may be others than those asked for."""
-    return Size(**read(_whole(folder, ("scratch-b",))[0] / "scratch-b.json")["size"])
+    return Size(**read(_whole(folder, (group,))[0] / f"{group}.json")["size"])
 
 
 def _picture_of_settings(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +181,16 @@ def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mappin
     repetitions = dict.fromkeys(str(rows[0][AVERAGE]["runs"]) for rows in groups.values())  # in the order of the panels
     found["weights"] = merge_pictures.on_weights(title, f"mean of {' and '.join(repetitions)} repetitions", groups, SHOWN)
     return found
+
+
+def _compare_starts(result: Result, options: Options) -> None:
+    """Add what private steps made of public networks, and a picture of it, if all of them are kept."""
+    if options.folder is None or not (runs := _whole(options.folder, TUNED)):
+        return
+    result.numbers |= cifar10_starts.compared(runs)
+    size = _size(options.folder, TUNED[0])
+    title = f"Private {_NETWORKS[size.network][1]} from public ones on {_DATA[size.data]}"
+    result.pictures["starts"] = cifar10_starts.picture(title, result.numbers, len(runs))
 
 
 def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options, result: Result) -> None:

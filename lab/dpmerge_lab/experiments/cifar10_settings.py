@@ -89,12 +89,16 @@ MERGES = {
 
 
 def wanted(only: str | None) -> list[str]:
-    """Names in the order in which they can be made: pretraining, runs, merges. A merge brings its runs along."""
+    """Names in the order in which they can be made: pretraining, runs, merges. A merge brings its runs along.
+
+    All runs from scratch are called "settings" together.
+    """
     known = [*PRETRAININGS, *RUNS, *MERGES]
-    asked = list(MERGES) if only is None else only.split(",")
+    named = list(MERGES) if only is None else only.split(",")
+    asked = [name for one in named for name in (_SCRATCH if one == "settings" else (one,))]
     unknown = sorted(set(asked) - set(known))
     if unknown:
-        raise TrainingError(f"--only: no run or merge is called {unknown[0]!r}; there are {', '.join(known)}")
+        raise TrainingError(f"--only: no run or merge is called {unknown[0]!r}; there are settings, {', '.join(known)}")
     every = set(asked) | {model.partition("@")[0] for name in asked for model in MERGES.get(name, ())}
     every |= {RUNS[name].pretrained or name for name in every if name in RUNS}
     return [name for name in known if name in every]

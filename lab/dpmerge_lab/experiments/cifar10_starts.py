@@ -1,0 +1,82 @@
+"""What private steps make of public networks, run by run: Merging v1, Fig. 5, v2, Fig. 3, and Recycling Scraps §4.4.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS
+from dpmerge_lab.experiments.results import error_bars, mean_and_deviation, read
+
+TUNED = ("pretrained", "pretrained-views", "pretrained-views-ema", "full-batch")  # the last one in steps of all images
+PRIVATE_STEPS, FROM_AVERAGE, BEST_AVERAGE = (
+    "gain of private steps",
+    "gain from a moving average as a start",
+    "gain of the best average over the best input",
+)
+_LABELS = dict(zip(PRETRAININGS, ("images as they are", "images moved and mirrored", "its moving average"), strict=True))
+# Each model that began at a moving average, and its like that began at the last iterate; and the public networks themselves.
+_AVERAGED = {"pretraining-views-ema": "pretraining-views", **dict(zip(MERGES[TUNED[2]], MERGES[TUNED[1]], strict=True))}
+Scores = npt.NDArray[np.float64]  # of one model, in each repetition
+
+
+def compared(runs: Sequence[Path]) -> dict[str, Any]:
+    """Differences within repetitions, of these folders."""
+    tuned = {name: RUNS[name].pretrained for group in TUNED for name in MERGES[group]}
+    scores = {name: np.array([_accuracy(read(one / f"{name}.json")) for one in runs]) for name in (*PRETRAININGS, *tuned)}
+    return {
+        "public networks": {public: mean_and_deviation(scores[public]) for public in PRETRAININGS},
+        PRIVATE_STEPS: {
+            name: mean_and_deviation(scores[name] - scores[public]) for name, public in tuned.items() if public is not None
+        },
+        FROM_AVERAGE: {name: mean_and_deviation(scores[name] - scores[last]) for name, last in _AVERAGED.items()},
+        BEST_AVERAGE: {group: _best(runs, group, [scores[name] for name in MERGES[group]]) for group in TUNED},
+    }
+
+
+def _accuracy(content: Mapping[str, Any]) -> float:
+    """Of what a run, or a public training, left."""
+    if "checkpoints" in content:
+        return float(content["checkpoints"][-1]["accuracy"])
+    last = content["history"][-1]
+    return float((last["moving average"] if "moving average" in content.get("kept", "") else last)["accuracy"])
+
+
+def _best(runs: Sequence[Path], group: str, alone: Sequence[Scores]) -> dict[str, Any]:
+    """Of the average and the input with the largest means."""
+    points = [read(one / f"{group}.json")["points"] for one in runs]
+    averages = {
+        tuple(point["weights"]): np.array([one[index]["accuracy"] for one in points])
+        for index, point in enumerate(points[0])
+        if max(point["weights"]) < 1
+    }
+    weights = max(averages, key=lambda point: float(averages[point].mean()))
+    gained = averages[weights] - max(alone, key=lambda scores: float(scores.mean()))
+    return {"weights": list(weights), "averages": len(averages), **mean_and_deviation(gained)}
+
+
+def picture(title: str, numbers: Mapping[str, Any], repetitions: int) -> dict[str, Any]:
+    """Every public network and what was tuned from it, by name."""
+    panels = []
+    for how, groups in (("batches of 256, three epochs", TUNED[:3]), ("full batches, 30 steps", TUNED[3:])):
+        lines = []
+        for group in groups:
+            public = RUNS[MERGES[group][0]].pretrained
+            assert public is not None
+            alone = [numbers[group]["alone"][name]["test accuracy"] for name in MERGES[group]]
+            lines.append({"label": f"from {_LABELS[public]}", **error_bars([numbers["public networks"][public], *alone])})
+        settings = [RUNS[name] for name in MERGES[groups[0]]]
+        names = ["public", *(f"η={one.learning_rate:g} σ={one.noise_multiplier:g}" for one in settings)]
+        axes = {"x_label": "the public network, and what private steps made of it", "y_label": "test accuracy"}
+        panels.append({"title": how, **axes, "categories": names, "lines": lines})
+    return {
+        "kind": "lines",
+        "title": title,
+        "subtitle": "each trained once" if repetitions == 1 else f"mean of {repetitions} repetitions",
+        "caption": "" if repetitions == 1 else "Bars: ± one standard error of the mean.",
+        "panels": panels,
+    }
