@@ -4,8 +4,8 @@
     python -m dpmerge_lab.redraw lab/results --heatmaps
     python -m dpmerge_lab.redraw lab/results --soundness docs/images/soundness.png
 
-Heatmaps depend on records alone and are accounted for anew, in two minutes. Pictures of cifar10, cifar10-pretrained and
-cifar10-checkpoints come from kept runs: `dpmerge reproduce NAME --out lab/results/NAME`.
+Heatmaps depend on records alone and are accounted for anew, in two minutes. Pictures of cifar10, cifar10-pretrained,
+cifar10-pretrained-small and cifar10-checkpoints come from kept runs: `dpmerge reproduce NAME --out lab/results/NAME`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpmerge_lab.experiments import (
     aggregation_mnist_pictures,
     cifar10,
     composition,
-    coverage,
+    coverage_pictures,
     ftrl_users_pictures,
     heads_pictures,
     knob,
@@ -75,7 +75,7 @@ _PICTURES: dict[str, Callable[[Kept], Documents]] = {
     "aggregation-mnist": _aggregation_mnist,
     "cifar10-small": lambda kept: cifar10.small_pictures(kept.folder, kept.numbers),
     "composition": lambda kept: composition.pictures(kept.configuration, kept.numbers),
-    "coverage": lambda kept: coverage.pictures(kept.numbers),
+    "coverage": lambda kept: coverage_pictures.pictures(kept.numbers),
     "ftrl": lambda kept: ftrl_users_pictures.pictures(kept.numbers, "MNIST", kept.configuration["repetitions"]),
     "heads": lambda kept: _heads(kept, heads_pictures.IMAGES),
     "heads-text": lambda kept: _heads(kept, heads_pictures.WORDS),

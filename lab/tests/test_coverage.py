@@ -12,17 +12,7 @@ from dpmerge.figures import describe, render
 from dpmerge.profiles import gaussian_epsilon
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.coverage import (
-    EVERY,
-    FAST,
-    LAST,
-    MEAN,
-    ONE,
-    RUNS,
     SETTINGS,
-    SHORT,
-    SLOW,
-    SOLUTION,
-    TRUTH,
     Regression,
     coverage,
     covers,
@@ -33,6 +23,7 @@ from dpmerge_lab.experiments.coverage import (
     share,
     simulate,
 )
+from dpmerge_lab.experiments.coverage_pictures import EVERY, FAST, LAST, MEAN, ONE, RUNS, SHORT, SLOW, SOLUTION, TRUTH
 from dpmerge_lab.experiments.results import Options
 
 

@@ -26,7 +26,10 @@ from dpmerge_lab.experiments.aggregation_settings import IN_SMALL
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
 from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
-from dpmerge_lab.experiments.coverage import EVERY, FAST, MEAN, ONE, PREDICTION, RUNS, SEPARATIONS, SHORT, SLOW, SOLUTION
+from dpmerge_lab.experiments.cifar10_settings import PRETRAININGS, RUNS as SETTINGS
+from dpmerge_lab.experiments.cifar10_starts import BEST_AVERAGE, PRIVATE_STEPS, TUNED
+from dpmerge_lab.experiments.coverage import SEPARATIONS
+from dpmerge_lab.experiments.coverage_pictures import EVERY, FAST, MEAN, ONE, PREDICTION, RUNS, SHORT, SLOW, SOLUTION
 from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
 from dpmerge_lab.experiments.merge_pictures import named
 from dpmerge_lab.experiments.results import with_error
@@ -877,6 +880,23 @@ def test_cifar10_pretrained() -> None:
     fewer = [row["weights"][2] for epsilon, row in formula if epsilon < row["random selection"]]
     said(section, f"The formula says {span([epsilon for epsilon, _ in formula], 2)}, less than RS for {len(fewer)} of them")
     said(section, f"which have {min(fewer):g} or more of the most private model")
+
+
+def test_cifar10_pretrained_in_small() -> None:
+    found, section = numbers("cifar10-pretrained-small"), "`cifar10-pretrained-small`"
+
+    def points(of: Any) -> str:
+        return in_percent(of).replace("-", "−")
+
+    for label, public, group in zip(
+        ("images as they are", "moved and mirrored", "its moving average"), PRETRAININGS, TUNED[:3], strict=True
+    ):
+        scores = [found["public networks"][public], *(one["test accuracy"] for one in found[group]["alone"].values())]
+        said(section, f"| {label} | {' | '.join(map(with_error, scores))} | {points(found[BEST_AVERAGE][group])} |")
+    for name, one in found["full-batch"]["alone"].items():
+        run = SETTINGS[name]
+        cells = (up(one["epsilon by PLD"], 2), with_error(one["test accuracy"]), points(found[PRIVATE_STEPS][name]))
+        said(section, f"| {run.learning_rate:g}, {run.noise_multiplier:g} | {' | '.join(cells)} |")
 
 
 def test_audits() -> None:

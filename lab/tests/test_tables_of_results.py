@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dpmerge_lab.experiments.coverage import FAST, MEAN, RUNS, SEPARATIONS, SLOW, SOLUTION
+from dpmerge_lab.experiments.coverage import SEPARATIONS
+from dpmerge_lab.experiments.coverage_pictures import FAST, MEAN, RUNS, SLOW, SOLUTION
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, FORMULA, JOINT, LAST_ONLY, PROVED, SELECTION
 from dpmerge_lab.experiments.results import with_error
 from dpmerge_lab.experiments.tail_averaging_pictures import LAST, TAIL, ratio

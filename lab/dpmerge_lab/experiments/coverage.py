@@ -10,7 +10,7 @@ without noise (the least squares solution), which they are about, and the truth 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,20 +24,30 @@ from dpmerge.checkpoints import variance_estimate
 from dpmerge.jobs import run_all
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.calibration import least_noise
+from dpmerge_lab.experiments.coverage_pictures import (
+    COUNTS,
+    EVERY,
+    FAST,
+    LAST,
+    MEAN,
+    ONE,
+    PREDICTION,
+    RUNS,
+    SHORT,
+    SLOW,
+    SOLUTION,
+    TRUTH,
+    pictures,
+)
 from dpmerge_lab.experiments.portfolios import DELTA
-from dpmerge_lab.experiments.results import Options, Result, around, timed
+from dpmerge_lab.experiments.results import Options, Result, timed
 
 Floats = npt.NDArray[np.float64]
 SEED, LEVELS = 30, (0.9, 0.95)
 ALIKE = 10  # runs in a row on the same labels: as many as the largest group of independent runs
 _AT_ONCE = 500  # runs, so that the residuals fit into a cache
-SEPARATIONS, COUNTS = (1, 5, 20, 50), (5, 10)
-MEAN, LAST, RUNS = "mean of the checkpoints", "last checkpoint", "mean of independent runs"
-EVERY, SHORT = "mean of all checkpoints after the burn-in", "mean of independent runs of its length"
-ONE = "for the privacy of one run"  # where results have these two
+SEPARATIONS = (1, 5, 20, 50)
 SHORTER, BURN_INS = 10, (20, 40, 100)  # how many such runs, and their length in steps
-SOLUTION, TRUTH = "least squares solution", "truth behind the data"
-SLOW, FAST, PREDICTION = "slowest direction", "fastest direction", "a prediction"
 
 
 @dataclass(frozen=True)
@@ -262,34 +272,3 @@ def coverage(options: Options) -> Result:
         result.numbers = dict(zip(SETTINGS, found, strict=True))
         result.pictures = pictures(result.numbers)
     return result
-
-
-def pictures(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """At 95 %, from ten checkpoints so many steps apart, and from ten independent runs."""
-    panels = []
-    for name, found in numbers.items():
-        lines: list[dict[str, Any]] = []
-        for direction in (SLOW, FAST):
-            own = [row for row in found["rows"] if (row["direction"], row["k"]) == (direction, COUNTS[-1])]
-            apart = [row for row in own if MEAN in row]
-            means = [row[MEAN] for row in apart] + [row[RUNS] for row in own if RUNS in row]
-            lines.append(_line(f"around the mean, {direction}", means))
-            lines.append(_line(f"around the last checkpoint, {direction}", [row[LAST] for row in apart]))
-        names = [f"{row['separation']} step{'s' * (row['separation'] > 1)} apart" for row in apart] + ["independent runs"]
-        nominal = {"label": "nominal", "x": list(range(len(names))), "y": [0.95] * len(names), "standing": "reference"}
-        axes = {"x_label": "checkpoints", "y_label": "coverage of the solution", "categories": names}
-        panels.append({"title": f"{name}: {found['runs']} runs", **axes, "lines": [*lines, nominal]})
-    document = {
-        "kind": "lines",
-        "title": "Intervals at 95 % from ten checkpoints of one private linear regression",
-        "subtitle": "how often they hold the least squares solution, and those from ten independent runs",
-        "caption": "Bars: ± one binomial standard error. Directions are eigenvectors of the curvature.",
-        "panels": panels,
-    }
-    return {"coverage": document}
-
-
-def _line(label: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    held = [one["0.95"][SOLUTION] for one in found]
-    heights = around([one["share"] for one in held], [one["error"] for one in held])
-    return {"label": label, "x": list(range(len(held))), **heights, "standing": "measured", "joined": False}
