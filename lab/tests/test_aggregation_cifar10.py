@@ -160,7 +160,7 @@ def test_in_small_learning_rates_are_tried_and_tails_are_tuned(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["eps1", "shifting-eps8"])
 def test_a_run_goes_on_where_a_command_ran_out_of_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut off after every third step it measures what it does uninterrupted, with coins of its own in every command."""
-    pytest.importorskip("torch", reason="torch is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("opacus", reason="Opacus is not installed")
     from dpmerge_lab.experiments.aggregation_cifar10_training import make
     from dpmerge_lab.experiments.unfinished import Allowance, TimeIsUp
@@ -195,6 +195,8 @@ def test_a_run_goes_on_where_a_command_ran_out_of_time(name: str, tmp_path: Path
         with contextlib.suppress(TimeIsUp):
             make([name], [1], None, "cpu", QUICK, tmp_path / "parts", states=state.parent)
             assert not state.exists()
+        if commands == 1:
+            begun = torch.load(state, weights_only=True)["reached"]["name"]
     assert commands == 6  # 8 steps, and 4 on each of two aggregates
     whole, parts = (json.loads((tmp_path / which / f"{name}-1.json").read_text()) for which in ("whole", "parts"))
     assert (parts["measured"], parts["history"]) == (whole["measured"], whole["history"])
@@ -202,6 +204,7 @@ def test_a_run_goes_on_where_a_command_ran_out_of_time(name: str, tmp_path: Path
     said = [one.said["noise"] for one in fresh]
     assert len(set(said)) == len(said) == 8  # three commands made the plain run, and the last of them began another
     assert parts["record"]["mechanism"]["noise_fingerprint"] == chained(said[:3])
+    assert parts["record"]["mechanism"]["run"] == begun  # whoever goes on from one state twice has two records of one run
 
 
 def test_a_run_that_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ class _Run:
     stage: str = _PLAIN
     step: int = 0
     spent: float = 0.0  # seconds, by earlier commands
+    name: str = field(default_factory=lambda: f"aggregation-{secrets.token_hex(4)}")  # of two that go on from one state too
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     clock: float = field(default_factory=time.perf_counter)
     said: list[dict[str, Any]] = field(default_factory=list)  # of the plain run's randomness, by every command
@@ -172,7 +173,7 @@ class _Run:
         self.aggregated = {name: training.begin(self.iterate) for name, training in self.on.items()}
         self.starts = dict.fromkeys(self.on, self.iterate)  # where runs on aggregates begin
 
-    _KEPT = ("iterate", "stage", "step", "started", "said", "history", "content", "starts")
+    _KEPT = ("iterate", "stage", "step", "name", "started", "said", "history", "content", "starts")
 
     @property
     def seconds(self) -> float:
@@ -243,7 +244,7 @@ def _measured(
             setting.steps,
             len(labels),
             dataset=f"{size.data}-train-{len(labels)}",
-            run=f"aggregation-{secrets.token_hex(4)}",
+            run=at.name,
             noise=chained([one["noise"] for one in at.said]),
             sampler=chained([one["sampler"] for one in at.said]),
             noise_generator=together([one["noise_generator"] for one in at.said]),
