@@ -54,11 +54,15 @@ def test_names_bring_along_what_they_need_in_its_order() -> None:
     assert cifar10_settings.wanted("full-batch")[0] == "pretraining-views"
 
 
-def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
-    kept = {path.stem for path in (KEPT / "1").glob("*.json")}
-    for group in ("scratch-a", "scratch-b", "checkpoints", "pretrained"):
-        assert kept.issuperset(cifar10_settings.wanted(group))
-    for path in KEPT.glob("*/*.json"):
+@pytest.mark.parametrize("folder", [KEPT, SMALL, SMALL.with_name("cifar10-pretrained-small")], ids=lambda folder: folder.name)
+def test_what_was_run_is_what_was_asked_for(folder: Path) -> None:
+    """And every run has randomness of its own."""
+    if folder == KEPT:
+        names = {path.stem for path in (KEPT / "1").glob("*.json")}
+        for group in ("scratch-a", "scratch-b", "checkpoints", "pretrained"):
+            assert names.issuperset(cifar10_settings.wanted(group))
+    own = []
+    for path in folder.glob("*/*.json"):
         name = path.stem
         if name not in cifar10_settings.RUNS:
             continue
@@ -69,7 +73,11 @@ def test_what_was_run_on_a_gpu_is_what_was_asked_for() -> None:
         assert record.mechanism.noise_multiplier == setting.noise_multiplier
         assert record.mechanism.clip == setting.clip
         assert record.mechanism.phases[0].learning_rate == setting.learning_rate
-        assert held["software"]["device"].startswith("NVIDIA")
+        assert held["software"]["device"].startswith("NVIDIA") == (folder == KEPT)
+        own.append((record.mechanism.run, record.mechanism.noise_fingerprint, record.mechanism.sampler_fingerprint))
+    runs, noise, coins = (set(column) for column in zip(*own, strict=True))
+    assert len(runs) == len(noise) == len(own)
+    assert len(coins - {None}) == sum(coin is not None for _, _, coin in own)  # full batches are not drawn
 
 
 def test_the_quick_experiment_trains_merges_and_accounts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from dpmerge_lab.experiments.aggregation_settings import IN_SMALL
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
 from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
-from dpmerge_lab.experiments.cifar10_settings import PRETRAININGS, RUNS as SETTINGS
-from dpmerge_lab.experiments.cifar10_starts import BEST_AVERAGE, PRIVATE_STEPS, TUNED
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS as SETTINGS, wanted
+from dpmerge_lab.experiments.cifar10_starts import BEST_AVERAGE, FROM_AVERAGE, PRIVATE_STEPS, TUNED
 from dpmerge_lab.experiments.coverage import SEPARATIONS
 from dpmerge_lab.experiments.coverage_pictures import EVERY, FAST, MEAN, ONE, PREDICTION, RUNS, SHORT, SLOW, SOLUTION
 from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
@@ -953,15 +953,46 @@ def test_cifar10_pretrained_in_small() -> None:
     def points(of: Any) -> str:
         return in_percent(of).replace("-", "−")
 
-    for label, public, group in zip(
-        ("images as they are", "moved and mirrored", "its moving average"), PRETRAININGS, TUNED[:3], strict=True
-    ):
-        scores = [found["public networks"][public], *(one["test accuracy"] for one in found[group]["alone"].values())]
+    def means(names: Iterable[str], of: Any) -> list[float]:
+        return [100 * abs(of[name]["mean"]) for name in names]
+
+    starts = {"images as they are": TUNED[0], "moved and mirrored": TUNED[1], "its moving average": TUNED[2]}
+    public = dict(zip(starts, PRETRAININGS, strict=True))
+    for label, group in starts.items():
+        scores = [found["public networks"][public[label]], *(one["test accuracy"] for one in found[group]["alone"].values())]
         said(section, f"| {label} | {' | '.join(map(with_error, scores))} | {points(found[BEST_AVERAGE][group])} |")
     for name, one in found["full-batch"]["alone"].items():
         run = SETTINGS[name]
         cells = (up(one["epsilon by PLD"], 2), with_error(one["test accuracy"]), points(found[PRIVATE_STEPS][name]))
         said(section, f"| {run.learning_rate:g}, {run.noise_multiplier:g} | {' | '.join(cells)} |")
+    levels = [one["mean"] for one in found["public networks"].values()]
+    alone = [one["test accuracy"]["mean"] for one in numbers("cifar10-small")["settings"].values()]
+    said(section, f"Yes: {span(levels, 3)} before any private step; from scratch these networks have {span(alone, 3)} at")
+    gains = [means(MERGES[group], found[PRIVATE_STEPS]) for group in TUNED]
+    said(section, f"they gain {span(gains[0], 2)} and {span(gains[1], 2)} points, full batches {span(gains[3], 2)}.")
+    lost = [found[PRIVATE_STEPS][name] for name in MERGES[TUNED[2]]]
+    errors = [-of["mean"] / (of["std"] / of["runs"] ** 0.5) for of in lost]
+    said(section, f"private steps *lose* {span(gains[2], 2)} points ({span(errors, 1)} standard errors)")
+    average = points(found[FROM_AVERAGE]["pretraining-views-ema"])
+    said(section, f"the public moving average is {average} points above its last iterate")
+    private = [one["test accuracy"]["mean"] for group in TUNED for one in found[group]["alone"].values()]
+    assert max(private) < levels[2]  # no private model is as good
+    left = [found[FROM_AVERAGE][name] for name in MERGES[TUNED[2]]]
+    told = span([100 * of["mean"] for of in left], 2)
+    said(section, f"{told} points in all four settings (standard errors {span([100 * of['std'] / 5**0.5 for of in left], 2)})")
+    said(OVERVIEW, f"in small {average}, and {told}.", f"in small neither ({points(found[BEST_AVERAGE][TUNED[3]])} points)")
+    best = max((found[BEST_AVERAGE][group] for group in TUNED[:3]), key=lambda of: float(of["mean"]))
+    said(OVERVIEW, f"the best of {best['averages']} averages is {points(best)} points above the best input at most")
+    assert f"is {100 * best['mean']:.2f} points above the best input at most" in SECTIONS[section]
+    rows = [row for group in TUNED for row in found[group]["averages"]]
+    apart = [100 * abs(row["test accuracy"] - row["expected test accuracy of a draw"]) for row in rows]
+    said(section, f"within {max(apart):.2f} points of a draw with the same weights, at all {len(rows)} weights")
+    runs = [[kept(name, f"cifar10-pretrained-small/{number}") for name in wanted(",".join(TUNED))] for number in range(1, 6)]
+    # The moving average and the iterates are of one training.
+    minutes = [
+        sum(one.get("training_seconds", 0) for one in of if "moving average" not in one.get("kept", "")) / 60 for of in runs
+    ]
+    said(section, f"{math.floor(min(minutes) + 0.5)} to {math.ceil(max(minutes))} minutes of training for a repetition")
 
 
 def test_audits() -> None:
