@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge.errors import TrainingError
+from dpmerge.files import json_text
 from dpmerge.jobs import Progress
 
 
@@ -115,6 +116,8 @@ def read(path: Path) -> dict[str, Any]:
 def laid_out(value: Any, before: str = "", width: int = 200) -> str:
     """JSON in which every part is one line, where that is no longer than so; what holds numbers or texts alone always is.
 
+    What is not finite is null.
+
     >>> print(laid_out({"epsilon": 1.5, "runs": [{"number": 1}, {"number": 2}]}, width=28))
     {
      "epsilon": 1.5,
@@ -124,7 +127,7 @@ def laid_out(value: Any, before: str = "", width: int = 200) -> str:
      ]
     }
     """
-    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    line = json_text(value, indent=None)
     parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
     if len(before) + len(line) <= width or not any(isinstance(part, dict | list | tuple) for part in parts):
         return line
@@ -143,9 +146,9 @@ def write(result: Result, folder: Path, suffixes: Sequence[str] = (".png",)) -> 
     Everything is drawn before anything is written, and each file appears whole.
     """
     from dpmerge.figures import render
-    from dpmerge.files import json_text, write_whole
+    from dpmerge.files import write_whole
 
-    text = laid_out(json.loads(json_text(result.as_dict()))) + "\n"
+    text = laid_out(result.as_dict()) + "\n"
     contents = {folder / f"{result.name}.json": text.encode()}
     for name, document in result.pictures.items():
         for suffix in suffixes:
