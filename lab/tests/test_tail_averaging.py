@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpmerge.figures import describe, render
-from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation
+from dpmerge_lab.experiments.results import Options, Result
 from dpmerge_lab.experiments.tail_averaging import (
     FACTORS,
     LAST,
@@ -23,11 +23,11 @@ from dpmerge_lab.experiments.tail_averaging import (
     logistic,
     measured,
     noise_deviation,
+    ratio_of_means,
     tail_averaging,
     weights,
     worst_case,
 )
-from dpmerge_lab.experiments.tail_averaging_pictures import ratio
 
 
 @pytest.fixture(scope="module")
@@ -105,20 +105,17 @@ def test_nothing_measured_is_above_its_bound(result: Result) -> None:
     assert titles == ["absolute: 4 runs", "logistic: 4 runs", "worst case: 4 runs", "worst case, no noise: one run"]
 
 
-def test_a_ratio_has_at_most_this_error() -> None:
+def test_a_ratio_has_this_error() -> None:
     """Of runs whose risks vary fully together, or against each other, or not at all."""
     generator = np.random.default_rng(3)
     first, other = 1 + 0.02 * generator.standard_normal((2, 2000, 25))
-    for second in (first, 2 - first, other):
-        found = [ratio({LAST: {"r": of(a)}, TAIL: {"r": of(b)}}, "r") for a, b in zip(first, second, strict=True)]
-        assert np.std([one for one, _ in found]) <= 1.05 * np.mean([error for _, error in found])
-    assert ratio({LAST: {"r": of(first[0])}, TAIL: {"r": {"mean": 0.5, "std": 0.0, "runs": 1}}}, "r")[0] == pytest.approx(
-        2 * first[0].mean()
-    )
-
-
-def of(values: Floats) -> dict[str, float]:
-    return mean_and_deviation(values)
+    errors = []
+    for second in (2 * first, 4 - 2 * first, 2 * other):
+        found = [ratio_of_means(a, b) for a, b in zip(first, second, strict=True)]
+        errors.append(float(np.mean([one["standard error"] for one in found])))
+        assert np.std([one["ratio"] for one in found]) == pytest.approx(errors[-1], rel=0.05, abs=1e-12)
+        assert np.mean([one["ratio"] for one in found]) == pytest.approx(0.5, rel=1e-3)
+    assert errors[0] < 1e-12 and errors[1] == pytest.approx(math.sqrt(2) * errors[2], rel=0.05)
 
 
 def test_without_noise_the_worst_case_shows_the_logarithm() -> None:

@@ -22,7 +22,7 @@ from scipy.special import expit
 
 from dpmerge.jobs import run_all
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, timed
-from dpmerge_lab.experiments.tail_averaging_pictures import LAST as LAST, TAIL as TAIL, pictures
+from dpmerge_lab.experiments.tail_averaging_pictures import LAST as LAST, RATIO, TAIL as TAIL, pictures
 
 Floats = npt.NDArray[np.float64]
 LIPSCHITZ, DIAMETER, RHO, DIMENSION = 1.0, 2.0, 1.0, 16
@@ -183,6 +183,13 @@ def bound(way: str, steps: int, rate: float, gradients: float) -> float:
     return float(rises @ sums)
 
 
+def ratio_of_means(above: Floats, below: Floats) -> dict[str, float]:
+    """Of pairs, one from each run, and its standard error to first order: how they vary together counts."""
+    found = float(above.mean() / below.mean())
+    left = (above - found * below) / below.mean()
+    return {"ratio": found, "standard error": float(left.std(ddof=1)) / math.sqrt(left.size) if left.size > 1 else 0.0}
+
+
 def measured(runs: int, case: tuple[str, int, bool]) -> dict[str, Any]:
     """One problem of one size, with the noise that privacy needs or without any: every way at every learning rate."""
     name, records, private = case
@@ -194,10 +201,11 @@ def measured(runs: int, case: tuple[str, int, bool]) -> dict[str, Any]:
     base = DIAMETER / gradients
     generator = np.random.default_rng([SEED, records, list(PROBLEMS).index(name), private])
     found = descend(problem, steps, noise, np.repeat(base * np.array(FACTORS), runs), generator)
-    ways = {}
+    ways: dict[str, dict[str, Any]] = {}
+    excess: dict[str, dict[float, Floats]] = {}
     for way, theta in found.items():
-        excess = (problem.risk(theta) - problem.least).reshape(len(FACTORS), runs)
-        rows = {factor: mean_and_deviation(row) for factor, row in zip(FACTORS, excess, strict=True)}
+        excess[way] = dict(zip(FACTORS, (problem.risk(theta) - problem.least).reshape(len(FACTORS), runs), strict=True))
+        rows = {factor: mean_and_deviation(row) for factor, row in excess[way].items()}
         best = min(FACTORS, key=lambda factor: rows[factor]["mean"])
         ways[way] = {
             "excess risk": rows[1.0],
@@ -206,6 +214,7 @@ def measured(runs: int, case: tuple[str, int, bool]) -> dict[str, Any]:
             "excess risk at the best": rows[best],
             "at every factor": [rows[factor]["mean"] for factor in FACTORS],
         }
+    best_of = [excess[way][ways[way]["best factor of the learning rate"]] for way in (LAST, TAIL)]
     stated = LIPSCHITZ * DIAMETER * math.sqrt(problem.dimension) / (records * RHO)
     return {
         "loss": name,
@@ -217,6 +226,10 @@ def measured(runs: int, case: tuple[str, int, bool]) -> dict[str, Any]:
         "least risk": problem.least,
         "L‖C‖√p/(nρ)": stated,
         "ways": ways,
+        RATIO: {
+            "excess risk": ratio_of_means(excess[LAST][1.0], excess[TAIL][1.0]),
+            "excess risk at the best": ratio_of_means(*best_of),
+        },
     }
 
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpmerge_lab.experiments.results import around, band
 
 LAST, TAIL = "last iterate", "mean of the last half"
+RATIO = f"{LAST} / {TAIL}"  # of their excess risks
 Row = Mapping[str, Any]
-
-
-def ratio(ways: Mapping[str, Any], at: str) -> tuple[float, float]:
-    """The last iterate's risk over that of the mean of the last half, and at most its standard error, to first order.
-
-    Both are of the same runs, and how they vary together was not kept: the errors add up as if they did fully.
-    """
-    last, tail = (ways[way][at] for way in (LAST, TAIL))
-    errors = [one["std"] / math.sqrt(one["runs"]) / one["mean"] for one in (last, tail)]
-    found = float(last["mean"] / tail["mean"])
-    return found, found * sum(errors)
 
 
 def pictures(configuration: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -44,8 +33,8 @@ def _ratios(rows: Sequence[Row], runs: int, setting: str) -> dict[str, Any]:
     for at, title in (("excess risk", "learning rate D/(G√t)"), ("excess risk at the best", "each at its best of six rates")):
         lines: list[dict[str, Any]] = []
         for label, some in _groups(rows).items():
-            found = [ratio(row["ways"], at) for row in some]
-            heights = around([one for one, _ in found], [error for _, error in found])
+            found = [row[RATIO][at] for row in some]
+            heights = around([one["ratio"] for one in found], [one["standard error"] for one in found])
             lines.append({"label": label, "x": list(range(len(some))), **heights, "standing": "measured", "joined": False})
         sizes = [f"T = {row['T']}" for row in some]
         equal = {"label": "equal risks", "x": list(range(len(sizes))), "y": [1.0] * len(sizes), "standing": "reference"}
@@ -55,7 +44,7 @@ def _ratios(rows: Sequence[Row], runs: int, setting: str) -> dict[str, Any]:
         "kind": "lines",
         "title": "DP-GD: the last iterate's excess risk over that of the mean of the last half",
         "subtitle": f"{setting}; {runs} runs, without noise one",
-        "caption": "Bars: at most ± one standard error (both risks are of the same runs; their errors are added).",
+        "caption": "Bars: ± one standard error, to first order.",
         "panels": panels,
     }
 
