@@ -7,6 +7,7 @@ import json
 import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ from dpmerge_lab.experiments.coverage_pictures import EVERY, FAST, MEAN, ONE, PR
 from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
 from dpmerge_lab.experiments.merge_pictures import named
 from dpmerge_lab.experiments.results import with_error
-from dpmerge_lab.experiments.tail_averaging_pictures import ratio as risks
-from dpmerge_lab.experiments.uncertainty import APART, LAST, ratio
+from dpmerge_lab.experiments.tail_averaging_pictures import RATIO
+from dpmerge_lab.experiments.uncertainty import ABOVE, ANSWERED, APART, LAST, RUNS as ALL_RUNS, TOP, TOP_OF_RUNS, ratio
 from dpmerge_lab.training.shift import first_share
 
 ROOT = Path(__file__).parent.parent.parent
@@ -98,6 +99,17 @@ def counts(value: Any) -> Iterator[int]:
         if key == "runs" and isinstance(one, int):
             yield one
         yield from counts(one)
+
+
+def test_what_is_said_in_short_is_said_in_the_sections_too() -> None:
+    """Every number of a sentence is in the section that it links to."""
+    brief = TEXT.split("**In short**")[1].split("\n\n")[1]
+    sentences = re.findall(r"(.+?)\(\[([\w-]+)\]\(#[\w-]+\)\)", " ".join(brief.split()))
+    assert len(sentences) >= 10
+    for text, section in sentences:
+        whole = " ".join(SECTIONS[f"`{section}`"].split())
+        for number in re.findall(r"\d+(?:\.\d+)?", text):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d]|\.\d)", whole), (section, number)
 
 
 def test_every_experiment_has_a_section_and_every_section_names_its_files_and_seeds() -> None:
@@ -258,8 +270,8 @@ def test_tail_averaging() -> None:
     last, half = "last iterate", "mean of the last half"
     found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for name, private in (("absolute", True), ("logistic", True), ("worst case", True), ("worst case", False)):
-        some = [row["ways"] for row in rows if (row["loss"], row["private"]) == (name, private)]
-        pairs = [[risks(ways, at) for at in ("excess risk", "excess risk at the best")] for ways in some]
+        some = [row[RATIO].values() for row in rows if (row["loss"], row["private"]) == (name, private)]
+        pairs = [[(of["ratio"], of["standard error"]) for of in ratios] for ratios in some]
         told = "{:.2f} ± {:.2f} ({:.2f} ± {:.2f})" if private else "{0:.2f} ({2:.2f})"
         cells = [told.format(*plain, *best) for plain, best in pairs]
         head = name if private else f"{name}, no noise"
@@ -794,16 +806,30 @@ def test_uncertainty(name: str) -> None:
 
 def answered(name: str, share: str) -> dict[str, list[float]]:
     """Accuracy by each way, for all ε."""
-    of = [one["accuracy where answered, N = 20"] for one in numbers(name).values()]
-    return {way: [one[way][share] for one in of] for way in of[0]}
+    of = [one[ANSWERED] for one in numbers(name).values()]
+    return {way: [one[way][share]["mean"] for one in of] for way in of[0]}
 
 
 def test_abstaining_on_mnist() -> None:
-    section, of = "`uncertainty-mnist`", answered("uncertainty-mnist", "0.9")
-    better = [100 * (runs - score) for runs, score in zip(of["independent runs"], of["top score"], strict=True)]
-    at = {way: span(found, 3) for way, found in of.items()}
-    said(section, f"by {span(better, 1)} points", f"{at['independent runs']} (20 runs) against {at['top score']}")
-    said(section, f"{at[LAST]} (last 20) and {at[APART]} (second half)")
+    section, by_pair = "`uncertainty-mnist`", defaultdict[tuple[str, str], list[float]](list)
+    for name, of in numbers("uncertainty-mnist").items():
+        for share in ("0.5", "0.9"):
+            cells = [in_points(one[share]) for one in of[ABOVE].values()]
+            head = f"{name.removeprefix('ε = ')}, {100 * float(share):.0f} %"
+            assert f"| {head} | {' | '.join(cells)} |" in SECTIONS[section], head
+            for pair, one in of[ABOVE].items():
+                by_pair[pair, share].append(100 * one[share]["mean"])
+    against_own = f"{ALL_RUNS} − {TOP_OF_RUNS}"
+    said(section, f"beats their widths by {span([-one for one in by_pair[against_own, '0.9']], 2)} points")
+    said(section, f"widths are {span(by_pair[against_own, '0.5'], 2)} points ahead")
+    against_one = f"{ALL_RUNS} − {TOP}"
+    assert min(by_pair[against_one, "0.5"]) > 0 and min(by_pair[against_one, "0.9"][:3]) > 0 > by_pair[against_one, "0.9"][3]
+    behind = [span([-points for points in by_pair[f"{way} − {TOP}", "0.9"]], 2) for way in (LAST, APART)]
+    said(section, f"they lose {behind[0]} points (last 20) and {behind[1]} (second half)")
+
+
+def in_points(of: Any) -> str:
+    return in_percent(of).replace("-", "−")
 
 
 def test_abstaining_on_cifar10() -> None:

@@ -26,7 +26,7 @@ from dpmerge.training import Recipe, Tensors, train
 from dpmerge_lab.experiments import quadratic as experiment
 from dpmerge_lab.experiments.quadratic import checkpoints, covariance, exact_error, iterates, simulated_error
 from dpmerge_lab.experiments.results import Options
-from dpmerge_lab.experiments.uncertainty import APART, LAST, RUNS
+from dpmerge_lab.experiments.uncertainty import ABOVE, ANSWERED, APART, LAST, RUNS, TOP, TOP_OF_RUNS
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, uncertainty_cifar10
 from dpmerge_lab.experiments.uncertainty_mnist import DESIGN, uncertainty_mnist
 from tests.builders import dp_sgd
@@ -245,9 +245,18 @@ class TestMnistInSmall:
                 total = {way: total[way] + widths[way] for way in total}
                 assert row["independent runs' width / checkpoints'"][LAST] == pytest.approx(widths[RUNS] / widths[LAST])
                 assert row["epsilon of N runs together"] > row["epsilon of one run"]
+            accuracies = found[ANSWERED]
+            assert set(accuracies) == {RUNS, LAST, APART, TOP, TOP_OF_RUNS}
+            for pair, differences in found[ABOVE].items():
+                way, score = pair.split(" − ")
+                for share, difference in differences.items():
+                    apart = accuracies[way][share]["mean"] - accuracies[score][share]["mean"]
+                    assert difference["mean"] == pytest.approx(apart) and difference["runs"] == 2
+            # All are answered: whose they are decides, not by what.
+            assert accuracies[TOP_OF_RUNS]["1"] == accuracies[RUNS]["1"] and accuracies[TOP]["1"] == accuracies[LAST]["1"]
         assert 0 < total[LAST] < total[APART]  # neighbours are alike
         assert total[LAST] < total[RUNS]
-        assert set(result.pictures) == {"widths", "ratios", "abstention"}
+        assert set(result.pictures) == {"widths", "ratios", "abstention", "abstention-compared"}
         for document in result.pictures.values():
             assert render(document, ".png").startswith(b"\x89PNG")
 

@@ -19,12 +19,17 @@ from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Joint
 from dpmerge.training import Recipe, fresh_generator
 from dpmerge_lab.experiments.portfolios import DELTA
-from dpmerge_lab.experiments.results import mean_and_deviation
+from dpmerge_lab.experiments.results import band, mean_and_deviation
 
 RUNS, LAST, APART, TOP = "independent runs", "last N checkpoints", "N checkpoints over the second half", "top score"
+TOP_OF_RUNS = "top score of the runs' mean"
+ANSWERED, ABOVE = "accuracy where answered", "accuracy where answered, by widths less by scores"
+_COMPARED = ((RUNS, TOP), (RUNS, TOP_OF_RUNS), (LAST, TOP), (APART, TOP))
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 Probabilities = npt.NDArray[np.floating]
 Widths = Mapping[str, Mapping[int, Sequence[float]]]  # by way and N, one for each repeat
+Curves = Mapping[str, Sequence[Abstention]]  # by way, one for each repeat
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)  # of the examples, answered
 
 
 @dataclass(frozen=True)
@@ -69,15 +74,16 @@ def compared(
     watched: Sequence[Mapping[tuple[str, int], Uncertainty]],
     repeats: int,
     answers: npt.NDArray[np.int64],
-) -> tuple[Widths, dict[str, Abstention]]:
-    """Mean widths of each way, and accuracy against coverage by them and by the score of the last checkpoints' mean alone."""
+) -> tuple[Widths, Curves]:
+    """Mean widths of each way; accuracy against coverage by them, and by scores of the mean of checkpoints and of runs."""
     drawn = {n: [uncertainty(_some(pool, n)) for _ in range(repeats)] for n in design.counts}
     widths = {RUNS: {n: [one.mean_width for one in found] for n, found in drawn.items()}}
     widths |= {way: {n: [found[way, n].mean_width for found in watched] for n in design.counts} for way in (LAST, APART)}
-    shown = {RUNS: drawn[design.shown][0], **{way: watched[0][way, design.shown] for way in (LAST, APART)}}
-    curves = {way: abstention_curve(one.widths, one.labels == answers) for way, one in shown.items()}
-    last = shown[LAST]
-    return widths, {**curves, TOP: abstention_curve(-last.scores, last.labels == answers)}
+    shown = {RUNS: drawn[design.shown], **{way: [found[way, design.shown] for found in watched] for way in (LAST, APART)}}
+    curves = {way: [abstention_curve(one.widths, one.labels == answers) for one in found] for way, found in shown.items()}
+    for label, way in ((TOP, LAST), (TOP_OF_RUNS, RUNS)):
+        curves[label] = [abstention_curve(-one.scores, one.labels == answers) for one in shown[way]]
+    return widths, curves
 
 
 def numbers(
@@ -86,15 +92,21 @@ def numbers(
     accuracies: Sequence[float],
     records: Sequence[Record],
     widths: Widths,
-    curves: Mapping[str, Abstention],
+    curves: Curves,
 ) -> dict[str, Any]:
     """Of one ε."""
+    answered = {way: {share: np.array([one.at(share) for one in found]) for share in SHARES} for way, found in curves.items()}
     return {
         "noise multiplier": noise,
         "test accuracy": mean_and_deviation(accuracies),
         "rows": [_row(n, {way: of[n] for way, of in widths.items()}, records) for n in design.counts],
-        f"accuracy where answered, N = {design.shown}": {
-            label: {f"{share:g}": curve.at(share) for share in (0.5, 0.8, 0.9, 1.0)} for label, curve in curves.items()
+        ANSWERED: {way: {f"{share:g}": mean_and_deviation(of[share]) for share in SHARES} for way, of in answered.items()},
+        ABOVE: {
+            f"{way} − {score}": {
+                f"{share:g}": mean_and_deviation(answered[way][share] - answered[score][share]) for share in SHARES
+            }
+            for way, score in _COMPARED
+            if score in answered
         },
     }
 
@@ -148,6 +160,28 @@ def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> di
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
         "ratios": {**common, "title": "How much too small checkpoints' widths are", "caption": caption, "panels": ratios},
+        "abstention": _abstention(numbers, configuration, ANSWERED),
+        "abstention-compared": _abstention(numbers, configuration, ABOVE),
+    }
+
+
+def _abstention(numbers: Mapping[str, Any], configuration: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    look = {"x": SHARES, "standing": "measured", "markers": True}
+    axes = {"x_label": "share of the examples that is answered", "y_label": "accuracy" if shown == ANSWERED else "difference"}
+    panels = [
+        {"title": name, **axes}
+        | {"lines": [{"label": label, **look, **band(list(by_share.values()))} for label, by_share in of[shown].items()]}
+        for name, of in numbers.items()
+    ]
+    (repeats,) = {one["runs"] for of in numbers.values() for by_share in of[shown].values() for one in by_share.values()}
+    how = "one repeat" if repeats == 1 else f"mean ± standard error over {repeats} repeats"
+    return {
+        "kind": "lines",
+        "title": f"Abstention: {shown}",
+        "subtitle": f"{subtitle(configuration)}, N = {configuration['N for abstention']}, {how}",
+        "caption": "The model answers where the width is small, or the score large, and abstains elsewhere. Top scores are of "
+        "the mean of one run's last N checkpoints, and of N runs.",
+        "panels": panels,
     }
 
 

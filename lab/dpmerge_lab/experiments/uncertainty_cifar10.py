@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpmerge.checkpoints import CONFIDENCE, Abstention, abstention_panel, abstention_picture
+from dpmerge.checkpoints import CONFIDENCE, Abstention
 from dpmerge.records import Record
 from dpmerge.training import Recipe
 from dpmerge_lab.experiments.portfolios import DELTA
 from dpmerge_lab.experiments.results import Options, Result, read, timed
-from dpmerge_lab.experiments.uncertainty import APART, Design, numbers, pictures, subtitle
+from dpmerge_lab.experiments.uncertainty import APART, Design, numbers, pictures
 
 # The least σ, in thousandths, whose ε by loss distributions at δ = 1e-5 does not exceed the bound: 600 steps at 512/50000.
 NOISE = {0.5: 1.962, 1.0: 1.222, 2.0: 0.883, 8.0: 0.556}
@@ -55,6 +55,7 @@ def uncertainty_cifar10(options: Options) -> Result:
             "runs in the pool": design.pool,
             "repeats": held[1.0]["repeats"],
             "N": list(design.counts),
+            "N for abstention": design.shown,
             "confidence": CONFIDENCE,
             "checkpoints over the second half": {
                 n: design.steps(APART, n)[-1] - design.steps(APART, n)[-2] for n in design.counts
@@ -64,21 +65,15 @@ def uncertainty_cifar10(options: Options) -> Result:
                 for e, of in held.items()
             },
         }
-        curves = []
         for epsilon, of in held.items():
             found = {
-                label: Abstention(**{name: np.array(values) for name, values in curve.items()})
-                for label, curve in of["abstention"].items()
+                label: [Abstention(**{name: np.array(values) for name, values in curve.items()}) for curve in curves]
+                for label, curves in of["abstention"].items()
             }
             records = [Record.parse(json.dumps(one), source=str(kept(folder, epsilon))) for one in of["records"]]
             widths = {way: {int(n): values for n, values in by_count.items()} for way, by_count in of["mean width"].items()}
             result.numbers[f"ε = {epsilon:g}"] = numbers(
                 design, of["noise multiplier"], of["test accuracy"], records, widths, found
             )
-            curves.append(abstention_panel(found, f"ε = {epsilon:g}"))
-        shown = f"{subtitle(result.configuration)}, N = {design.shown}, the first repeat"
-        result.pictures = {
-            **pictures(result.numbers, result.configuration),
-            "abstention": abstention_picture(curves, shown).as_dict(),
-        }
+        result.pictures = pictures(result.numbers, result.configuration)
     return result

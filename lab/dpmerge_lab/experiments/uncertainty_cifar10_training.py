@@ -92,13 +92,15 @@ def _measured(
         mine = {step: {name: tensor[index : index + 1] for name, tensor in held.items()} for step, held in checkpoints.items()}
         watched.append(looked_at(design, lambda step, mine=mine: of(mine[step])))  # type: ignore[misc]
     widths, curves = compared(design, pool, watched, repeats, known)
-    thin = {label: curve.thinned() for label, curve in curves.items()}
     return {
         "test accuracy": [float((one.argmax(1) == known).mean()) for one in pool],
         "mean width": widths,
         "abstention": {
-            label: {name: getattr(curve, name).tolist() for name in ("thresholds", "coverage", "accuracy")}
-            for label, curve in thin.items()
+            label: [
+                {name: getattr(curve.thinned(), name).tolist() for name in ("thresholds", "coverage", "accuracy")}
+                for curve in found
+            ]
+            for label, found in curves.items()
         },
     }
 

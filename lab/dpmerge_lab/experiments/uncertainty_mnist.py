@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
-from dpmerge.checkpoints import CONFIDENCE, Uncertainty, abstention_panel, abstention_picture
+from dpmerge.checkpoints import CONFIDENCE, Uncertainty
 from dpmerge.datasets import Images
 from dpmerge.jobs import run_all
 from dpmerge.records import Record
@@ -20,7 +20,7 @@ from dpmerge.training import Recipe, Tensors, accuracy, scores, train
 from dpmerge_lab.experiments.calibration import least_noise
 from dpmerge_lab.experiments.portfolios import DELTA, Setting
 from dpmerge_lab.experiments.results import Options, Result, timed
-from dpmerge_lab.experiments.uncertainty import APART, Design, Probabilities, compared, looked_at, numbers, pictures, subtitle
+from dpmerge_lab.experiments.uncertainty import APART, Design, Probabilities, compared, looked_at, numbers, pictures
 from dpmerge_lab.tasks.images import digits_as_images, load_images
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0)
@@ -57,12 +57,12 @@ def uncertainty_mnist(options: Options) -> Result:
         "runs in the pool": design.pool,
         "repeats": repeats,
         "N": list(design.counts),
+        "N for abstention": design.shown,
         "confidence": CONFIDENCE,
         "interval": "2·t·s/√N of the label with the highest mean softmax score, Student's quantile",
         "checkpoints over the second half": {n: design.steps(APART, n)[-1] - design.steps(APART, n)[-2] for n in design.counts},
     }
     with timed(Result("uncertainty-mnist", configuration)) as result:
-        curves = []
         for epsilon in EPSILONS:
             noise = least_noise(design.recipe, len(images.train), epsilon, DELTA, units=10_000)
             recipe = replace(design.recipe, noise_multiplier=noise)
@@ -72,13 +72,7 @@ def uncertainty_mnist(options: Options) -> Result:
             found = compared(design, pool, [run.found for run in runs if run.found], repeats, images.test_labels)
             accuracies, records = [run.accuracy for run in runs], [run.record for run in runs]
             result.numbers[f"ε = {epsilon:g}"] = numbers(design, noise, accuracies, records, *found)
-            curves.append(abstention_panel(found[1], f"ε = {epsilon:g}"))
-        result.pictures = {
-            **pictures(result.numbers, configuration),
-            "abstention": abstention_picture(
-                curves, f"{subtitle(configuration)}, N = {design.shown}, the first repeat"
-            ).as_dict(),
-        }
+        result.pictures = pictures(result.numbers, configuration)
     return result
 
 
