@@ -17,7 +17,8 @@ from dpmerge.errors import DataError, TrainingError
 from dpmerge.figures import render
 from dpmerge.profiles import gaussian_epsilon, run_profile
 from dpmerge.records import Record
-from dpmerge_lab.experiments import cifar10, cifar10_settings
+from dpmerge_lab.experiments import cifar10, cifar10_from_scratch, cifar10_settings
+from dpmerge_lab.experiments.cifar10_from_scratch import EVEN_DRAW
 from dpmerge_lab.experiments.cifar10_starts import BEST_AVERAGE, FROM_AVERAGE, PRIVATE_STEPS, TUNED
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation
@@ -194,9 +195,26 @@ def test_titles_say_what_was_run(small: tuple[Path, dict[str, Any]]) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "size": asdict(cifar10_settings.QUICK)}))
     titles = [document["title"] for document in cifar10.small_pictures(folder, numbers).values()]
     assert titles[0] == "Private networks of 5,226 parameters from scratch on digits, one by one"
-    assert all(title.startswith("digits, a CNN of 5,226 parameters: averages") for title in titles[1:])
-    whole = cifar10._picture_of_settings(KEPT, json.loads((KEPT / "cifar10.json").read_text())["numbers"]["settings"])
-    assert whole["title"] == "Private ResNet-18s from scratch on CIFAR-10, one by one"
+    assert titles[1] == "Checkpoints of one run: private networks of 5,226 parameters from scratch on digits"
+    assert all(title.startswith("digits, a CNN of 5,226 parameters: averages") for title in titles[2:])
+    assert cifar10._what(cifar10_settings.Size()) == "ResNet-18s from scratch on CIFAR-10"
+
+
+def test_draws_over_checkpoints_are_those_of_each_run(small: tuple[Path, dict[str, Any]]) -> None:
+    folder, numbers = small
+    name, left = "eps9-lr0.02-c2", "eps10-lr0.04-c1"
+    for path in folder.glob("*/eps*.json"):
+        if path.stem not in (name, left) or (path.stem, path.parent.name) == (left, "2"):
+            path.unlink()
+    found = cifar10_from_scratch.over_checkpoints(folder)
+    assert found[name] == numbers["checkpoints"][name]
+    assert found[left][EVEN_DRAW]["runs"] == 2, "a repetition that lacks it is left out"
+    runs = [json.loads((folder / one / f"{name}.json").read_text())["checkpoints"] for one in "123"]
+    gains = [sum(point["accuracy"] for point in run) / 3 - run[1]["accuracy"] for run in runs]
+    assert found[name][EVEN_DRAW]["mean"] == pytest.approx(sum(gains) / 3)
+    epsilons = [one["epsilon by PLD"] for one in found[name]["alone"].values()]
+    even = found[name]["random selection"][1]["epsilon by PLD"]
+    assert epsilons[0] < epsilons[1] < even < epsilons[2] == pytest.approx(numbers["settings"][name]["epsilon"], rel=1e-6)
 
 
 def test_networks_have_the_parameters_that_titles_say() -> None:

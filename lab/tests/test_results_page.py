@@ -28,6 +28,7 @@ from dpmerge_lab.experiments.aggregation_settings import IN_SMALL
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
 from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
+from dpmerge_lab.experiments.cifar10_from_scratch import EVEN_DRAW
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS as SETTINGS, wanted
 from dpmerge_lab.experiments.cifar10_starts import BEST_AVERAGE, FROM_AVERAGE, PRIVATE_STEPS, TUNED
 from dpmerge_lab.experiments.coverage import SEPARATIONS
@@ -392,6 +393,26 @@ def test_checkpoints() -> None:
     (even,) = (row for row in found["averages"] if row["weights"] == [0.3, 0.3, 0.4])
     drawn = f"ε = {up(even['random selection'], 2)} and {even['expected test accuracy of a draw']:.4f}"
     said(OVERVIEW, f"({drawn} against {up(second['epsilon by PLD'], 2)} and {second['test accuracy']['mean']:.4f})")
+
+
+def test_checkpoints_in_small() -> None:
+    section, found = "`cifar10-small`", numbers("cifar10-small")["checkpoints"]
+    assert len(found) == 18
+    ladders = {tuple(one["epsilon by PLD"] for one in of["alone"].values()) for of in found.values()}
+    evens = {of["random selection"][1]["epsilon by PLD"] for of in found.values()}
+    (high, low), (above, below) = sorted(ladders, reverse=True), sorted(evens, reverse=True)
+    said(section, "ε = {:.2f}, {:.2f} and {:.2f}".format(*high), "(of the other σ {:.2f}, {:.2f} and {:.2f})".format(*low))
+    said(section, f"has ε = {above:.2f} ({below:.2f}), {above - high[1]:.2f} ({below - low[1]:.2f}) more than the second")
+    scores = [[one["test accuracy"]["mean"] for one in of["alone"].values()] for of in found.values()]
+    steps = [100 * (later - earlier) for of in scores for earlier, later in itertools.pairwise(of)]
+    said(section, f"in every setting, by {span(steps, 2)} points")
+    gains = [of[EVEN_DRAW] for of in found.values()]
+    least, most = (100 * by(one["mean"] for one in gains) for by in (min, max))
+    said(section, f"−{-least:.2f} to {most:.2f} points")
+    error = 100 * math.hypot(*(one["std"] / math.sqrt(one["runs"]) for one in gains)) / len(gains)
+    mean = 100 * statistics.mean(one["mean"] for one in gains)
+    said(section, f"−{-mean:.2f} ± {error:.2f} over all 18 settings")
+    said(OVERVIEW, f"−{-mean:.2f} ± {error:.2f} points)")
 
 
 def test_cifar10_says_whether_merges_are_of_use() -> None:

@@ -39,7 +39,7 @@ def show(result: Result, dataset: str, title: str, runs: Mapping[str, Measured],
     result.numbers[dataset] = {
         name: {
             "alone": alone(measured),
-            "random selection": _selections(measured),
+            "random selection": selections(measured),
             "frontier": frontier_numbers(panels[name]),
         }
         for name, measured in runs.items()
@@ -54,7 +54,7 @@ def over_checkpoints(measured: Measured, options: Options, title: str) -> dict[s
     return {**panel, "x_scale": "linear", "lines": lines, "points": marks}
 
 
-def _selections(measured: Measured) -> list[dict[str, Any]]:
+def selections(measured: Measured) -> list[dict[str, Any]]:
     """A few draws whose weights are chosen in advance: mostly the first checkpoint, even, mostly the last."""
     rows = []
     for point in ((0.8, 0.1, 0.1), (1 / 3, 1 / 3, 1 / 3), (0.1, 0.1, 0.8)):

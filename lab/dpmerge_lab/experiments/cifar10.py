@@ -20,14 +20,22 @@ import numpy as np
 
 from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
-from dpmerge.profiles import run_profile
 from dpmerge.records import Model, Portfolio, Record
-from dpmerge_lab.experiments import cifar10_starts, merge_pictures
-from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SEED, SMALL, Size, wanted
+from dpmerge_lab.experiments import cifar10_from_scratch, cifar10_starts, merge_pictures
+from dpmerge_lab.experiments.cifar10_from_scratch import repetitions
+from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SMALL, Size, wanted
 from dpmerge_lab.experiments.cifar10_starts import TUNED
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, targets
-from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
-from dpmerge_lab.experiments.results import Options, Result, error_bars, mean_and_deviation, read, timed
+from dpmerge_lab.experiments.portfolios import (
+    CHOSEN_BY_TEST,
+    DELTA,
+    Measured,
+    alone,
+    guarantees,
+    replace_one,
+    restated,
+)
+from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, read, timed
 
 _STARTS = {"scratch-b": "one start", "apart": "three starts"}
 _DATA = {"cifar10": "CIFAR-10", "digits": "digits"}
@@ -46,8 +54,8 @@ def cifar10(options: Options) -> Result:
     """Three models from scratch, twice, and where they are kept, from different starts; every setting that is kept, alone."""
     result = _experiment("cifar10", ("scratch-a", "scratch-b"), options, ("apart",))
     if options.folder is not None:
-        result.numbers["settings"] = _settings(options.folder)
-        result.pictures["settings"] = _picture_of_settings(options.folder, result.numbers["settings"])
+        found = result.numbers["settings"] = cifar10_from_scratch.settings(options.folder)
+        result.pictures["settings"] = cifar10_from_scratch.picture(_what(_size(options.folder)), found)
     return result
 
 
@@ -74,7 +82,8 @@ def cifar10_small(options: Options) -> Result:
     """Three small networks, from one start and from three: on a CPU, so several times."""
     result = _experiment("cifar10-small", ("scratch-b", "apart"), options, size=SMALL)
     if options.folder is not None:
-        result.numbers["settings"] = _settings(options.folder)
+        result.numbers["settings"] = cifar10_from_scratch.settings(options.folder)
+        result.numbers["checkpoints"] = cifar10_from_scratch.over_checkpoints(options.folder)
         result.pictures |= small_pictures(options.folder, result.numbers)
     return result
 
@@ -109,23 +118,7 @@ def _experiment(
 def _whole(folder: Path, groups: tuple[str, ...]) -> list[Path]:
     """The repetitions that have all of these groups' runs and merges."""
     needed = wanted(",".join(groups))
-    return [one for one in _repetitions(folder) if all((one / f"{piece}.json").exists() for piece in needed)]
-
-
-def _repetitions(folder: Path) -> list[Path]:
-    return sorted((one for one in folder.glob("*") if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name))
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """Every model from scratch that is kept: what it guarantees, and its test accuracy."""
-    found: dict[str, Any] = {}
-    for name, setting in RUNS.items():
-        held = [read(path)["checkpoints"][-1] for one in _repetitions(folder) if (path := one / f"{name}.json").exists()]
-        if held and setting.pretrained is None and setting.seed == SEED:
-            profile = run_profile(Model(name, Record.parse(json.dumps(held[0]["record"]), source=name))).profile
-            scores = mean_and_deviation([point["accuracy"] for point in held])
-            found[name] = {"epsilon": profile.epsilon(DELTA), "test accuracy": scores}
-    return found
+    return [one for one in repetitions(folder) if all((one / f"{piece}.json").exists() for piece in needed)]
 
 
 def _size(folder: Path, group: str = "scratch-b") -> Size:
@@ -133,18 +126,8 @@ def _size(folder: Path, group: str = "scratch-b") -> Size:
     return Size(**read(_whole(folder, (group,))[0] / f"{group}.json")["size"])
 
 
-def _picture_of_settings(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    size = _size(folder)
-    bars = error_bars([one["test accuracy"] for one in found.values()])
-    runs = sorted({one["test accuracy"]["runs"] for one in found.values()})
-    axes = {"x_label": "setting", "y_label": "test accuracy", "categories": list(found)}
-    return {
-        "kind": "lines",
-        "title": f"Private {_NETWORKS[size.network][1]} from scratch on {_DATA[size.data]}, one by one",
-        "subtitle": "one run each" if runs == [1] else f"{' or '.join(map(str, runs))} runs each",
-        "caption": "Bars are ± one standard error, where there are several runs.",
-        "panels": [{**axes, "lines": [{"label": "measured", **bars}]}],
-    }
+def _what(size: Size) -> str:
+    return f"{_NETWORKS[size.network][1]} from scratch on {_DATA[size.data]}"
 
 
 def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, Any]]:
@@ -164,8 +147,11 @@ def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, 
 
 def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Of the small networks: averages and draws of both groups, each at its ε, and the table."""
-    found: dict[str, Mapping[str, Any]] = {"settings": _picture_of_settings(folder, numbers["settings"])}
     groups, size = {}, _size(folder)
+    found: dict[str, Mapping[str, Any]] = {
+        "settings": cifar10_from_scratch.picture(_what(size), numbers["settings"]),
+        "checkpoints": cifar10_from_scratch.picture_of_checkpoints(_what(size), numbers["checkpoints"]),
+    }
     what = f"{_DATA[size.data]}, {_NETWORKS[size.network][0]}"
     for group, start in _STARTS.items():
         of = numbers[group]
