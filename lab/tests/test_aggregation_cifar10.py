@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpmerge.errors import TrainingError
-from dpmerge.figures import render
+from dpmerge.figures import describe, render
 from dpmerge.profiles import run_profile
 from dpmerge.records import DpSgd, Model, Record
 from dpmerge_lab.experiments.aggregation import LAST, METHODS, Watcher, accuracies, tuned
@@ -26,6 +26,7 @@ from dpmerge_lab.experiments.aggregation_cifar10 import (
 )
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, chosen
 from dpmerge_lab.experiments.aggregation_settings import (
+    AT_LENGTH,
     EVERY_RATE,
     EVERY_TAIL,
     IN_SMALL,
@@ -38,6 +39,8 @@ from dpmerge_lab.experiments.aggregation_settings import (
 )
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WITH_INFERENCE
 from dpmerge_lab.experiments.results import Options
+from dpmerge_lab.training.recipe import LabRecipe
+from dpmerge_lab.training.shift import PeriodicShift
 
 KEPT = Path(__file__).parent.parent / "results"
 
@@ -45,7 +48,7 @@ KEPT = Path(__file__).parent.parent / "results"
 @pytest.mark.parametrize(
     ("folder", "size", "name"),
     [
-        *(("aggregation-cifar10", Size(), name) for name in SETTINGS),
+        *(("aggregation-cifar10", Size(), name) for name in SETTINGS | AT_LENGTH),
         *(("aggregation-cifar10-small", SMALL, name) for name in IN_SMALL | EVERY_RATE | EVERY_TAIL | OTHERWISE),
     ],
 )
@@ -63,7 +66,7 @@ def test_kept_runs_have_the_least_noise_for_their_epsilon(folder: str, size: Siz
         mechanisms.add(record.mechanism.model_dump_json(exclude={*names}))
         own.append(tuple(getattr(record.mechanism, one) for one in names))
     if not own:
-        assert name in EVERY_RATE  # not every one was tried in every setting
+        assert name in EVERY_RATE | AT_LENGTH  # not every rate was tried in every setting
         return
     assert len(mechanisms) == 1  # all runs of a setting have one guarantee
     assert all(len(set(column)) == len(own) for column in zip(*own, strict=True))  # and each its own randomness
@@ -122,6 +125,35 @@ def test_the_quick_experiment_gives_the_table(tmp_path: Path) -> None:
     assert after["runs"] == 2
     assert after["mean"] == pytest.approx(before["mean"] + 0.125)
     assert again.numbers["eps1"]["gain over no aggregation"]["OPA"]["standard error"] == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("name", AT_LENGTH)
+def test_long_runs_have_the_least_noise_too(name: str) -> None:
+    size, setting = Size(), AT_LENGTH[name]
+    shift = PeriodicShift.even_and_odd(np.arange(50_000) % 10, size.period, float(size.batch)) if setting.shifting else None
+    rate = None if setting.shifting else size.batch / 50_000
+
+    def epsilon(sigma: float) -> float:
+        recipe = LabRecipe(steps=setting.steps, learning_rate=1.0, clip=1.0, noise_multiplier=sigma, rate=rate, shift=shift)
+        record = recipe.record(setting.steps, 50_000, dataset="d", run="r", noise="1" * 32, sampler="2" * 32)
+        return run_profile(Model(name, record)).profile.epsilon(DELTA)
+
+    assert epsilon(setting.noise_multiplier) <= setting.epsilon < epsilon(setting.noise_multiplier - 0.001)
+
+
+def test_long_runs_are_shown_where_they_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from dpmerge_lab.experiments.aggregation_cifar10_training import make
+
+    make([*SETTINGS, *AT_LENGTH], [1], None, "cpu", QUICK, tmp_path, aggregates=())
+    result = aggregation_cifar10(Options(seeds=1, folder=tmp_path))  # nothing is left to train
+    assert [*result.numbers] == [*SETTINGS, *AT_LENGTH]
+    for name in AT_LENGTH:
+        long, short = result.numbers[name], result.numbers[name.removesuffix("-long")]
+        assert long["the paper's test accuracy, percent"] == short["the paper's test accuracy, percent"]
+        assert (long["steps"], short["steps"]) == ([8], [4, 8])
+    assert len(describe(result.pictures["table"]).panels) == len(SETTINGS | AT_LENGTH)
 
 
 def test_in_small_learning_rates_are_tried_and_tails_are_tuned(tmp_path: Path) -> None:

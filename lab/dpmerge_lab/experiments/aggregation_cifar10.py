@@ -18,9 +18,19 @@ from typing import Any
 from dpmerge.profiles import Law, Profile, dp_sgd_steps, run_profile
 from dpmerge.records import DpSgd, Model, Record
 from dpmerge_lab.experiments.aggregation import LAST, METHODS, ON_TOP, TRAINED
-from dpmerge_lab.experiments.aggregation_cifar10_pictures import INFERENCE, PAPER, PLAIN, pictures, small_pictures
+from dpmerge_lab.experiments.aggregation_cifar10_pictures import INFERENCE, PLAIN, papers, pictures, small_pictures
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN, RATES, chosen, gain, parameters, scores
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, OTHERWISE, QUICK, SETTINGS, SMALL, Size, tail
+from dpmerge_lab.experiments.aggregation_settings import (
+    AT_LENGTH,
+    EVERY_RATE,
+    EVERY_TAIL,
+    OTHERWISE,
+    QUICK,
+    SETTINGS,
+    SMALL,
+    Size,
+    tail,
+)
 from dpmerge_lab.experiments.aggregation_tuning import TUNING, Point, Tuned
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, read, timed
 
@@ -33,7 +43,7 @@ def aggregation_cifar10(options: Options) -> Result:
     """WRN-16-4s: the tables, what each run guarantees, and accuracy as training goes on; beside the paper's."""
     result = _experiment("aggregation-cifar10", options, Size())
     for name, found in result.numbers.items():
-        found["the paper's test accuracy, percent"] = dict(zip(METHODS, PAPER[name], strict=True))
+        found["the paper's test accuracy, percent"] = dict(zip(METHODS, papers(name), strict=True))
     result.pictures = pictures(result.numbers)
     return result
 
@@ -94,7 +104,8 @@ def _experiment(called: str, options: Options, size: Size) -> Result:
             from dpmerge_lab.experiments.aggregation_cifar10_training import make
 
             make(missing, range(1, options.seeds + 1), options.data, options.device, size, folder)
-        held = {name: [read(path) for path in _kept(folder, name)] for name in SETTINGS}
+        kept = {name: _kept(folder, name) for name in SETTINGS | AT_LENGTH}
+        held = {name: [read(path) for path in paths] for name, paths in kept.items() if paths}
     result.configuration["runs"] = {
         name: [{key: run[key] for key in ("number", "setting", "size", "started", "seconds", "software")} for run in runs]
         for name, runs in held.items()

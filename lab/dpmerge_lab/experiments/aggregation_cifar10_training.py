@@ -28,7 +28,17 @@ from torch import Tensor, nn
 from dpmerge.errors import DpmergeError
 from dpmerge.training import together
 from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, TRAINED, Probabilities, Watcher
-from dpmerge_lab.experiments.aggregation_settings import EVERY_RATE, EVERY_TAIL, OTHERWISE, SETTINGS, SMALL, Setting, Size, tail
+from dpmerge_lab.experiments.aggregation_settings import (
+    AT_LENGTH,
+    EVERY_RATE,
+    EVERY_TAIL,
+    OTHERWISE,
+    SETTINGS,
+    SMALL,
+    Setting,
+    Size,
+    tail,
+)
 from dpmerge_lab.experiments.cifar10_settings import SEED
 from dpmerge_lab.experiments.cifar10_training import as_tensors, command_line, listed, software
 from dpmerge_lab.experiments.results import laid_out
@@ -76,8 +86,9 @@ def make(
         if setting.standardised not in programs:
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
-        # Where parameters are tried, runs are scored at their end only.
-        at = replace(size, look_every=setting.steps) if name in EVERY_RATE | EVERY_TAIL else size
+        # Where parameters are tried, runs are scored at their end only; long ones about as often as others, in as many phases.
+        often = {**dict.fromkeys(EVERY_RATE | EVERY_TAIL, setting.steps), **dict.fromkeys(AT_LENGTH, 3 * size.look_every)}
+        at = replace(size, look_every=min(often.get(name, size.look_every), setting.steps))
         on = _training_on(name, setting, size, aggregates)
         asked = {"setting": dataclasses.asdict(setting), "size": dataclasses.asdict(at), "number": number}
         begun = {**asked, "on": {called: training.optimizer for called, training in on.items()}}
@@ -287,7 +298,7 @@ def _recipe(setting: Setting, size: Size, labels: Tensor) -> LabRecipe:
 def main(arguments: list[str] | None = None) -> None:
     """The training alone."""
     parser = command_line("aggregation_cifar10_training", "Aggregates of private networks on CIFAR-10.")
-    known = [*SETTINGS, *EVERY_RATE, *EVERY_TAIL, *OTHERWISE]
+    known = [*SETTINGS, *AT_LENGTH, *EVERY_RATE, *EVERY_TAIL, *OTHERWISE]
     names, numbers, aggregates = listed(known, str), listed(range(1, 10), int), listed(TRAINED, str)
     parser.add_argument("--only", type=names, default=[*SETTINGS], help="names of settings, with commas between")
     parser.add_argument(
