@@ -29,6 +29,7 @@ _SETTING = Setting({}, _NORM, as_the_papers=True)
 DESIGN = Design(
     Recipe(steps=705, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=256 / 60000), 101, (5, 10, 20, 50, 100), 20
 )
+SLOWER = 0.1  # another learning rate, at one ε: with it runs still move in their second half
 _QUICK = Design(Recipe(steps=30, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=0.1), 6, (3, 5), 5)
 
 
@@ -43,7 +44,7 @@ class Trained:
 
 
 def uncertainty_mnist(options: Options) -> Result:
-    """Mean widths and their ratios, for several N and ε."""
+    """Mean widths and their ratios, for several N and ε, and once at another learning rate."""
     design = _QUICK if options.quick else DESIGN
     data = None if options.quick else options.data
     images = _images(data, options.quick)[0]
@@ -63,15 +64,16 @@ def uncertainty_mnist(options: Options) -> Result:
         "checkpoints over the second half": {n: design.steps(APART, n)[-1] - design.steps(APART, n)[-2] for n in design.counts},
     }
     with timed(Result("uncertainty-mnist", configuration)) as result:
-        for epsilon in EPSILONS:
+        cases = [(f"ε = {epsilon:g}", epsilon, design.recipe.learning_rate) for epsilon in EPSILONS]
+        for case, epsilon, rate in (*cases, (f"ε = 1, η = {SLOWER:g}", 1.0, SLOWER)):
             noise = least_noise(design.recipe, len(images.train), epsilon, DELTA, units=10_000)
-            recipe = replace(design.recipe, noise_multiplier=noise)
+            recipe = replace(design.recipe, noise_multiplier=noise, learning_rate=rate)
             work = partial(_run, replace(design, recipe=recipe), data, options.quick, repeats)
-            runs = run_all(work, range(design.pool), jobs=options.jobs, progress=options.bar(f"ε = {epsilon:g}: training"))
+            runs = run_all(work, range(design.pool), jobs=options.jobs, progress=options.bar(f"{case}: training"))
             pool = [_probabilities(run.tensors, seen) for run in runs]
             found = compared(design, pool, [run.found for run in runs if run.found], repeats, images.test_labels)
             accuracies, records = [run.accuracy for run in runs], [run.record for run in runs]
-            result.numbers[f"ε = {epsilon:g}"] = numbers(design, noise, accuracies, records, *found)
+            result.numbers[case] = numbers(design, noise, accuracies, records, *found)
         result.pictures = pictures(result.numbers, configuration)
     return result
 
