@@ -133,6 +133,16 @@ def test_what_private_steps_make_of_public_networks(tmp_path: Path, monkeypatch:
         assert result.pictures[group]["warning"].startswith("weights in this picture are chosen by test accuracy")
     picture = result.pictures["starts"]
     assert picture["title"] == "Private networks of 5,226 parameters from public ones on digits"
+    assert picture["subtitle"] == "mean of 2 repetitions"
+    # One repetition lacks the group that later ones have.
+    (tmp_path / "1" / "full-batch-ema.json").unlink()
+    again = cifar10.cifar10_pretrained_small(Options(quick=True, jobs=1, seeds=2, folder=tmp_path))
+    shorter, longer = "full-batch-ema-lr0.1-s10.0", "full-batch-lr0.1-s10.0"
+    held = held[1:]
+    assert again.numbers[FROM_AVERAGE][shorter] == mean_and_deviation(gained(shorter, longer))
+    assert again.numbers[PRIVATE_STEPS][longer] == result.numbers[PRIVATE_STEPS][longer]
+    assert again.numbers["public networks"] == result.numbers["public networks"]
+    assert again.pictures["starts"]["subtitle"] == "mean of 1 or 2 repetitions"
     assert render(picture, ".png").startswith(b"\x89PNG")
 
 

@@ -22,7 +22,7 @@ from dpmerge.jobs import run_all
 from dpmerge.planning import Point, frontier
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge_lab.experiments import cifar10_from_scratch, cifar10_starts, merge_pictures
-from dpmerge_lab.experiments.cifar10_from_scratch import repetitions
+from dpmerge_lab.experiments.cifar10_from_scratch import repetition_folders
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SMALL, Size, wanted
 from dpmerge_lab.experiments.cifar10_starts import TUNED
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, targets
@@ -118,7 +118,7 @@ def _experiment(
 def _whole(folder: Path, groups: tuple[str, ...]) -> list[Path]:
     """The repetitions that have all of these groups' runs and merges."""
     needed = wanted(",".join(groups))
-    return [one for one in repetitions(folder) if all((one / f"{piece}.json").exists() for piece in needed)]
+    return [one for one in repetition_folders(folder) if all((one / f"{piece}.json").exists() for piece in needed)]
 
 
 def _size(folder: Path, group: str = "scratch-b") -> Size:
@@ -170,13 +170,16 @@ def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mappin
 
 
 def _compare_starts(result: Result, options: Options) -> None:
-    """Add what private steps made of public networks, and a picture of it, if all of them are kept."""
-    if options.folder is None or not (runs := _whole(options.folder, TUNED)):
+    """Add what private steps made of public networks, and a picture of it, if those of version 1 and 2 are kept."""
+    if options.folder is None:
         return
-    result.numbers |= cifar10_starts.compared(runs)
+    kept = {group: runs for group in TUNED if (runs := _whole(options.folder, (group,)))}
+    if not {*TUNED[:4]} <= set(kept):
+        return
+    result.numbers |= cifar10_starts.compared(kept)
     size = _size(options.folder, TUNED[0])
     title = f"Private {_NETWORKS[size.network][1]} from public ones on {_DATA[size.data]}"
-    result.pictures["starts"] = cifar10_starts.picture(title, result.numbers, len(runs))
+    result.pictures["starts"] = cifar10_starts.picture(title, result.numbers)
 
 
 def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options, result: Result) -> None:

@@ -20,7 +20,7 @@ EVEN_DRAW = "test accuracy of the even draw, less that of the second checkpoint"
 _ORDER = ("first", "second", "third")
 
 
-def repetitions(folder: Path) -> list[Path]:
+def repetition_folders(folder: Path) -> list[Path]:
     """The folders of kept runs."""
     return sorted((one for one in folder.glob("*") if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name))
 
@@ -29,7 +29,7 @@ def _kept(folder: Path) -> dict[str, list[Any]]:
     """Of every setting the checkpoints of its runs."""
     found = {}
     for name, setting in RUNS.items():
-        held = [read(path)["checkpoints"] for one in repetitions(folder) if (path := one / f"{name}.json").exists()]
+        held = [read(path)["checkpoints"] for one in repetition_folders(folder) if (path := one / f"{name}.json").exists()]
         if held and setting.pretrained is None and setting.seed == SEED:
             found[name] = held
     return found

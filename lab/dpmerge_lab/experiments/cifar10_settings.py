@@ -63,15 +63,18 @@ _FINE_TUNED = {
 }
 # Version 2's: all 25,000 examples in every step. Its rates, noise and steps are missing from our copy; these are ours.
 _FULL_BATCH = {
-    f"full-batch-lr{rate}-s{sigma}": Setting(rate, 1.0, sigma, pretrained="pretraining-views", full_batches=30)
-    for rate, sigma in ((0.1, 10.0), (0.2, 10.0), (0.1, 15.0))
+    group: {
+        f"{group}-lr{rate}-s{sigma}": Setting(rate, 1.0, sigma, pretrained=public, full_batches=30)
+        for rate, sigma in ((0.1, 10.0), (0.2, 10.0), (0.1, 15.0))
+    }
+    for group, public in {"full-batch": "pretraining-views", "full-batch-ema": "pretraining-views-ema"}.items()
 }
 # The second and the third model of scratch-b, from other first parameters than the first.
 _APART = {
     f"{name}-seed{SEED + k}": replace(_SCRATCH[name], seed=SEED + k)
     for k, name in ((1, "eps10-lr0.01-c4"), (2, "eps9-lr0.02-c2"))
 }
-RUNS = _SCRATCH | _APART | _FINE_TUNED | _FULL_BATCH
+RUNS = _SCRATCH | _APART | _FINE_TUNED | _FULL_BATCH["full-batch"] | _FULL_BATCH["full-batch-ema"]
 # One model, one with another learning rate or clip (equally private), one with more noise: as the papers choose their three.
 MERGES = {
     "scratch-a": ("eps10-lr0.04-c1", "eps10-lr0.02-c1", "eps9-lr0.04-c1"),
@@ -84,7 +87,7 @@ MERGES = {
         )
         for public in PRETRAININGS
     },
-    "full-batch": tuple(_FULL_BATCH),
+    **{group: tuple(runs) for group, runs in _FULL_BATCH.items()},
 }
 
 

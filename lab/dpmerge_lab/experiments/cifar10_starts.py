@@ -12,30 +12,41 @@ import numpy.typing as npt
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS
 from dpmerge_lab.experiments.results import error_bars, mean_and_deviation, read
 
-TUNED = ("pretrained", "pretrained-views", "pretrained-views-ema", "full-batch")  # the last one in steps of all images
+# Groups of models that were tuned from public networks; the last two in steps of all images.
+TUNED = ("pretrained", "pretrained-views", "pretrained-views-ema", "full-batch", "full-batch-ema")
 PRIVATE_STEPS, FROM_AVERAGE, BEST_AVERAGE = (
     "gain of private steps",
     "gain from a moving average as a start",
     "gain of the best average over the best input",
 )
 _LABELS = dict(zip(PRETRAININGS, ("images as they are", "images moved and mirrored", "its moving average"), strict=True))
-# Each model that began at a moving average, and its like that began at the last iterate; and the public networks themselves.
-_AVERAGED = {"pretraining-views-ema": "pretraining-views", **dict(zip(MERGES[TUNED[2]], MERGES[TUNED[1]], strict=True))}
+# Each model that began at a moving average, and its like that began at the last iterate.
+_AVERAGED = dict(zip((*MERGES[TUNED[2]], *MERGES[TUNED[4]]), (*MERGES[TUNED[1]], *MERGES[TUNED[3]]), strict=True))
 Scores = npt.NDArray[np.float64]  # of one model, in each repetition
 
 
-def compared(runs: Sequence[Path]) -> dict[str, Any]:
-    """Differences within repetitions, of these folders."""
-    tuned = {name: RUNS[name].pretrained for group in TUNED for name in MERGES[group]}
-    scores = {name: np.array([_accuracy(read(one / f"{name}.json")) for one in runs]) for name in (*PRETRAININGS, *tuned)}
+def compared(kept: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Differences within repetitions: these folders have all runs of these groups."""
+    folders = {name: runs for group, runs in kept.items() for name in MERGES[group]}
+    public = {name: str(RUNS[name].pretrained) for name in folders}
+    for network in PRETRAININGS:  # which are where models are that were tuned from them
+        folders[network] = sorted({one for name, over in public.items() if over == network for one in folders[name]})
+
+    def gained(name: str, over: str) -> dict[str, Any]:
+        both = [one for one in folders[name] if one in folders[over]]
+        return mean_and_deviation(_scores(both, name) - _scores(both, over))
+
+    averaged = {"pretraining-views-ema": "pretraining-views", **_AVERAGED}
     return {
-        "public networks": {public: mean_and_deviation(scores[public]) for public in PRETRAININGS},
-        PRIVATE_STEPS: {
-            name: mean_and_deviation(scores[name] - scores[public]) for name, public in tuned.items() if public is not None
-        },
-        FROM_AVERAGE: {name: mean_and_deviation(scores[name] - scores[last]) for name, last in _AVERAGED.items()},
-        BEST_AVERAGE: {group: _best(runs, group, [scores[name] for name in MERGES[group]]) for group in TUNED},
+        "public networks": {name: mean_and_deviation(_scores(folders[name], name)) for name in PRETRAININGS},
+        PRIVATE_STEPS: {name: gained(name, over) for name, over in public.items()},
+        FROM_AVERAGE: {name: gained(name, last) for name, last in averaged.items() if name in folders},
+        BEST_AVERAGE: {group: _best(runs, group) for group, runs in kept.items()},
     }
+
+
+def _scores(runs: Sequence[Path], name: str) -> Scores:
+    return np.array([_accuracy(read(one / f"{name}.json")) for one in runs])
 
 
 def _accuracy(content: Mapping[str, Any]) -> float:
@@ -46,8 +57,9 @@ def _accuracy(content: Mapping[str, Any]) -> float:
     return float((last["moving average"] if "moving average" in content.get("kept", "") else last)["accuracy"])
 
 
-def _best(runs: Sequence[Path], group: str, alone: Sequence[Scores]) -> dict[str, Any]:
+def _best(runs: Sequence[Path], group: str) -> dict[str, Any]:
     """Of the average and the input with the largest means."""
+    alone = [_scores(runs, name) for name in MERGES[group]]
     points = [read(one / f"{group}.json")["points"] for one in runs]
     averages = {
         tuple(point["weights"]): np.array([one[index]["accuracy"] for one in points])
@@ -59,15 +71,16 @@ def _best(runs: Sequence[Path], group: str, alone: Sequence[Scores]) -> dict[str
     return {"weights": list(weights), "averages": len(averages), **mean_and_deviation(gained)}
 
 
-def picture(title: str, numbers: Mapping[str, Any], repetitions: int) -> dict[str, Any]:
+def picture(title: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Every public network and what was tuned from it, by name."""
-    panels = []
+    panels, repetitions = [], set()
     for how, groups in (("batches of 256, three epochs", TUNED[:3]), ("full batches, 30 steps", TUNED[3:])):
         lines = []
-        for group in groups:
+        for group in (one for one in groups if one in numbers):
             public = RUNS[MERGES[group][0]].pretrained
             assert public is not None
             alone = [numbers[group]["alone"][name]["test accuracy"] for name in MERGES[group]]
+            repetitions |= {one["runs"] for one in alone}
             lines.append({"label": f"from {_LABELS[public]}", **error_bars([numbers["public networks"][public], *alone])})
         settings = [RUNS[name] for name in MERGES[groups[0]]]
         names = ["public", *(f"η={one.learning_rate:g} σ={one.noise_multiplier:g}" for one in settings)]
@@ -76,7 +89,11 @@ def picture(title: str, numbers: Mapping[str, Any], repetitions: int) -> dict[st
     return {
         "kind": "lines",
         "title": title,
-        "subtitle": "each trained once" if repetitions == 1 else f"mean of {repetitions} repetitions",
-        "caption": "" if repetitions == 1 else "Bars: ± one standard error of the mean.",
+        "subtitle": "each trained once" if repetitions == {1} else f"mean of {_counted(repetitions)} repetitions",
+        "caption": "" if repetitions == {1} else "Bars: ± one standard error of the mean.",
         "panels": panels,
     }
+
+
+def _counted(repetitions: set[int]) -> str:
+    return " or ".join(str(one) for one in sorted(repetitions))
