@@ -12,14 +12,12 @@ from scipy.stats import t as student
 
 from dpmerge.checkpoints import (
     abstention_curve,
-    abstention_panel,
-    abstention_picture,
     chosen_steps,
     uncertainty,
     variance_estimate,
 )
 from dpmerge.checkpoints.uncertainty import interval_widths
-from dpmerge.checkpoints.uncertainty_files import histogram_line, widths_picture
+from dpmerge.checkpoints.uncertainty_files import abstention_picture, histogram_line, widths_picture
 from dpmerge.errors import CheckpointError, EvaluationError, WeightsError
 from dpmerge.figures import render
 
@@ -280,6 +278,6 @@ class TestPictures:
         curve = abstention_curve(GENERATOR.random(300), GENERATOR.random(300) < 0.8)
         for document in (
             widths_picture([histogram_line(np.zeros(5), "no width")], "a run", 0.95, "heuristic"),
-            abstention_picture([abstention_panel({"by width": curve})], "a run"),
+            abstention_picture({"by width": curve}, "a run"),
         ):
             assert render(document, ".png").startswith(b"\x89PNG")

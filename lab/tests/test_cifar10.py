@@ -216,7 +216,7 @@ def test_draws_over_checkpoints_are_those_of_each_run(small: tuple[Path, dict[st
     for path in folder.glob("*/eps*.json"):
         if path.stem not in (name, left) or (path.stem, path.parent.name) == (left, "2"):
             path.unlink()
-    found = cifar10_from_scratch.over_checkpoints(folder)
+    found = cifar10_from_scratch.drawn_over_checkpoints(folder)
     assert found[name] == numbers["checkpoints"][name]
     assert found[left][EVEN_DRAW]["runs"] == 2, "a repetition that lacks it is left out"
     runs = [json.loads((folder / one / f"{name}.json").read_text())["checkpoints"] for one in "123"]

@@ -37,13 +37,14 @@ from dpmerge_lab.experiments.last_iterate import portfolio_file, portfolio_of
 from dpmerge_lab.experiments.merge_pictures import named
 from dpmerge_lab.experiments.results import with_error
 from dpmerge_lab.experiments.tail_averaging_pictures import RATIO
-from dpmerge_lab.experiments.uncertainty import ABOVE, ANSWERED, APART, LAST, RUNS as ALL_RUNS, TOP, TOP_OF_RUNS, ratio
+from dpmerge_lab.experiments.uncertainty import ABOVE, ANSWERED, APART, LAST, RUNS as ALL_RUNS, TOP, ratio
 from dpmerge_lab.training.shift import first_share
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "lab" / "results"
 TEXT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 SECTIONS = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]}
+BRIEF = TEXT.split("**In short**")[1].split("\n\n")[1]
 OVERVIEW = "The papers, figure by figure"
 CASES = {"ε = 8": "eps8", "ε = 1": "eps1", "PDS, ε = 8": "shifting-eps8", "PDS, ε = 1": "shifting-eps1"}
 JOINT = "joint release"
@@ -103,14 +104,51 @@ def counts(value: Any) -> Iterator[int]:
 
 
 def test_what_is_said_in_short_is_said_in_the_sections_too() -> None:
-    """Every number of a sentence is in the section that it links to."""
-    brief = TEXT.split("**In short**")[1].split("\n\n")[1]
-    sentences = re.findall(r"(.+?)\(\[([\w-]+)\]\(#[\w-]+\)\)", " ".join(brief.split()))
-    assert len(sentences) >= 10
-    for text, section in sentences:
-        whole = " ".join(SECTIONS[f"`{section}`"].split())
-        for number in re.findall(r"\d+(?:\.\d+)?", text):
-            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d]|\.\d)", whole), (section, number)
+    """Every number is in the section that the sentence links to."""
+    bullets = re.split(r"^- ", BRIEF, flags=re.MULTILINE)[1:]
+    assert len(bullets) >= 8
+    for bullet in bullets:
+        *linked, rest = re.split(r"\(\[[\w-]+\]\(#([\w-]+)\)\)", " ".join(bullet.split()))
+        assert rest == ".", bullet  # nothing is said without a link
+        for text, section in zip(linked[::2], linked[1::2], strict=True):
+            whole = " ".join(SECTIONS[f"`{section}`"].split())
+            for number in re.findall(r"\d+(?:\.\d+)?", text):
+                assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d]|\.\d)", whole), (section, number)
+
+
+def test_what_is_said_in_short_is_in_the_files() -> None:
+    mnist, twin = numbers("mnist"), numbers("mnist-full-batch")["Poisson twin"]["averages"]
+    alone = [one["epsilon by PLD"] for one in mnist["alone"].values()]
+    least = min(row["random selection"] for row in mnist["averages"])
+    in_brief(
+        f"with ε = {alone[0]:.3f}, {alone[1]:.3f} and {alone[2]:.3f}, a weight of 0.1 on one of the first costs {least:.3f}"
+    )
+    (row,) = (row for row in twin if row["weights"]["σ=0.5"] == 0.13)
+    in_brief(f"ε = {row[PROVED]:.3f}, where a draw has {row['random selection']:.3f} and joint release {row[JOINT]:.3f}")
+    assert all(row[PROVED] > row["random selection"] for row in twin if 0.5 <= row["weights"]["σ=0.5"] < 1)
+    networks = [row[PROVED] for group in ("scratch-a", "scratch-b") for row in numbers("cifar10")[group]["averages"]]
+    in_brief(f"on CIFAR-10 ε = {span(networks, 1)}")
+    behind = {}
+    for name in ("heads", "heads-text"):
+        of = {way: one["mean"] for way, one in numbers(name)["accuracy"].items()}
+        anew = zip(of["trained anew, composition"], of["trained anew, last iterate only"], strict=True)
+        best, average = [max(pair) for pair in anew], of["average of 8, noise at release"]
+        behind[name] = max(100 * (a - b) for a, b in zip(best, average, strict=True))
+        perturbed = of["output perturbation (Wu et al. 2017)"]
+        assert all(a > b for a, b in zip(perturbed[1:], best[1:], strict=True))
+    images, text = (up(behind[name], 1) for name in ("heads", "heads-text"))
+    in_brief(f"at most {images} points below models trained anew on features of images", f"{text} on text")
+    large, small = numbers("aggregation-cifar10")["eps1"], numbers("aggregation-cifar10-small")["eps8"]
+    gains = [100 * large["gain over no aggregation"][method]["mean"] for method in METHODS[3:]]
+    in_brief(f"gains {span(gains, 1)} points at ε = 1")
+    added = [of[BESIDE_BEST]["UTA tr + inf"] for of in (large, small)]
+    one, other = (f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}" for of in added)
+    in_brief(f"at ε = 1, {one} points", f"and {other} at ε = 8 in small")
+
+
+def in_brief(*texts: str) -> None:
+    for text in texts:
+        assert text in " ".join(BRIEF.split()), text
 
 
 def test_every_experiment_has_a_section_and_every_section_names_its_files_and_seeds() -> None:
@@ -273,7 +311,7 @@ def test_tail_averaging() -> None:
     for name, private in (("absolute", True), ("logistic", True), ("worst case", True), ("worst case", False)):
         some = [row[RATIO].values() for row in rows if (row["loss"], row["private"]) == (name, private)]
         pairs = [[(of["ratio"], of["standard error"]) for of in ratios] for ratios in some]
-        told = "{:.2f} ± {:.2f} ({:.2f} ± {:.2f})" if private else "{0:.2f} ({2:.2f})"
+        told = "{:.2f} ± {:.3f} ({:.2f} ± {:.3f})" if private else "{0:.2f} ({2:.2f})"
         cells = [told.format(*plain, *best) for plain, best in pairs]
         head = name if private else f"{name}, no noise"
         assert f"\n| {head} | {' | '.join(cells)} |\n" in SECTIONS[section], name
@@ -401,17 +439,18 @@ def test_checkpoints_in_small() -> None:
     ladders = {tuple(one["epsilon by PLD"] for one in of["alone"].values()) for of in found.values()}
     evens = {of["random selection"][1]["epsilon by PLD"] for of in found.values()}
     (high, low), (above, below) = sorted(ladders, reverse=True), sorted(evens, reverse=True)
-    said(section, "ε = {:.2f}, {:.2f} and {:.2f}".format(*high), "(of the other σ {:.2f}, {:.2f} and {:.2f})".format(*low))
+    said(section, "ε = {:.2f}, {:.2f} and {:.2f}".format(*high), "(with the larger σ {:.2f}, {:.2f} and {:.2f})".format(*low))
     said(section, f"has ε = {above:.2f} ({below:.2f}), {above - high[1]:.2f} ({below - low[1]:.2f}) more than the second")
     scores = [[one["test accuracy"]["mean"] for one in of["alone"].values()] for of in found.values()]
     steps = [100 * (later - earlier) for of in scores for earlier, later in itertools.pairwise(of)]
     said(section, f"in every setting, by {span(steps, 2)} points")
     gains = [of[EVEN_DRAW] for of in found.values()]
     least, most = (100 * by(one["mean"] for one in gains) for by in (min, max))
-    said(section, f"−{-least:.2f} to {most:.2f} points")
+    fewer = sum(one["mean"] < 0 for one in gains)
+    said(section, f"scores −{-least:.2f} to {most:.2f} points more: less in {fewer} of {len(gains)} settings")
     error = 100 * math.hypot(*(one["std"] / math.sqrt(one["runs"]) for one in gains)) / len(gains)
     mean = 100 * statistics.mean(one["mean"] for one in gains)
-    said(section, f"−{-mean:.2f} ± {error:.2f} over all 18 settings")
+    said(section, f"and −{-mean:.2f} ± {error:.2f} on average")
     said(OVERVIEW, f"−{-mean:.2f} ± {error:.2f} points)")
 
 
@@ -845,20 +884,25 @@ def test_abstaining_on_mnist() -> None:
     moving = [1 / ratio(row, APART)[0] for row in numbers("uncertainty-mnist")["ε = 1, η = 0.1"]["rows"]]
     said(section, f"they are {span(moving, 1)} times those of independent runs")
     slow = {key: points.pop() for key, points in by_pair.items()}
-    one, own = (f"{ALL_RUNS} − {score}" for score in (TOP, TOP_OF_RUNS))
-    (*won, lost), halves = by_pair[one, "0.9"], by_pair[one, "0.5"]
-    assert won == sorted(won, reverse=True) and lost < 0
-    said(section, f"by {span(halves, 2)} points; with 90 % answered by {won[0]:.2f} to {won[-1]:.2f} up to ε = 2, and not at 8")
-    said(section, f"beats their widths by {span([-one for one in by_pair[own, '0.9']], 2)} points")
-    said(section, f"widths are {span(by_pair[own, '0.5'], 2)} points ahead")
-    checkpoints = [f"{way} − {TOP}" for way in (LAST, APART)]
-    behind = [span([-points for points in by_pair[pair, "0.9"]], 2) for pair in checkpoints]
-    said(section, f"they lose {behind[0]} points (last 20) and {behind[1]} (second half)")
-    assert all(slow[pair, "0.9"] < min(by_pair[pair, "0.9"]) for pair in (one, own, *checkpoints))
+    own = [f"{way} − {TOP[way]}" for way in (ALL_RUNS, LAST, APART)]
+    worse = [span([-points for points in by_pair[pair, "0.9"]], 2) for pair in own]
+    said(section, f"worse by {worse[0]} points (20 runs), {worse[1]} (last 20 checkpoints) and {worse[2]} (second half)")
+    assert all(slow[pair, "0.9"] < min(by_pair[pair, "0.9"]) for pair in own)
+    said(section, f"those of 20 runs are better by {span(by_pair[own[0], '0.5'], 2)} at η = 0.5")
+    said(section, f"differ by {max(abs(points) for pair in own[1:] for points in by_pair[pair, '0.5']):.2f} at most")
+    *won, level = by_pair[f"{ALL_RUNS} − {TOP[LAST]}", "0.9"]
+    said(section, f"by {span(won, 2)} points with 90 % answered; at ε = 8 not (−{-level:.2f}")
+    every = [
+        {way: 100 * of[ANSWERED][way]["1"]["mean"] for way in (ALL_RUNS, LAST)} for of in numbers("uncertainty-mnist").values()
+    ]
+    many, one_run = (span([found[way] for found in every[:-1]], 2) for way in (ALL_RUNS, LAST))
+    said(section, f"(all answered, {many} % against {one_run} %)")
 
 
 def in_points(of: Any) -> str:
-    return re.sub("^-(?!0.00 )", "−", in_percent(of)).lstrip("-")
+    """A difference with its standard error, as `gain` gives it or over repetitions."""
+    error = of["standard error"] if "standard error" in of else of["std"] / of["runs"] ** 0.5
+    return re.sub("^-(?!0.00 )", "−", f"{100 * of['mean']:.2f} ± {100 * error:.2f}").lstrip("-")
 
 
 def test_abstaining_on_cifar10() -> None:
@@ -866,7 +910,7 @@ def test_abstaining_on_cifar10() -> None:
     apart = [ratio(row, APART)[0] for of in numbers(name).values() for row in of["rows"]]
     said(section, f"it is {span(apart, 1)}, with hardly any dependence on N")
     nine, five = answered(name, "0.9"), answered(name, "0.5")
-    top, runs, checkpoints = "top score", "independent runs", "checkpoints"
+    top, runs, checkpoints = TOP[LAST], ALL_RUNS, "checkpoints"
     for of in (nine, five):
         of[checkpoints] = of[LAST] + of[APART]
     said(section, f"has {span(nine[top], 3)}, widths from 20 runs {span(nine[runs], 3)}")
@@ -950,7 +994,7 @@ def test_averages_beside_joint_release() -> None:
     never_clipped = [*(of for name, of in convex.items() if name != "length of training"), *unclipped]
     others = [numbers("mnist"), numbers("mnist-replace-one")["as the paper"]]
     others += [numbers("cifar10")[group] for group in ("scratch-a", "scratch-b")]
-    tuned = [numbers("cifar10-pretrained", "cifar10")[group] for group in TUNED]
+    tuned = [numbers("cifar10-pretrained", "cifar10")[group] for group in TUNED[:4]]
     drawn = [row["random selection"] / row[JOINT] for of in (*never_clipped, *others, *tuned) for row in of["averages"]]
     said(OVERVIEW, f"RS **yes**: {down(min(drawn), 3)} to {up(max(drawn), 3)} of it")
     least = min(row[PROVED] / row[JOINT] for of in (*others, *tuned) for row in of["averages"])
@@ -1005,9 +1049,6 @@ def test_cifar10_pretrained() -> None:
 def test_cifar10_pretrained_in_small() -> None:
     found, section = numbers("cifar10-pretrained-small"), "`cifar10-pretrained-small`"
 
-    def points(of: Any) -> str:
-        return in_percent(of).replace("-", "−")
-
     def means(names: Iterable[str], of: Any) -> list[float]:
         return [100 * abs(of[name]["mean"]) for name in names]
 
@@ -1015,10 +1056,11 @@ def test_cifar10_pretrained_in_small() -> None:
     public = dict(zip(starts, PRETRAININGS, strict=True))
     for label, group in starts.items():
         scores = [found["public networks"][public[label]], *(one["test accuracy"] for one in found[group]["alone"].values())]
-        said(section, f"| {label} | {' | '.join(map(with_error, scores))} | {points(found[BEST_AVERAGE][group])} |")
-    for name, one in found["full-batch"]["alone"].items():
-        run = SETTINGS[name]
-        cells = (up(one["epsilon by PLD"], 2), with_error(one["test accuracy"]), points(found[PRIVATE_STEPS][name]))
+        said(section, f"| {label} | {' | '.join(map(with_error, scores))} | {in_points(found[BEST_AVERAGE][group])} |")
+    for name, other in zip(*(MERGES[group] for group in TUNED[3:]), strict=True):
+        run, one = SETTINGS[name], found["full-batch"]["alone"][name]
+        cells = [up(one["epsilon by PLD"], 2), with_error(one["test accuracy"]), in_points(found[PRIVATE_STEPS][name])]
+        cells += [with_error(found["full-batch-ema"]["alone"][other]["test accuracy"]), in_points(found[PRIVATE_STEPS][other])]
         said(section, f"| {run.learning_rate:g}, {run.noise_multiplier:g} | {' | '.join(cells)} |")
     levels = [one["mean"] for one in found["public networks"].values()]
     alone = [one["test accuracy"]["mean"] for one in numbers("cifar10-small")["settings"].values()]
@@ -1028,16 +1070,16 @@ def test_cifar10_pretrained_in_small() -> None:
     lost = [found[PRIVATE_STEPS][name] for name in MERGES[TUNED[2]]]
     errors = [-of["mean"] / (of["std"] / of["runs"] ** 0.5) for of in lost]
     said(section, f"private steps *lose* {span(gains[2], 2)} points ({span(errors, 1)} standard errors)")
-    average = points(found[FROM_AVERAGE]["pretraining-views-ema"])
+    average = in_points(found[FROM_AVERAGE]["pretraining-views-ema"])
     said(section, f"the public moving average is {average} points above its last iterate")
     private = [one["test accuracy"]["mean"] for group in TUNED for one in found[group]["alone"].values()]
     assert max(private) < levels[2]  # no private model is as good
     left = [found[FROM_AVERAGE][name] for name in MERGES[TUNED[2]]]
     told = span([100 * of["mean"] for of in left], 2)
     said(section, f"{told} points in all four settings (standard errors {span([100 * of['std'] / 5**0.5 for of in left], 2)})")
-    said(OVERVIEW, f"in small {average}, and {told}.", f"in small neither ({points(found[BEST_AVERAGE][TUNED[3]])} points)")
+    said(OVERVIEW, f"in small {average}, and {told}.", f"in small neither ({in_points(found[BEST_AVERAGE][TUNED[3]])} points)")
     best = max((found[BEST_AVERAGE][group] for group in TUNED[:3]), key=lambda of: float(of["mean"]))
-    said(OVERVIEW, f"the best of {best['averages']} averages is {points(best)} points above the best input at most")
+    said(OVERVIEW, f"the best of {best['averages']} averages is {in_points(best)} points above the best input at most")
     assert f"is {100 * best['mean']:.2f} points above the best input at most" in SECTIONS[section]
     rows = [row for group in TUNED for row in found[group]["averages"]]
     apart = [100 * abs(row["test accuracy"] - row["expected test accuracy of a draw"]) for row in rows]

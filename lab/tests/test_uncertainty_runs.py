@@ -26,7 +26,7 @@ from dpmerge.training import Recipe, Tensors, train
 from dpmerge_lab.experiments import quadratic as experiment
 from dpmerge_lab.experiments.quadratic import checkpoints, covariance, exact_error, iterates, simulated_error
 from dpmerge_lab.experiments.results import Options
-from dpmerge_lab.experiments.uncertainty import ABOVE, ANSWERED, APART, LAST, RUNS, TOP, TOP_OF_RUNS
+from dpmerge_lab.experiments.uncertainty import ABOVE, ANSWERED, APART, LAST, RUNS, TOP, _disjoint
 from dpmerge_lab.experiments.uncertainty_cifar10 import NOISE, design_of, uncertainty_cifar10
 from dpmerge_lab.experiments.uncertainty_mnist import DESIGN, uncertainty_mnist
 from tests.builders import dp_sgd
@@ -246,19 +246,29 @@ class TestMnistInSmall:
                 assert row["independent runs' width / checkpoints'"][LAST] == pytest.approx(widths[RUNS] / widths[LAST])
                 assert row["epsilon of N runs together"] > row["epsilon of one run"]
             accuracies = found[ANSWERED]
-            assert set(accuracies) == {RUNS, LAST, APART, TOP, TOP_OF_RUNS}
+            assert set(accuracies) == {RUNS, LAST, APART, *TOP.values()}
+            assert set(found[ABOVE]) == {*(f"{way} − {score}" for way, score in TOP.items()), f"{RUNS} − {TOP[LAST]}"}
             for pair, differences in found[ABOVE].items():
                 way, score = pair.split(" − ")
                 for share, difference in differences.items():
                     apart = accuracies[way][share]["mean"] - accuracies[score][share]["mean"]
-                    assert difference["mean"] == pytest.approx(apart) and difference["runs"] == 2
-            # All are answered: whose they are decides, not by what.
-            assert accuracies[TOP_OF_RUNS]["1"] == accuracies[RUNS]["1"] and accuracies[TOP]["1"] == accuracies[LAST]["1"]
+                    assert difference["mean"] == pytest.approx(apart)
+            for way, score in TOP.items():  # where all are answered, it does not matter by what
+                assert accuracies[score]["1"] == accuracies[way]["1"]
+            # A pool of six has one draw of five; two runs were watched.
+            assert [accuracies[way]["1"]["runs"] for way in (RUNS, LAST, APART)] == [1, 2, 2]
         assert 0 < total[LAST] < total[APART]  # neighbours are alike
         assert total[LAST] < total[RUNS]
         assert set(result.pictures) == {"widths", "ratios", "abstention", "abstention-compared"}
         for document in result.pictures.values():
             assert render(document, ".png").startswith(b"\x89PNG")
+
+    def test_draws_share_no_run(self) -> None:
+        pool = [np.full((1, 2), float(index)) for index in range(11)]
+        for count, most, draws in ((3, 9, 3), (3, 2, 2), (5, 4, 2), (11, 4, 1)):
+            held = [[float(one[0, 0]) for one in draw] for draw in _disjoint(pool, count, most)]
+            assert [len(draw) for draw in held] == [count] * draws
+            assert len({one for draw in held for one in draw}) == count * draws
 
     def test_steps_of_the_full_experiment(self) -> None:
         design = DESIGN

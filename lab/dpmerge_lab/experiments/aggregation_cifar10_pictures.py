@@ -9,7 +9,7 @@ from dpmerge_lab.experiments.aggregation import AFTERWARDS, LAST, ON_TOP, TAILS,
 from dpmerge_lab.experiments.aggregation_mnist_pictures import learning_rates, tails
 from dpmerge_lab.experiments.aggregation_scores import RATES
 from dpmerge_lab.experiments.aggregation_tuning import TUNING
-from dpmerge_lab.experiments.results import error_bars
+from dpmerge_lab.experiments.results import counted, error_bars
 
 # Recycling Scraps, Table 3: test accuracy in percent, mean of five runs; WRN-16-4 with augmentation multiplicity 16, tuned.
 PAPER = {
@@ -75,7 +75,7 @@ def small_pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         "decays": {**one, **_decays(numbers)},
     }
     if all(RATES in of for of in numbers.values()):
-        titles = {name: f"{_TITLES[name]} ({_counted(_runs_of_rates(of))})" for name, of in numbers.items()}
+        titles = {name: f"{_TITLES[name]} ({_runs_of_rates(of)})" for name, of in numbers.items()}
         found["learning-rates"] = {**one, **learning_rates(numbers, titles)}
     if tried := {name: of for name, of in numbers.items() if TUNING in of}:
         plain = {name: of[TUNING][TRAINED[1]][PLAIN]["mean"] for name, of in tried.items()}
@@ -112,16 +112,11 @@ def in_percent(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runs(found: Mapping[str, Any]) -> str:
-    return _counted(found["test accuracy"][LAST]["runs"])
+    return counted([found["test accuracy"][LAST]["runs"]], "run")
 
 
-def _runs_of_rates(found: Mapping[str, Any]) -> int:
-    (runs,) = {rate["test accuracy"][LAST]["runs"] for rate in found[RATES].values()}  # there are as many for every rate
-    return int(runs)
-
-
-def _counted(runs: int) -> str:
-    return "one run" if runs == 1 else f"{runs} runs"
+def _runs_of_rates(found: Mapping[str, Any]) -> str:
+    return counted((rate["test accuracy"][LAST]["runs"] for rate in found[RATES].values()), "run")
 
 
 def _table(numbers: Mapping[str, Any], *, beside_paper: bool) -> dict[str, Any]:

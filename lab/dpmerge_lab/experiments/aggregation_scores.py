@@ -36,9 +36,9 @@ def gain(values: Sequence[float], last: Sequence[float], *, paired: bool = True)
     Runs on aggregates that are taken run by run are paired by number only.
     """
     mean, error = float(np.mean(values) - np.mean(last)), None
-    if len(values) > 1:
-        variance = np.var(np.subtract(values, last), ddof=1) if paired else np.var(values, ddof=1) + np.var(last, ddof=1)
-        error = math.sqrt(variance / len(values))
+    samples = [np.subtract(values, last)] if paired else [np.asarray(values), np.asarray(last)]
+    if all(len(sample) > 1 for sample in samples):
+        error = math.sqrt(sum(sample.var(ddof=1) / len(sample) for sample in samples))
     return {"mean": mean, "standard error": error, "ratio": mean / error if error else None}
 
 

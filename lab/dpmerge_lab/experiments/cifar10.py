@@ -26,15 +26,7 @@ from dpmerge_lab.experiments.cifar10_from_scratch import repetition_folders
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, QUICK, RUNS, SMALL, Size, wanted
 from dpmerge_lab.experiments.cifar10_starts import TUNED
 from dpmerge_lab.experiments.portfolio_pictures import AVERAGE, DRAW, targets
-from dpmerge_lab.experiments.portfolios import (
-    CHOSEN_BY_TEST,
-    DELTA,
-    Measured,
-    alone,
-    guarantees,
-    replace_one,
-    restated,
-)
+from dpmerge_lab.experiments.portfolios import CHOSEN_BY_TEST, DELTA, Measured, alone, guarantees, replace_one, restated
 from dpmerge_lab.experiments.results import Options, Result, mean_and_deviation, read, timed
 
 _STARTS = {"scratch-b": "one start", "apart": "three starts"}
@@ -83,7 +75,7 @@ def cifar10_small(options: Options) -> Result:
     result = _experiment("cifar10-small", ("scratch-b", "apart"), options, size=SMALL)
     if options.folder is not None:
         result.numbers["settings"] = cifar10_from_scratch.settings(options.folder)
-        result.numbers["checkpoints"] = cifar10_from_scratch.over_checkpoints(options.folder)
+        result.numbers["checkpoints"] = cifar10_from_scratch.drawn_over_checkpoints(options.folder)
         result.pictures |= small_pictures(options.folder, result.numbers)
     return result
 

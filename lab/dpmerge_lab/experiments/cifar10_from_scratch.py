@@ -14,7 +14,7 @@ from dpmerge.records import Model, Portfolio, Record
 from dpmerge_lab.experiments.checkpoints import selections
 from dpmerge_lab.experiments.cifar10_settings import RUNS, SEED
 from dpmerge_lab.experiments.portfolios import DELTA, Measured, alone, corners
-from dpmerge_lab.experiments.results import error_bars, mean_and_deviation, read
+from dpmerge_lab.experiments.results import counted, error_bars, mean_and_deviation, read
 
 EVEN_DRAW = "test accuracy of the even draw, less that of the second checkpoint"
 _ORDER = ("first", "second", "third")
@@ -50,7 +50,7 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def over_checkpoints(folder: Path) -> dict[str, Any]:
+def drawn_over_checkpoints(folder: Path) -> dict[str, Any]:
     """Draws over the three checkpoints of a run, for every setting; and the even draw beside the second checkpoint."""
     found: dict[str, Any] = {}
     for name, held in _kept(folder).items():
@@ -72,7 +72,7 @@ def picture(what: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": "lines",
         "title": f"Private {what}, one by one",
-        "subtitle": _runs(bars),
+        "subtitle": f"{counted((one['runs'] for one in bars), 'run')} each",
         "caption": "Bars are ± one standard error, where there are several runs.",
         "panels": [{**panel, "lines": [{"label": "measured", **error_bars(bars)}]}],
     }
@@ -90,15 +90,10 @@ def picture_of_checkpoints(what: str, found: Mapping[str, Any]) -> dict[str, Any
     return {
         "kind": "lines",
         "title": f"Checkpoints of one run: private {what}",
-        "subtitle": _runs(even),
+        "subtitle": f"{counted((one['runs'] for one in even), 'run')} each",
         "caption": "Bars: ± one standard error. The even draw costs more than the second checkpoint.",
         "panels": [
             {"title": "each alone", "y_label": "test accuracy", **axes, "lines": lines},
             {**apart, **axes, "lines": [{"label": "the even draw", **error_bars(even)}, level]},
         ],
     }
-
-
-def _runs(found: list[Mapping[str, Any]]) -> str:
-    runs = sorted({one["runs"] for one in found})
-    return "one run each" if runs == [1] else f"{' or '.join(map(str, runs))} runs each"

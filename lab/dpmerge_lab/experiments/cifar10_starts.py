@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpmerge_lab.experiments.cifar10_settings import MERGES, PRETRAININGS, RUNS
-from dpmerge_lab.experiments.results import error_bars, mean_and_deviation, read
+from dpmerge_lab.experiments.results import counted, error_bars, mean_and_deviation, read
 
 # Groups of models that were tuned from public networks; the last two in steps of all images.
 TUNED = ("pretrained", "pretrained-views", "pretrained-views-ema", "full-batch", "full-batch-ema")
@@ -89,11 +89,7 @@ def picture(title: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": "lines",
         "title": title,
-        "subtitle": "each trained once" if repetitions == {1} else f"mean of {_counted(repetitions)} repetitions",
+        "subtitle": "each trained once" if repetitions == {1} else f"mean of {counted(repetitions, 'repetition')}",
         "caption": "" if repetitions == {1} else "Bars: ± one standard error of the mean.",
         "panels": panels,
     }
-
-
-def _counted(repetitions: set[int]) -> str:
-    return " or ".join(str(one) for one in sorted(repetitions))

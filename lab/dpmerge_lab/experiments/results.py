@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -102,6 +102,16 @@ def around(heights: Sequence[float], widths: Sequence[float]) -> dict[str, Any]:
     """Heights of a picture's line, with what lies so far to both sides."""
     low, high = ([one + sign * width for one, width in zip(heights, widths, strict=True)] for sign in (-1, 1))
     return {"y": list(heights), "low": low, "high": high}
+
+
+def counted(numbers: Iterable[int], what: str) -> str:
+    """How many there are, where it may not be the same everywhere.
+
+    >>> counted([1, 1], "run"), counted([3], "run"), counted([5, 1], "repeat")
+    ('one run', '3 runs', '1 or 5 repeats')
+    """
+    found = sorted(set(numbers))
+    return f"one {what}" if found == [1] else f"{' or '.join(map(str, found))} {what}s"
 
 
 def read(path: Path) -> dict[str, Any]:

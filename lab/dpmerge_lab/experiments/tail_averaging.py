@@ -184,7 +184,7 @@ def bound(way: str, steps: int, rate: float, gradients: float) -> float:
 
 
 def ratio_of_means(above: Floats, below: Floats) -> dict[str, float]:
-    """Of pairs, one from each run, and its standard error to first order: how they vary together counts."""
+    """Of pairs, of one run or of two, and its standard error to first order: how they vary together counts."""
     found = float(above.mean() / below.mean())
     left = (above - found * below) / below.mean()
     return {"ratio": found, "standard error": float(left.std(ddof=1)) / math.sqrt(left.size) if left.size > 1 else 0.0}

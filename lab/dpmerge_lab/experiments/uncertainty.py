@@ -1,7 +1,7 @@
 """Confidence intervals from checkpoints of one run against independent runs: what Fig. 6 of Recycling Scraps compares.
 
-Independent runs are drawn from a pool, each at the full budget; checkpoints are those of the last N steps, as in the paper, or
-keep to what its theorem asks for: N as far apart as the second half of the run allows.
+Independent runs are drawn from a pool, each at the full budget, and no two draws of a size share any; checkpoints are those of
+the last N steps, as in the paper, or keep to what its theorem asks for: N as far apart as the second half of the run allows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from dpmerge.checkpoints import CONFIDENCE, Abstention, Uncertainty, abstention_
 from dpmerge.records import Model, Portfolio, Record
 from dpmerge.rules import Joint
 from dpmerge.training import Recipe, fresh_generator
+from dpmerge_lab.experiments.aggregation_scores import gain
 from dpmerge_lab.experiments.portfolios import DELTA
-from dpmerge_lab.experiments.results import band, mean_and_deviation
+from dpmerge_lab.experiments.results import around, band, counted, mean_and_deviation
 
-RUNS, LAST, APART, TOP = "independent runs", "last N checkpoints", "N checkpoints over the second half", "top score"
-TOP_OF_RUNS = "top score of the runs' mean"
-ANSWERED, ABOVE = "accuracy where answered", "accuracy where answered, by widths less by scores"
-_COMPARED = ((RUNS, TOP), (RUNS, TOP_OF_RUNS), (LAST, TOP), (APART, TOP))
+RUNS, LAST, APART = "independent runs", "last N checkpoints", "N checkpoints over the second half"
+TOP = {way: f"top score, {way}" for way in (RUNS, LAST, APART)}  # of the mean of their scores
+ANSWERED, ABOVE = "accuracy where answered", "accuracy where answered, by widths less by top scores"
+# Each way's widths beside the top score of the same mean; and widths of runs beside the score of one run's checkpoints.
+_COMPARED = (*TOP.items(), (RUNS, TOP[LAST]))
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 Probabilities = npt.NDArray[np.floating]
 Widths = Mapping[str, Mapping[int, Sequence[float]]]  # by way and N, one for each repeat
@@ -48,8 +50,10 @@ class Design:
         return chosen_steps(every, last=count, separation=1 if way == LAST else (total - half) // (count - 1))
 
 
-def _some(pool: Sequence[Probabilities], count: int) -> Iterable[Probabilities]:
-    return (pool[index] for index in fresh_generator().choice(len(pool), count, replace=False))
+def _disjoint(pool: Sequence[Probabilities], count: int, most: int) -> Sequence[Iterable[Probabilities]]:
+    """Draws of so many, as many as there are without sharing any."""
+    order = fresh_generator().permutation(len(pool))
+    return [map(pool.__getitem__, order[start : start + count]) for start in range(0, len(pool) - count + 1, count)][:most]
 
 
 def _epsilon(records: Sequence[Record]) -> float:
@@ -76,13 +80,14 @@ def compared(
     answers: npt.NDArray[np.int64],
 ) -> tuple[Widths, Curves]:
     """Mean widths of each way; accuracy against coverage by them, and by scores of the mean of checkpoints and of runs."""
-    drawn = {n: [uncertainty(_some(pool, n)) for _ in range(repeats)] for n in design.counts}
+    drawn = {n: list(map(uncertainty, _disjoint(pool, n, repeats))) for n in design.counts}
     widths = {RUNS: {n: [one.mean_width for one in found] for n, found in drawn.items()}}
     widths |= {way: {n: [found[way, n].mean_width for found in watched] for n in design.counts} for way in (LAST, APART)}
     shown = {RUNS: drawn[design.shown], **{way: [found[way, design.shown] for found in watched] for way in (LAST, APART)}}
-    curves = {way: [abstention_curve(one.widths, one.labels == answers) for one in found] for way, found in shown.items()}
-    for label, way in ((TOP, LAST), (TOP_OF_RUNS, RUNS)):
-        curves[label] = [abstention_curve(-one.scores, one.labels == answers) for one in shown[way]]
+    curves = {}
+    for way, found in shown.items():
+        curves[way] = [abstention_curve(one.widths, one.labels == answers) for one in found]
+        curves[TOP[way]] = [abstention_curve(-one.scores, one.labels == answers) for one in found]
     return widths, curves
 
 
@@ -95,7 +100,7 @@ def numbers(
     curves: Curves,
 ) -> dict[str, Any]:
     """Of one ε."""
-    answered = {way: {share: np.array([one.at(share) for one in found]) for share in SHARES} for way, found in curves.items()}
+    answered = {way: {share: [one.at(share) for one in found] for share in SHARES} for way, found in curves.items()}
     return {
         "noise multiplier": noise,
         "test accuracy": mean_and_deviation(accuracies),
@@ -103,10 +108,10 @@ def numbers(
         ANSWERED: {way: {f"{share:g}": mean_and_deviation(of[share]) for share in SHARES} for way, of in answered.items()},
         ABOVE: {
             f"{way} − {score}": {
-                f"{share:g}": mean_and_deviation(answered[way][share] - answered[score][share]) for share in SHARES
+                f"{share:g}": gain(answered[way][share], answered[score][share], paired=score == TOP[way]) for share in SHARES
             }
             for way, score in _COMPARED
-            if score in answered
+            if score in answered  # not every score was kept of CIFAR-10
         },
     }
 
@@ -124,7 +129,7 @@ def _row(count: int, widths: Mapping[str, Sequence[float]], records: Sequence[Re
 
 def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Widths and ratios with their standard errors; one panel for each ε, or for each way."""
-    what = f"{subtitle(configuration)}, mean ± standard error over {configuration['repeats']} repeats"
+    what = f"{subtitle(configuration)}, mean ± standard error over at most {configuration['repeats']} repeats"
     common = {"kind": "lines", "subtitle": what}
     x = {"x_label": "N", "x_scale": "log"}
     counts = configuration["N"]
@@ -160,29 +165,42 @@ def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> di
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
         "ratios": {**common, "title": "How much too small checkpoints' widths are", "caption": caption, "panels": ratios},
-        "abstention": _abstention(numbers, configuration, ANSWERED),
-        "abstention-compared": _abstention(numbers, configuration, ABOVE),
+        **_abstention(numbers, configuration),
     }
 
 
-def _abstention(numbers: Mapping[str, Any], configuration: Mapping[str, Any], shown: str) -> dict[str, Any]:
+def _abstention(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Accuracy over the share that is answered, by every way; and what widths gain over scores."""
     look = {"x": SHARES, "standing": "measured", "markers": True}
-    axes = {"x_label": "share of the examples that is answered", "y_label": "accuracy" if shown == ANSWERED else "difference"}
-    panels = [
+    levels = _panels(numbers, ANSWERED, "accuracy", lambda found: {**look, **band(found)})
+    gains = _panels(
+        numbers,
+        ABOVE,
+        "difference of accuracies",
+        lambda found: {**look, **around([one["mean"] for one in found], [one["standard error"] or 0.0 for one in found])},
+    )
+    runs = [one["runs"] for of in numbers.values() for by_share in of[ANSWERED].values() for one in by_share.values()]
+    about = {
+        "kind": "lines",
+        "subtitle": f"{subtitle(configuration)}, N = {configuration['N for abstention']}, {counted(runs, 'repeat')}",
+        "caption": "The model answers where the width is small, or its top score large, and abstains elsewhere. Labels and top "
+        "scores are of the mean over the runs or checkpoints. Bands: ± one standard error, where there are several repeats.",
+    }
+    return {
+        "abstention": {**about, "title": "Abstention: accuracy where the model answers", "panels": levels},
+        "abstention-compared": {**about, "title": "Abstention: what widths gain over top scores", "panels": gains},
+    }
+
+
+def _panels(
+    numbers: Mapping[str, Any], shown: str, height: str, line: Callable[[list[Any]], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    axes = {"x_label": "share of the examples that is answered", "y_label": height}
+    return [
         {"title": name, **axes}
-        | {"lines": [{"label": label, **look, **band(list(by_share.values()))} for label, by_share in of[shown].items()]}
+        | {"lines": [{"label": label, **line(list(by_share.values()))} for label, by_share in of[shown].items()]}
         for name, of in numbers.items()
     ]
-    (repeats,) = {one["runs"] for of in numbers.values() for by_share in of[shown].values() for one in by_share.values()}
-    how = "one repeat" if repeats == 1 else f"mean ± standard error over {repeats} repeats"
-    return {
-        "kind": "lines",
-        "title": f"Abstention: {shown}",
-        "subtitle": f"{subtitle(configuration)}, N = {configuration['N for abstention']}, {how}",
-        "caption": "The model answers where the width is small, or the score large, and abstains elsewhere. Top scores are of "
-        "the mean of one run's last N checkpoints, and of N runs.",
-        "panels": panels,
-    }
 
 
 def _width(row: Mapping[str, Any], way: str) -> tuple[float, float]:

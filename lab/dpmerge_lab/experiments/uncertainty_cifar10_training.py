@@ -97,8 +97,8 @@ def _measured(
         "mean width": widths,
         "abstention": {
             label: [
-                {name: getattr(curve.thinned(), name).tolist() for name in ("thresholds", "coverage", "accuracy")}
-                for curve in found
+                {name: getattr(curve, name).tolist() for name in ("thresholds", "coverage", "accuracy")}
+                for curve in (one.thinned() for one in found)
             ]
             for label, found in curves.items()
         },

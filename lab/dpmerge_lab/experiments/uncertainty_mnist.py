@@ -27,7 +27,7 @@ EPSILONS = (0.5, 1.0, 2.0, 8.0)
 _NORM = 50.0
 _SETTING = Setting({}, _NORM, as_the_papers=True)
 DESIGN = Design(
-    Recipe(steps=705, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=256 / 60000), 101, (5, 10, 20, 50, 100), 20
+    Recipe(steps=705, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=256 / 60000), 401, (5, 10, 20, 50, 100), 20
 )
 SLOWER = 0.1  # another learning rate, at one ε: with it runs still move in their second half
 _QUICK = Design(Recipe(steps=30, learning_rate=0.5, clip=1.0, noise_multiplier=1.0, rate=0.1), 6, (3, 5), 5)

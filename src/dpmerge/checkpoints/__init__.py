@@ -30,8 +30,6 @@ from dpmerge.checkpoints.uncertainty import (
 )
 from dpmerge.checkpoints.uncertainty_files import (
     SUFFIXES as SUFFIXES,
-    abstention_panel as abstention_panel,
-    abstention_picture as abstention_picture,
     summary as summary,
     write as write,
 )

@@ -55,7 +55,7 @@ def write(found: Uncertainty, inputs: Inputs, about: dict[str, Any], folder: Pat
     pictures = {"widths": widths_picture([widths], subtitle, found.confidence, about["standing"])}
     if inputs.labels is not None:
         curves = {f"by {name}": curve for name, curve in _curves(found, _truth(inputs, found)).items()}
-        pictures["abstention"] = abstention_picture([abstention_panel(curves)], subtitle)
+        pictures["abstention"] = abstention_picture(curves, subtitle)
     drawn = {f"{name}{suffix}": render(picture, suffix) for name, picture in pictures.items() for suffix in SUFFIXES}
     with new_folder(folder) as made:
         _table(found, inputs, made / "table.csv")
@@ -120,21 +120,17 @@ def widths_picture(lines: Sequence[Line], subtitle: str, confidence: float, stan
     )
 
 
-def abstention_panel(curves: Mapping[str, Abstention], title: str = "") -> Panel:
-    """Accuracy against coverage, at most a hundred points."""
+def abstention_picture(curves: Mapping[str, Abstention], subtitle: str) -> Picture:
+    """Accuracy against coverage, at most a hundred points of each."""
     thin = {label: curve.thinned() for label, curve in curves.items()}
     lines = [
         Line(label=label, x=curve.coverage.tolist(), y=curve.accuracy.tolist(), standing="measured")
         for label, curve in thin.items()
     ]
-    return Panel(title=title, x_label="coverage: share of examples answered", y_label="accuracy on those", lines=lines)
-
-
-def abstention_picture(panels: Sequence[Panel], subtitle: str) -> Picture:
     return Picture(
         title="Accuracy where the model answers",
         subtitle=subtitle,
         caption="The model answers where the width is at most, or the score at least, a threshold, and abstains elsewhere. "
         "A threshold chosen by looking at this curve is chosen by the labels used for it.",
-        panels=list(panels),
+        panels=[Panel(x_label="coverage: share of examples answered", y_label="accuracy on those", lines=lines)],
     )
