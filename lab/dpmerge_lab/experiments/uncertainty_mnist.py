@@ -55,6 +55,7 @@ def uncertainty_mnist(options: Options) -> Result:
         "delta": DELTA,
         "adjacency": "add-remove",
         "recipe, but for its noise": asdict(design.recipe),
+        "learning rate of the last case": SLOWER,
         "runs in the pool": design.pool,
         "repeats": repeats,
         "N": list(design.counts),
