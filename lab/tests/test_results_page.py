@@ -1087,8 +1087,8 @@ def test_cifar10_pretrained_in_small() -> None:
     best = max((found[BEST_AVERAGE][group] for group in TUNED[:3]), key=lambda of: float(of["mean"]))
     said(OVERVIEW, f"the best of {best['averages']} averages is {in_points(best)} points above the best input at most")
     assert f"is {100 * best['mean']:.2f} points above the best input at most" in SECTIONS[section]
-    full_batches = [100 * found[BEST_AVERAGE][group]["mean"] for group in TUNED[3:]]
-    said(section, f"with full batches the best of 63 are {full_batches[0]:.2f} and {full_batches[1]:.2f}".replace("-", "−"))
+    above = any(found[BEST_AVERAGE][group]["mean"] > 0 for group in TUNED[3:])
+    assert ("with full batches the best of 63 is not above it" in " ".join(SECTIONS[section].split())) is (not above)
     rows = [row for group in TUNED for row in found[group]["averages"]]
     apart = [100 * abs(row["test accuracy"] - row["expected test accuracy of a draw"]) for row in rows]
     said(section, f"within {max(apart):.2f} points of a draw with the same weights, at all {len(rows)} weights")
