@@ -1067,12 +1067,12 @@ def test_cifar10_pretrained_in_small() -> None:
     said(section, f"Yes: {span(levels, 3)} before any private step; from scratch these networks have {span(alone, 3)} at")
     gains = [means(MERGES[group], found[PRIVATE_STEPS]) for group in TUNED]
     said(section, f"they gain {span(gains[0], 2)} and {span(gains[1], 2)} points, full batches {span(gains[3], 2)}.")
-    errors = []
+    ratios = []
     for group in (TUNED[2], TUNED[4]):
         lost = [found[PRIVATE_STEPS][name] for name in MERGES[group]]
-        errors.append(span([-of["mean"] / (of["std"] / of["runs"] ** 0.5) for of in lost], 1))
-    said(section, f"private steps *lose* {span(gains[2], 2)} points ({errors[0]} standard errors)")
-    said(section, f"full batches {span(gains[4], 2)} ({errors[1]})")
+        ratios.append(span([-of["mean"] / (of["std"] / of["runs"] ** 0.5) for of in lost], 1))
+    said(section, f"private steps *lose* {span(gains[2], 2)} points ({ratios[0]} standard errors)")
+    said(section, f"full batches {span(gains[4], 2)} ({ratios[1]})")
     average = in_points(found[FROM_AVERAGE]["pretraining-views-ema"])
     said(section, f"the public moving average is {average} points above its last iterate")
     in_brief(f"that gained {average} points")
@@ -1080,7 +1080,8 @@ def test_cifar10_pretrained_in_small() -> None:
     assert max(private) < levels[2]  # no private model is as good
     left = [found[FROM_AVERAGE][name] for name in MERGES[TUNED[2]]]
     told = span([100 * of["mean"] for of in left], 2)
-    said(section, f"{told} points in all four settings (standard errors {span([100 * of['std'] / of['runs'] ** 0.5 for of in left], 2)})")
+    errors = [100 * of["std"] / of["runs"] ** 0.5 for of in left]
+    said(section, f"{told} points in all four settings (standard errors {span(errors, 2)})")
     full = [100 * found[FROM_AVERAGE][name]["mean"] for name in MERGES[TUNED[4]]]
     said(section, f"with full batches {span(full, 2)}")
     said(OVERVIEW, f"in small {average}, and {told}.", f"in small neither ({in_points(found[BEST_AVERAGE][TUNED[3]])} points)")
