@@ -14,6 +14,7 @@ from dpmerge_lab.experiments.results import counted, error_bars, mean_and_deviat
 
 # Groups of models that were tuned from public networks; the last two in steps of all images.
 TUNED = ("pretrained", "pretrained-views", "pretrained-views-ema", "full-batch", "full-batch-ema")
+BEGUN_AT = "public network of each group, in its repetitions"
 PRIVATE_STEPS, FROM_AVERAGE, BEST_AVERAGE = (
     "gain of private steps",
     "gain from a moving average as a start",
@@ -39,6 +40,7 @@ def compared(kept: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
     averaged = {"pretraining-views-ema": "pretraining-views", **_AVERAGED}
     return {
         "public networks": {name: mean_and_deviation(_scores(folders[name], name)) for name in PRETRAININGS},
+        BEGUN_AT: {group: mean_and_deviation(_scores(runs, public[MERGES[group][0]])) for group, runs in kept.items()},
         PRIVATE_STEPS: {name: gained(name, over) for name, over in public.items()},
         FROM_AVERAGE: {name: gained(name, last) for name, last in averaged.items() if name in folders},
         BEST_AVERAGE: {group: _best(runs, group) for group, runs in kept.items()},
@@ -81,7 +83,7 @@ def picture(title: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
             assert public is not None
             alone = [numbers[group]["alone"][name]["test accuracy"] for name in MERGES[group]]
             repetitions |= {one["runs"] for one in alone}
-            lines.append({"label": f"from {_LABELS[public]}", **error_bars([numbers["public networks"][public], *alone])})
+            lines.append({"label": f"from {_LABELS[public]}", **error_bars([numbers[BEGUN_AT][group], *alone])})
         settings = [RUNS[name] for name in MERGES[groups[0]]]
         names = ["public", *(f"η={one.learning_rate:g} σ={one.noise_multiplier:g}" for one in settings)]
         axes = {"x_label": "the public network, and what private steps made of it", "y_label": "test accuracy"}

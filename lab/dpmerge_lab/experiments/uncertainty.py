@@ -1,7 +1,8 @@
 """Confidence intervals from checkpoints of one run against independent runs: what Fig. 6 of Recycling Scraps compares.
 
-Independent runs are drawn from a pool, each at the full budget, and no two draws of a size share any; checkpoints are those of
-the last N steps, as in the paper, or keep to what its theorem asks for: N as far apart as the second half of the run allows.
+Independent runs are drawn from a pool, each at the full budget, and no two draws of a size share any (in what is kept of
+CIFAR-10 they do); checkpoints are those of the last N steps, as in the paper, or keep to what its theorem asks for: N as far
+apart as the second half of the run allows.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def pictures(numbers: Mapping[str, Any], configuration: Mapping[str, Any]) -> di
     caption = (
         f"Mean over the test examples of the width of the {100 * CONFIDENCE:g} % interval of the top score (Recycling Scraps, "
         "Fig. 6). Independent runs cost N times the computation and the ε of all together; checkpoints cost nothing more than "
-        "their run. Bands of ratios are those of their logarithms: a ratio is positive, however uncertain."
+        "their run. Bands of ratios are those of their logarithms: a ratio is positive, however uncertain. Where there is one "
+        "draw of N runs, its error is not in them."
     )
     return {
         "widths": {**common, "title": "Uncertainty from checkpoints and from runs", "caption": caption, "panels": widths},
