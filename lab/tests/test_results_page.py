@@ -315,6 +315,12 @@ def test_tail_averaging() -> None:
     found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for name, private in (("absolute", True), ("logistic", True), ("worst case", True), ("worst case", False)):
         some = [row[RATIO].values() for row in rows if (row["loss"], row["private"]) == (name, private)]
+        assert [of["ratio"] for ratios in some for of in ratios] == [
+            row["ways"][last][key]["mean"] / row["ways"][half][key]["mean"]
+            for row in rows
+            if (row["loss"], row["private"]) == (name, private)
+            for key in row[RATIO]
+        ]
         pairs = [[(of["ratio"], of["standard error"]) for of in ratios] for ratios in some]
         told = "{:.2f} ± {:.3f} ({:.2f} ± {:.3f})" if private else "{0:.2f} ({2:.2f})"
         cells = [told.format(*plain, *best) for plain, best in pairs]

@@ -86,9 +86,11 @@ def make(
         if setting.standardised not in programs:
             programs[setting.standardised] = Program.of(size, setting.standardised, train, test)
         program = programs[setting.standardised]
-        # Where parameters are tried, runs are scored at their end only; long ones about as often as others, in as many phases.
-        often = {**dict.fromkeys(EVERY_RATE | EVERY_TAIL, setting.steps), **dict.fromkeys(AT_LENGTH, 3 * size.look_every)}
-        at = replace(size, look_every=min(often.get(name, size.look_every), setting.steps))
+        at = size
+        if name in EVERY_RATE | EVERY_TAIL:  # where parameters are tried, runs are scored at their end only
+            at = replace(size, look_every=setting.steps)
+        elif name in AT_LENGTH:  # about as often in all as shorter ones, and in as many phases of the shift
+            at = replace(size, look_every=min(3 * size.look_every, setting.steps))
         on = _training_on(name, setting, size, aggregates)
         asked = {"setting": dataclasses.asdict(setting), "size": dataclasses.asdict(at), "number": number}
         begun = {**asked, "on": {called: training.optimizer for called, training in on.items()}}

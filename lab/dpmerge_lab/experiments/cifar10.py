@@ -191,10 +191,11 @@ def _account(group: str, repetitions: Sequence[dict[str, Any]], options: Options
         portfolio = restated(portfolio, replace_one)
     measured = Measured(portfolio, points, scores)
     inside = [point for point in points if max(point) < 1]
+    trained = {model.partition("@")[0] for model in MERGES[group]}
     result.numbers[group] = {
         "alone": alone(measured),
         "averages": run_all(partial(_average, measured), inside, jobs=options.jobs, progress=options.bar(f"{group}: averages")),
-        "training_seconds": sum(runs[run]["training_seconds"] for run in {model.partition("@")[0] for model in MERGES[group]}),
+        "training_seconds": math.fsum(runs[run]["training_seconds"] for run in trained),
     }
     result.pictures[group] = _frontier(measured, options, f"{runs[group]['size']['network']}, {group}")
 

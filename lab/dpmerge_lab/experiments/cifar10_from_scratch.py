@@ -27,12 +27,10 @@ def repetition_folders(folder: Path) -> list[Path]:
 
 def _kept(folder: Path) -> dict[str, list[Any]]:
     """Of every setting the checkpoints of its runs."""
-    found = {}
-    for name, setting in RUNS.items():
-        held = [read(path)["checkpoints"] for one in repetition_folders(folder) if (path := one / f"{name}.json").exists()]
-        if held and setting.pretrained is None and setting.seed == SEED:
-            found[name] = held
-    return found
+    named = [name for name, setting in RUNS.items() if setting.pretrained is None and setting.seed == SEED]
+    paths = {name: [one / f"{name}.json" for one in repetition_folders(folder)] for name in named}
+    found = {name: [read(path)["checkpoints"] for path in some if path.exists()] for name, some in paths.items()}
+    return {name: held for name, held in found.items() if held}
 
 
 def _model(name: str, point: Mapping[str, Any]) -> Model:
@@ -60,7 +58,7 @@ def drawn_over_checkpoints(folder: Path) -> dict[str, Any]:
         found[name] = {
             "alone": alone(measured),
             "random selection": selections(measured),
-            EVEN_DRAW: mean_and_deviation(scores.mean(axis=1) - scores[:, 1]),
+            EVEN_DRAW: mean_and_deviation(measured.drawn([1 / len(models)] * len(models)) - scores[:, 1]),
         }
     return found
 
