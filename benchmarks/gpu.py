@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu [NETWORK …]`: private gradients of networks on a GPU, against Opacus (docs/benchmarks.md).
 
 With `--check` only whether they are right, in a minute for each network, most of it to compile: to be run before anything is
-trained with them, which then finds the compiled kernels in the cache. Needs CUDA, torch and Opacus, and so is none of the
-benchmarks that `make bench` runs.
+trained with them, which then finds the compiled kernels in the cache. Batches are as large as the experiments'. Needs CUDA,
+torch and Opacus, and so is none of the benchmarks that `make bench` runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from dpmerge_lab.training.networks import resnet18, wide_resnet
 from dpmerge_lab.training.norm_sums import NormSums, Step, traced
 
-BATCH, CHECKED, CLIP = 512, 64, 1.0
+CHECKED, CLIP = 64, 1.0
 # How each is built, the views of an example, and how many examples the experiments take at once.
 NETWORKS: dict[str, tuple[Callable[[], Any], int, int]] = {
     "resnet18": (resnet18, 1, 304),
@@ -31,8 +31,8 @@ NETWORKS: dict[str, tuple[Callable[[], Any], int, int]] = {
 }
 
 
-def rate(work: Callable[[], Any], repeats: int = 8) -> str:
-    """Examples a second."""
+def rate(work: Callable[[], Any], images: int, repeats: int = 8) -> str:
+    """Images a second."""
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -40,7 +40,7 @@ def rate(work: Callable[[], Any], repeats: int = 8) -> str:
     for _ in range(repeats):
         work()
     torch.cuda.synchronize()
-    return f"{BATCH * repeats / (time.perf_counter() - begun):,.0f}"
+    return f"{images * repeats / (time.perf_counter() - begun):,.0f}"
 
 
 def flat(tensors: list[Any]) -> Any:
@@ -58,8 +58,8 @@ def pictures(count: int, copies: int) -> tuple[Any, Any]:
     return torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic"), labels
 
 
-def check(name: str, network: Any, copies: int, size: int) -> None:
-    """End with an error where the sums are not those of the examples' gradients."""
+def check(name: str, network: Any, copies: int, size: int) -> NormSums:
+    """The compiled sums, or an error where sums are not those of the examples' gradients."""
     x, y = pictures(CHECKED, copies)
     tensor_float(False)
     plain = NormSums(network)(x, y, CLIP, copies)
@@ -83,6 +83,7 @@ def check(name: str, network: Any, copies: int, size: int) -> None:
     together = flat(half(x, y, 0.01, copies))
     report(name, "by how much an example exceeds the clip there", float(alone.norm(dim=1).max()) / 0.01 - 1, 0.0)
     report(name, "the sum there to those of each alone", float((together - alone.sum(0)).norm()) / (0.01 * CHECKED), 1e-5)
+    return half
 
 
 def apart(found: list[Any], wanted: list[Any]) -> float:
@@ -102,12 +103,20 @@ def report(name: str, what: str, error: float, most: float) -> None:
         sys.exit("error: these gradients are wrong; train nothing with them")
 
 
-def measure(name: str, network: Any) -> None:
-    """How many examples a second."""
-    x, y = pictures(BATCH, 1)
+def measure(name: str, network: Any, half: NormSums, copies: int) -> None:
+    """How many images a second."""
+    x, y = pictures(half.size, copies)
+    if copies == 1:
+        against(name, network, x, y)
+    speed = rate(lambda: half(x, y, CLIP, copies), len(x))
+    print(f"{name}, compiled, bfloat16: NormSums {speed} images a second, {half.size} examples of {copies} at once", flush=True)
+
+
+def against(name: str, network: Any, x: Any, y: Any) -> None:
+    """The same without compiling, and by others."""
     opacus: Any = GradSampleModule(copy.deepcopy(network))
     inner = torch.optim.SGD(opacus.parameters(), lr=0.1)
-    optimizer = DPOptimizer(inner, noise_multiplier=1.0, max_grad_norm=CLIP, expected_batch_size=BATCH)
+    optimizer = DPOptimizer(inner, noise_multiplier=1.0, max_grad_norm=CLIP, expected_batch_size=len(x))
 
     def by_opacus() -> None:
         optimizer.zero_grad()
@@ -118,14 +127,13 @@ def measure(name: str, network: Any) -> None:
         torch.autograd.grad(cross_entropy(network(x), y), list(network.parameters()))
 
     plain = NormSums(network)
-    half = NormSums(network, half=True, compiled=True, size=BATCH)
     for on in (False, True):
         tensor_float(on)
         format = "TF32" if on else "single precision"
-        print(f"{name}, {format}: without privacy {rate(without_privacy)}, Opacus {rate(by_opacus)}, ", end="")
-        print(f"NormSums {rate(lambda: plain(x, y, CLIP))} examples a second", flush=True)
+        print(f"{name}, {format}: without privacy {rate(without_privacy, len(x))}, ", end="")
+        sums = rate(lambda: plain(x, y, CLIP), len(x))
+        print(f"Opacus {rate(by_opacus, len(x))}, NormSums {sums} images a second, {len(x)} at once", flush=True)
     tensor_float(False)
-    print(f"{name}, compiled, bfloat16: NormSums {rate(lambda: half(x, y, CLIP))} examples a second", flush=True)
 
 
 if __name__ == "__main__":
@@ -135,6 +143,6 @@ if __name__ == "__main__":
         build, views, at_once = NETWORKS[called]
         torch.manual_seed(0)
         built = build().to("cuda")
-        check(called, built, views, at_once)
-        if "--check" not in sys.argv and views == 1:
-            measure(called, built)
+        compiled = check(called, built, views, at_once)
+        if "--check" not in sys.argv:
+            measure(called, built, compiled, views)
