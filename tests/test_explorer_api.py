@@ -389,9 +389,10 @@ def test_every_point_of_the_grid_is_the_librarys_guarantee(client: TestClient, h
         for index in range(0, 66, 8):
             weights = dict(zip(loaded.names, found["points"][index], strict=True))
             own = getattr(dpmerge, rule)(loaded, weights).guarantee(delta=DELTA)
-            assert grid["epsilons"][index] == own.epsilon
+            # Many points are one product of matrices, which some processors round otherwise than that of a single row.
+            assert grid["epsilons"][index] == pytest.approx(own.epsilon, rel=1e-12)
             asked = {"rule": rule, "weights": {name: w for name, w in weights.items() if w}, "delta": DELTA}
-            assert client.post("/v1/account", json=asked).json()["epsilon"] == own.epsilon
+            assert client.post("/v1/account", json=asked).json()["epsilon"] == pytest.approx(own.epsilon, rel=1e-12)
 
 
 def test_points_of_the_grid_are_candidates_for_plans(client: TestClient, home: Path) -> None:

@@ -207,9 +207,10 @@ def test_titles_say_what_was_run(small: tuple[Path, dict[str, Any]]) -> None:
     assert titles[0] == "Private networks of 5,226 parameters from scratch on digits, one by one"
     assert titles[1] == "Checkpoints of one run: private networks of 5,226 parameters from scratch on digits"
     assert all(title.startswith("digits, a CNN of 5,226 parameters: averages") for title in titles[2:])
-    kept = json.loads((KEPT / "cifar10.json").read_text())["numbers"]["settings"]
-    whole = cifar10_from_scratch.picture(cifar10._what(cifar10._size(KEPT)), kept)
-    assert whole["title"] == "Private ResNet-18s from scratch on CIFAR-10, one by one"
+    kept = json.loads((KEPT / "cifar10.json").read_text())["numbers"]
+    whole = cifar10.pictures_of_settings(KEPT, kept)
+    assert whole["settings"]["title"] == "Private ResNet-18s from scratch on CIFAR-10, one by one"
+    assert whole["checkpoints"]["title"] == "Checkpoints of one run: private ResNet-18s from scratch on CIFAR-10"
 
 
 def test_draws_over_checkpoints_are_those_of_each_run(small: tuple[Path, dict[str, Any]]) -> None:

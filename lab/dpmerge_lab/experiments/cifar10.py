@@ -46,8 +46,8 @@ def cifar10(options: Options) -> Result:
     """Three models from scratch, twice, and where they are kept, from different starts; every setting that is kept, alone."""
     result = _experiment("cifar10", ("scratch-a", "scratch-b"), options, ("apart",))
     if options.folder is not None:
-        found = result.numbers["settings"] = cifar10_from_scratch.settings(options.folder)
-        result.pictures["settings"] = cifar10_from_scratch.picture(_what(_size(options.folder)), found)
+        _add_settings(result, options.folder)
+        result.pictures |= pictures_of_settings(options.folder, result.numbers)
     return result
 
 
@@ -74,8 +74,7 @@ def cifar10_small(options: Options) -> Result:
     """Three small networks, from one start and from three: on a CPU, so several times."""
     result = _experiment("cifar10-small", ("scratch-b", "apart"), options, size=SMALL)
     if options.folder is not None:
-        result.numbers["settings"] = cifar10_from_scratch.settings(options.folder)
-        result.numbers["checkpoints"] = cifar10_from_scratch.drawn_over_checkpoints(options.folder)
+        _add_settings(result, options.folder)
         result.pictures |= small_pictures(options.folder, result.numbers)
     return result
 
@@ -118,8 +117,20 @@ def _size(folder: Path, group: str = "scratch-b") -> Size:
     return Size(**read(_whole(folder, (group,))[0] / f"{group}.json")["size"])
 
 
-def _what(size: Size) -> str:
-    return f"{_NETWORKS[size.network][1]} from scratch on {_DATA[size.data]}"
+def _add_settings(result: Result, folder: Path) -> None:
+    """Every setting from scratch that is kept: what its models score, and draws over the checkpoints of its runs."""
+    result.numbers["settings"] = cifar10_from_scratch.settings(folder)
+    result.numbers["checkpoints"] = cifar10_from_scratch.drawn_over_checkpoints(folder)
+
+
+def pictures_of_settings(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Of these two."""
+    size = _size(folder)
+    what = f"{_NETWORKS[size.network][1]} from scratch on {_DATA[size.data]}"
+    return {
+        "settings": cifar10_from_scratch.picture(what, numbers["settings"]),
+        "checkpoints": cifar10_from_scratch.picture_of_checkpoints(what, numbers["checkpoints"]),
+    }
 
 
 def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, Any]]:
@@ -140,10 +151,7 @@ def repeated(folder: Path, group: str, models: Sequence[str]) -> list[dict[str, 
 def small_pictures(folder: Path, numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Of the small networks: averages and draws of both groups, each at its ε, and the table."""
     groups, size = {}, _size(folder)
-    found: dict[str, Mapping[str, Any]] = {
-        "settings": cifar10_from_scratch.picture(_what(size), numbers["settings"]),
-        "checkpoints": cifar10_from_scratch.picture_of_checkpoints(_what(size), numbers["checkpoints"]),
-    }
+    found = pictures_of_settings(folder, numbers)
     what = f"{_DATA[size.data]}, {_NETWORKS[size.network][0]}"
     for group, start in _STARTS.items():
         of = numbers[group]
