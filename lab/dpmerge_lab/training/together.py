@@ -7,12 +7,11 @@ convolutions would be computed in as many groups as there are examples, one by o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 from torch.nn import functional
 
 from dpmerge.datasets import NORM_MARGIN
@@ -42,32 +41,42 @@ def patches(images: Tensor) -> Tensor:
     return torch.stack(slices, dim=-3).flatten(-4, -3).flatten(-2)
 
 
-def scores(network: Mapping[str, Tensor], columns: Tensor) -> Tensor:
-    """Of one network for one square image, given by its `patches`."""
-    seen = torch.tanh(network["0.weight"].flatten(1) @ columns + network["0.bias"][:, None])
-    side = math.isqrt(seen.shape[1])
-    seen = patches(seen.unflatten(1, (side, side)))
-    seen = torch.tanh(network["2.weight"].flatten(1) @ seen + network["2.bias"][:, None])
-    return network["5.weight"] @ seen.flatten() + network["5.bias"]
+def _layers(networks: Networks, columns: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """What each layer sees and gives, of square images given by their `patches`; networks come first, and may see the same."""
+
+    def convolved(name: str, columns: Tensor) -> Tensor:
+        filters, biases = networks[f"{name}.weight"].flatten(2), networks[f"{name}.bias"]
+        return filters[:, None] @ columns + biases[:, None, :, None]
+
+    first = convolved("0", columns).requires_grad_(torch.is_grad_enabled())  # the parameters need no gradients of their own
+    side = math.isqrt(first.shape[-1])
+    seen = patches(torch.tanh(first).unflatten(-1, (side, side)))
+    second = convolved("2", seen)
+    last = torch.tanh(second).flatten(2)
+    return [(columns, first), (seen, second), (last, last @ networks["5.weight"].mT + networks["5.bias"][:, None])]
 
 
 def clipped_sums(networks: Networks, columns: Tensor, labels: Tensor, real: Tensor, clip: float) -> Networks:
     """For each network the sum of its own examples' gradients, each scaled to norm at most `clip`; of the `real` ones only.
 
-    All have the networks as first axis and the examples as second.
+    All have the networks as first axis and the examples as second. An example's gradient of the last weight, the largest, is a
+    product of two vectors and so is its norm: it is never made.
     """
-
-    def loss(network: Networks, columns: Tensor, label: Tensor) -> Tensor:
-        return functional.cross_entropy(scores(network, columns), label)
-
     with exact_products():
-        gradients = vmap(vmap(grad(loss), in_dims=(None, 0, 0)))(networks, columns, labels)
-        square = torch.stack([one.flatten(2).square().sum(2) for one in gradients.values()]).sum(0)
+        with torch.enable_grad():
+            layers = _layers(networks, columns)
+            scores = layers[-1][1].flatten(0, 1)
+            loss = functional.cross_entropy(scores, labels.flatten(), reduction="sum")
+            back = torch.autograd.grad(loss, [given for _, given in layers])
+        last, to_scores = layers[-1][0].detach(), back[-1]
+        gradients = {"5.bias": to_scores}
+        for name, (seen, _), g in zip("02", layers, back, strict=False):
+            gradients |= {f"{name}.weight": g @ seen.detach().mT, f"{name}.bias": g.sum(-1)}
+        squares = [one.flatten(2).square().sum(2) for one in gradients.values()]
+        square = torch.stack([*squares, to_scores.square().sum(2) * last.square().sum(2)]).sum(0)
         factors = (clip * NORM_MARGIN / square.sqrt().clamp_min(1e-30)).clamp_max(1.0) * real
-        return {
-            name: torch.bmm(factors[:, None], one.flatten(2))[:, 0].unflatten(1, one.shape[2:])
-            for name, one in gradients.items()
-        }
+        sums = {name: torch.bmm(factors[:, None], one.flatten(2)).view_as(networks[name]) for name, one in gradients.items()}
+        return sums | {"5.weight": (factors[..., None] * to_scores).mT @ last}
 
 
 def first(shape: tuple[int, int, int], seed: int, count: int, where: torch.device) -> Networks:
@@ -82,6 +91,8 @@ def steps(
     """Take the recipe's steps with all networks, in place; each is answered by its number."""
     expected, rates = recipe.expected_batch(len(labels)), recipe.learning_rates()
     everyone = np.arange(len(labels))
+    # A processor takes one network after the other, which stays in its cache.
+    places = torch.arange(len(randomness)).split(1 if labels.device.type == "cpu" else len(randomness))
     for step in range(1, recipe.steps + 1):
         batches = [everyone[recipe.batch(one.sampler, len(labels), step)] for one in randomness]
         size = -(-max(1, *(len(batch) for batch in batches)) // _EVEN) * _EVEN
@@ -89,16 +100,26 @@ def steps(
         real = np.arange(size) < np.array([[len(batch)] for batch in batches])
         which = torch.from_numpy(chosen).to(labels.device)
         those = torch.from_numpy(real).to(labels.device)
-        total = clipped_sums(networks, columns[which], labels[which], those, recipe.clip)
+        parts = [
+            clipped_sums(
+                {name: tensor[part] for name, tensor in networks.items()},
+                columns[which[part]],
+                labels[which[part]],
+                those[part],
+                recipe.clip,
+            )
+            for part in places
+        ]
         noise = [one.noise.like([tensor[index] for tensor in networks.values()]) for index, one in enumerate(randomness)]
         for position, (name, tensor) in enumerate(networks.items()):
             fresh = torch.stack([drawn[position] for drawn in noise])
-            tensor -= rates[step - 1] / expected * (total[name] + recipe.noise_multiplier * recipe.clip * fresh)
+            total = torch.cat([one[name] for one in parts])
+            tensor -= rates[step - 1] / expected * (total + recipe.noise_multiplier * recipe.clip * fresh)
         yield step
 
 
 def probabilities(networks: Networks, columns: Tensor, at_once: int = 1000) -> Tensor:
     """Of every network for every image: networks, images, classes."""
-    every = vmap(vmap(scores, in_dims=(None, 0)), in_dims=(0, None))
     with torch.no_grad(), exact_products():
-        return torch.cat([torch.softmax(every(networks, part).double(), dim=2) for part in columns.split(at_once)], dim=1)
+        scores = [_layers(networks, part)[-1][1] for part in columns.split(at_once)]
+        return torch.cat([torch.softmax(one.double(), dim=2) for one in scores], dim=1)
