@@ -24,7 +24,7 @@ from dpmerge_lab.experiments.aggregation_cifar10 import BESIDE_BEST, OTHER_RUNS
 from dpmerge_lab.experiments.aggregation_cifar10_pictures import PAPER, PLAIN
 from dpmerge_lab.experiments.aggregation_mnist_pictures import COLUMNS, tuned_for
 from dpmerge_lab.experiments.aggregation_scores import CHOSEN
-from dpmerge_lab.experiments.aggregation_settings import IN_SMALL
+from dpmerge_lab.experiments.aggregation_settings import IN_SMALL, LONG_IN_SMALL
 from dpmerge_lab.experiments.aggregation_tuning import ALONE, TUNING, WAYS, WITH_INFERENCE
 from dpmerge_lab.experiments.catalogue import EXPERIMENTS
 from dpmerge_lab.experiments.cifar10 import SHOWN, repeated
@@ -140,14 +140,15 @@ def test_what_is_said_in_short_is_in_the_files() -> None:
         assert all(a > b for a, b in zip(perturbed[1:], best[1:], strict=True))
     images, text = (up(behind[name], 1) for name in ("heads", "heads-text"))
     in_brief(f"at most {images} points below models trained anew on features of images", f"{text} on text")
-    large, small = numbers("aggregation-cifar10")["eps1"], numbers("aggregation-cifar10-small")["eps8"]
+    large, small = numbers("aggregation-cifar10")["eps1"], numbers("aggregation-cifar10-small")["eps8-long"]
     gains = [100 * large["gain over no aggregation"][method]["mean"] for method in METHODS[3:]]
     in_brief(f"gains {span(gains, 1)} points at ε = 1")
     added = [of[BESIDE_BEST]["UTA tr + inf"] for of in (large, small)]
     one, other = (f"{100 * of['mean']:.2f} ± {100 * of['standard error']:.2f}" for of in added)
-    shifting = numbers("aggregation-cifar10-small")["shifting-eps8"][BESIDE_BEST]["UTA tr + inf"]
+    shifting = numbers("aggregation-cifar10-small")["shifting-eps8-long"][BESIDE_BEST]["UTA tr + inf"]
     in_brief(
-        f"at ε = 1, {one} points of four runs", f"in small at ε = 8 it adds {other} points, under shift {in_points(shifting)}"
+        f"at ε = 1, {one} points of four runs",
+        f"in small at ε = 8, with the paper's number of steps, it adds {other} points, under shift {in_points(shifting)}",
     )
 
 
@@ -698,9 +699,43 @@ def spread_over_k(of: Any, kind: str) -> float:
     return float(max(scores) - min(scores))
 
 
-def test_aggregation_on_cifar10_in_small() -> None:
+IN_SMALL_COLUMNS = [METHODS[0], *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *METHODS[3:], CHOSEN]
+
+
+def beside(of: Any, method: str) -> str:
+    """What it gains over the best inference aggregation of the same plain runs."""
+    one = of[BESIDE_BEST][method]
+    return f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−")
+
+
+def test_runs_as_long_as_the_papers_in_small() -> None:
     found, section = numbers("aggregation-cifar10-small"), "`aggregation-cifar10-small`"
-    columns = [METHODS[0], *(name for pair in zip(TRAINED, ON_TOP, strict=True) for name in pair), *METHODS[3:], CHOSEN]
+    still, shifted = (found[f"{case}-long"] for case in ("eps8", "shifting-eps8"))
+    for label, of in (("ε = 8, 3,068 steps", still), ("PDS, ε = 8, 2,480 steps", shifted)):
+        assert {one["runs"] for one in of["test accuracy"].values()} == {5}
+        said(section, f"| {label} | {' | '.join(in_percent(of['test accuracy'][one]) for one in IN_SMALL_COLUMNS)} |")
+    assert (LONG_IN_SMALL["eps8-long"].steps, LONG_IN_SMALL["shifting-eps8-long"].steps) == (3068, 2480)
+    ema, uta = ON_TOP
+    said(section, f"UTA_tr {beside(still, uta)} without shift and {beside(shifted, uta)} under it")
+    said(section, f"(EMA_tr {beside(still, ema)} and {beside(shifted, ema)})")
+    told = []
+    for of in (still, shifted):
+        gains = [of["gain over no aggregation"][one] for one in METHODS[3:]]
+        told.append(
+            f"{span([100 * one['mean'] for one in gains], 2)} points ({span([one['ratio'] for one in gains], 1)} standard"
+        )
+    said(section, f"inference aggregations gain {told[0]} errors), under shift {told[1]} errors)")
+    higher = [
+        100 * (long["test accuracy"][CHOSEN]["mean"] - found[case]["test accuracy"][CHOSEN]["mean"])
+        for case, long in (("eps8", still), ("shifting-eps8", shifted))
+    ]
+    said(section, "The best inference aggregation is {:.2f} and {:.2f} points higher than after 800 steps".format(*higher))
+    said(section, f"where a batch is {100 * first_share(2480 - 1, 50):.0f} % even")
+    said(OVERVIEW, f"with the paper's steps {beside(still, uta)} and {beside(shifted, uta)}")
+
+
+def test_aggregation_on_cifar10_in_small() -> None:
+    found, section, columns = numbers("aggregation-cifar10-small"), "`aggregation-cifar10-small`", IN_SMALL_COLUMNS
     for label, case in CASES.items():
         of = found[case]
         said(section, f"| {label} | {' | '.join(in_percent(of['test accuracy'][one]) for one in columns)} |")
@@ -728,10 +763,6 @@ def test_aggregation_on_cifar10_in_small() -> None:
         ("eps1", "all means are above, by {} points, but of five runs only OMV's clearly ({})"),
     ):
         said(section, text.format(span([a for a, _ in gained(case)], 2), span([b for _, b in gained(case)], 1)))
-
-    def beside(of: Any, method: str) -> str:
-        one = of[BESIDE_BEST][method]
-        return f"{100 * one['mean']:.2f} ± {100 * one['standard error']:.2f}".replace("-", "−")
 
     one, shifted, eight, eight_shifted = (found[case] for case in ("eps1", "shifting-eps1", "eps8", "shifting-eps8"))
     ema, uta = ON_TOP

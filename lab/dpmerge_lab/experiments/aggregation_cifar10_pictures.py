@@ -58,7 +58,7 @@ def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """By name."""
     one = {"kind": "lines", "subtitle": "WRN-16-4, clip 1, batches of 4096, δ = 1e-5"}
     return {
-        "steps": {**one, **_over_steps(numbers, _LOOKED_AT)},
+        **{name: {**one, **drawn} for name, drawn in _steps(numbers, _LOOKED_AT).items()},
         "table": {**one, **_table(numbers, beside_paper=True)},
         "tuning": {**one, **_tuning(numbers)},
         "decays": {**one, **_decays(numbers)},
@@ -69,18 +69,25 @@ def small_pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """By name."""
     one = {"kind": "lines", "subtitle": "a network of 25,578 parameters, clip 1, batches of 1024, δ = 1e-5"}
     found: dict[str, Mapping[str, Any]] = {
-        "steps": {**one, **_over_steps(numbers)},
+        **{name: {**one, **drawn} for name, drawn in _steps(numbers).items()},
         "table": {**one, **_table(numbers, beside_paper=False)},
         "tuning": {**one, **_tuning(numbers)},
         "decays": {**one, **_decays(numbers)},
     }
-    if all(RATES in of for of in numbers.values()):
-        titles = {name: f"{_TITLES[name]} ({_runs_of_rates(of)})" for name, of in numbers.items()}
-        found["learning-rates"] = {**one, **learning_rates(numbers, titles)}
+    if rates := {name: of for name, of in numbers.items() if RATES in of}:
+        titles = {name: f"{_TITLES[name]} ({_runs_of_rates(of)})" for name, of in rates.items()}
+        found["learning-rates"] = {**one, **learning_rates(rates, titles)}
     if tried := {name: of for name, of in numbers.items() if TUNING in of}:
         plain = {name: of[TUNING][TRAINED[1]][PLAIN]["mean"] for name, of in tried.items()}
         found["tails"] = {**one, **tails(tried, _TITLES, plain, "the runs from which these went on")}
     return found
+
+
+def _steps(numbers: Mapping[str, Any], where_looked: str = "") -> dict[str, dict[str, Any]]:
+    """Of all settings, and of those that are as long as the paper's in a picture of their own."""
+    long = {name: of for name, of in numbers.items() if name not in PAPER}
+    found = {"steps": _over_steps({name: of for name, of in numbers.items() if name in PAPER}, where_looked)}
+    return found | ({"steps-long": _over_steps(long)} if long else {})
 
 
 def _over_steps(numbers: Mapping[str, Any], where_looked: str = "") -> dict[str, Any]:

@@ -53,6 +53,10 @@ IN_SMALL = {
     name: replace(SETTINGS[name], learning_rate=rate, noise_multiplier=noise, copies=1, standardised=False)
     for name, (rate, noise) in _CHOSEN.items()
 }
+LONG_IN_SMALL = {
+    name: replace(AT_LENGTH[name], noise_multiplier=noise, copies=1, standardised=False)
+    for name, noise in {"eps8-long": 0.956, "shifting-eps8-long": 1.002}.items()
+}
 EVERY_RATE = {
     f"{name}-lr{rate:g}": replace(setting, learning_rate=rate)
     for name, setting in IN_SMALL.items()
@@ -87,7 +91,8 @@ class Size:
 
     def setting(self, name: str) -> Setting:
         """Of this name, at this size."""
-        known = IN_SMALL | EVERY_RATE | EVERY_TAIL | OTHERWISE if self.network == "cnn" else SETTINGS | AT_LENGTH
+        in_small = IN_SMALL | LONG_IN_SMALL | EVERY_RATE | EVERY_TAIL | OTHERWISE
+        known = in_small if self.network == "cnn" else SETTINGS | AT_LENGTH
         if name not in known:
             raise TrainingError(f"no run of this size is called {name!r}; there are {', '.join(known)}")
         setting = known[name]

@@ -91,8 +91,8 @@ def steps(
     """Take the recipe's steps with all networks, in place; each is answered by its number."""
     expected, rates = recipe.expected_batch(len(labels)), recipe.learning_rates()
     everyone = np.arange(len(labels))
-    # A processor takes one network after the other, which stays in its cache.
-    places = torch.arange(len(randomness)).split(1 if labels.device.type == "cpu" else len(randomness))
+    # A processor takes one network after the other: what it computes stays in its cache.
+    places = [slice(k, k + 1) for k in range(len(randomness))] if labels.device.type == "cpu" else [slice(None)]
     for step in range(1, recipe.steps + 1):
         batches = [everyone[recipe.batch(one.sampler, len(labels), step)] for one in randomness]
         size = -(-max(1, *(len(batch) for batch in batches)) // _EVEN) * _EVEN
@@ -100,16 +100,10 @@ def steps(
         real = np.arange(size) < np.array([[len(batch)] for batch in batches])
         which = torch.from_numpy(chosen).to(labels.device)
         those = torch.from_numpy(real).to(labels.device)
-        parts = [
-            clipped_sums(
-                {name: tensor[part] for name, tensor in networks.items()},
-                columns[which[part]],
-                labels[which[part]],
-                those[part],
-                recipe.clip,
-            )
-            for part in places
-        ]
+        parts = []
+        for part in places:
+            some = {name: tensor[part] for name, tensor in networks.items()}
+            parts.append(clipped_sums(some, columns[which[part]], labels[which[part]], those[part], recipe.clip))
         noise = [one.noise.like([tensor[index] for tensor in networks.values()]) for index, one in enumerate(randomness)]
         for position, (name, tensor) in enumerate(networks.items()):
             fresh = torch.stack([drawn[position] for drawn in noise])
