@@ -50,6 +50,7 @@ class Plans:
         self._accounting, self._account = replace(accounting, accuracy=max(accounting.accuracy, _ACCURACY)), account
         self._quick = quick
         self._targets = max(2, targets)
+        self.turned = self.refined = 0  # of the knob's points, those that `known` has, and those with more than a quick bound
         self._known: Plan | None = None
         self._told: dict[float, tuple[Plan, int, int, bytes]] = {}
         self._lock = threading.RLock()
@@ -101,7 +102,7 @@ class Plans:
 
     @property
     def done(self) -> int:
-        return self.knob.done + sum(self.climbed[rule] for rule in self.climbing)
+        return self.turned + sum(self.climbed[rule] for rule in self.climbing)
 
     @property
     def total(self) -> int:
@@ -111,7 +112,7 @@ class Plans:
     def complete(self) -> bool:
         if not self.ready:
             return self.abandoned
-        refined = self.done == self.total and self.knob.refined == self.knob.total
+        refined = self.done == self.total and self.refined == self.knob.total
         return self.abandoned or (refined and self._unfinished is None)
 
     def landscape(self, models: tuple[str, ...]) -> Landscape:
@@ -127,13 +128,13 @@ class Plans:
         with self._working:
             landscape = self._unfinished
             if self.knob.done < self.knob.total:
-                self.learn([self.knob.advance()])
+                self._turn([self.knob.advance()])
             elif any(self.climbed[rule] < self._targets for rule in self.climbing):
                 self._climb(min(self.climbing, key=self.climbed.__getitem__))
             elif landscape is not None and not landscape.in_view:
                 self._survey(landscape)
             elif self.knob.refined < self.knob.total:
-                self.learn([self.knob.advance()])
+                self._turn([self.knob.advance()])
             elif landscape is not None:
                 self._survey(landscape)
 
@@ -151,7 +152,7 @@ class Plans:
     def exactly(self, epsilon: float) -> Plan:
         """The plan for this very target, after a short search: the noise that it needs, and the best draw."""
         with self._working:
-            self.learn(self.knob.meeting(epsilon))
+            self._turn(self.knob.meeting(epsilon))
             self.learn(self.known.at(epsilon, search=("selection",)).options)
         return self.plan(epsilon)
 
@@ -160,13 +161,18 @@ class Plans:
         with self._lock:
             self._known = self.known.knowing(option for option in options if option.rule in GRID_RULES)
 
+    def _turn(self, options: Iterable[Option]) -> None:
+        """Learn what the knob has made; it counts from then on."""
+        self.learn(options)
+        self.turned, self.refined = self.knob.done, self.knob.refined
+
     def plan(self, epsilon: float) -> Plan:
         """The best options found so far: one for each rule, and one for each model alone."""
         return self.known.at(epsilon, search=())
 
     def told(self, epsilon: float) -> bytes:
         """The same as JSON, with the progress of what is made beforehand: made once for all who ask before more is known."""
-        known, done, total = self.known, self.done, self.total
+        done, total, known = self.done, self.total, self.known  # in this order: what is counted is known
         plan, *progress, text = self._told.get(epsilon, (None, 0, 0, b""))
         if plan is not known or progress != [done, total]:
             document = {**plan_answer(known.at(epsilon, search=())), "warming": {"done": done, "total": total}}

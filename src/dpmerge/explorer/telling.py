@@ -114,7 +114,7 @@ def _recipients(option: Option) -> str:
 
 def landscape_answer(found: Landscape) -> dict[str, Any]:
     """ε and standing of every rule at every point; "pending" if not computed yet."""
-    rules = {}
+    progress, rules = {"done": found.done, "total": found.total}, {}  # before the points: what is counted is among them
     for rule, guarantees in found.found.items():
         known = dict(guarantees)  # a copy: the background thread keeps adding points
         rows = [known.get(index) for index in range(len(found.points))]
@@ -122,8 +122,7 @@ def landscape_answer(found: Landscape) -> dict[str, Any]:
             "epsilons": [None if row is None else row.epsilon for row in rows],
             "standings": [standing_of(row) if index in known else "pending" for index, row in enumerate(rows)],
         }
-    names = ("models", "step", "points", "done", "total")
-    return {**{name: getattr(found, name) for name in names}, "rules": rules}
+    return {"models": found.models, "step": found.step, "points": found.points, **progress, "rules": rules}
 
 
 def _words(found: Guarantee | None, otherwise: str) -> dict[str, Any]:

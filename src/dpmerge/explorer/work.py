@@ -38,10 +38,12 @@ def with_progress(found: Plan, done: int, total: int) -> dict[str, Any]:
 
 def line(plans: Plans) -> dict[str, Any]:
     """The best known at every ε, and the progress of the knob's points."""
-    known, knob = plans.known, plans.knob
+    # Before what is known: what is counted is among it.
+    progress = {"done": plans.turned, "refined": plans.refined, "total": plans.knob.total}
+    known = plans.known
     points, worst = [line_point(option) for option in known.front], min(known.utilities.values())
     found = {"delta": plans.delta, "range": plans.range, "worst": worst, "points": points}
-    return {**found, "done": knob.done, "refined": knob.refined, "total": knob.total}
+    return {**found, **progress}
 
 
 def draw_frontier(state: PortfolioState, asked: FrontierRequest, job: Job) -> Any:

@@ -253,13 +253,16 @@ class Landscape:
         return {name: weight for name, weight in zip(self.models, point, strict=True) if weight > 0}
 
     def advance(self, account: Account) -> tuple[GridRule, Guarantee | None]:
-        """Account one more point: the quick rule first, and last where all are asked again, because it gains least."""
+        """Account one more point: the quick rule first, and last where all are asked again, because it gains least.
+
+        It counts once it is known: others read meanwhile, and ask no more when all are done.
+        """
         place, at = divmod(self.done, len(self.points))
         rule = (*GRID_RULES, *reversed(GRID_RULES))[place]
         known, index = self.found[rule], self.order[at]
-        self.done += 1
         try:
             known[index] = account(rule, self._named(self.points[index]))
         except AccountingError:
             known[index] = None
+        self.done += 1
         return rule, known[index]
