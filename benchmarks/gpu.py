@@ -104,12 +104,12 @@ def report(name: str, what: str, error: float, most: float) -> None:
 
 
 def measure(name: str, network: Any, half: NormSums, copies: int) -> None:
-    """How many images a second."""
+    """How many images a second, views of an example counted each."""
     x, y = pictures(half.size, copies)
     if copies == 1:
         against(name, network, x, y)
     speed = rate(lambda: half(x, y, CLIP, copies), len(x))
-    print(f"{name}, compiled, bfloat16: NormSums {speed} images a second, {half.size} examples of {copies} at once", flush=True)
+    print(f"{name}, compiled, bfloat16: NormSums {speed} images a second, {len(x)} at once", flush=True)
 
 
 def against(name: str, network: Any, x: Any, y: Any) -> None:

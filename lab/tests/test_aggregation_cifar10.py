@@ -70,9 +70,8 @@ def test_kept_runs_have_the_least_noise_for_their_epsilon(folder: str, size: Siz
         mechanisms.add(record.mechanism.model_dump_json(exclude={*names}))
         own.append(tuple(getattr(record.mechanism, one) for one in names))
     if not own:
-        assert name in EVERY_RATE or (
-            folder == "aggregation-cifar10" and name in AT_LENGTH
-        )  # not every rate was tried in every setting
+        # Not every rate was tried in every setting, and long runs of the large network not yet.
+        assert name in EVERY_RATE or (size == Size() and name in AT_LENGTH)
         return
     assert len(mechanisms) == 1  # all runs of a setting have one guarantee
     assert all(len(set(column)) == len(own) for column in zip(*own, strict=True))  # and each its own randomness

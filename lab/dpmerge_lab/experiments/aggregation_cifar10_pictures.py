@@ -56,38 +56,33 @@ def papers(name: str) -> tuple[float, ...]:
 
 def pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """By name."""
-    one = {"kind": "lines", "subtitle": "WRN-16-4, clip 1, batches of 4096, δ = 1e-5"}
-    return {
-        **{name: {**one, **drawn} for name, drawn in _steps(numbers, _LOOKED_AT).items()},
-        "table": {**one, **_table(numbers, beside_paper=True)},
-        "tuning": {**one, **_tuning(numbers)},
-        "decays": {**one, **_decays(numbers)},
-    }
+    return _about(_of_all(numbers, _LOOKED_AT, beside_paper=True), "WRN-16-4, clip 1, batches of 4096, δ = 1e-5")
 
 
 def small_pictures(numbers: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """By name."""
-    one = {"kind": "lines", "subtitle": "a network of 25,578 parameters, clip 1, batches of 1024, δ = 1e-5"}
-    found: dict[str, Mapping[str, Any]] = {
-        **{name: {**one, **drawn} for name, drawn in _steps(numbers).items()},
-        "table": {**one, **_table(numbers, beside_paper=False)},
-        "tuning": {**one, **_tuning(numbers)},
-        "decays": {**one, **_decays(numbers)},
-    }
+    found = _of_all(numbers, beside_paper=False)
     if rates := {name: of for name, of in numbers.items() if RATES in of}:
         titles = {name: f"{_TITLES[name]} ({_runs_of_rates(of)})" for name, of in rates.items()}
-        found["learning-rates"] = {**one, **learning_rates(rates, titles)}
+        found["learning-rates"] = learning_rates(rates, titles)
     if tried := {name: of for name, of in numbers.items() if TUNING in of}:
         plain = {name: of[TUNING][TRAINED[1]][PLAIN]["mean"] for name, of in tried.items()}
-        found["tails"] = {**one, **tails(tried, _TITLES, plain, "the runs from which these went on")}
-    return found
+        found["tails"] = tails(tried, _TITLES, plain, "the runs from which these went on")
+    return _about(found, "a network of 25,578 parameters, clip 1, batches of 1024, δ = 1e-5")
 
 
-def _steps(numbers: Mapping[str, Any], where_looked: str = "") -> dict[str, dict[str, Any]]:
-    """Of all settings, and of those that are as long as the paper's in a picture of their own."""
-    long = {name: of for name, of in numbers.items() if name not in PAPER}
-    found = {"steps": _over_steps({name: of for name, of in numbers.items() if name in PAPER}, where_looked)}
-    return found | ({"steps-long": _over_steps(long)} if long else {})
+def _about(found: Mapping[str, Mapping[str, Any]], subtitle: str) -> dict[str, Mapping[str, Any]]:
+    return {name: {"kind": "lines", "subtitle": subtitle, **one} for name, one in found.items()}
+
+
+def _of_all(numbers: Mapping[str, Any], where_looked: str = "", *, beside_paper: bool) -> dict[str, Mapping[str, Any]]:
+    """Of networks of any size. Runs that are as long as the paper's have a picture of their own over the steps."""
+    found: dict[str, Mapping[str, Any]] = {
+        "steps": _over_steps({name: of for name, of in numbers.items() if name in PAPER}, where_looked)
+    }
+    if long := {name: of for name, of in numbers.items() if name not in PAPER}:
+        found["steps-long"] = _over_steps(long)
+    return found | {"table": _table(numbers, beside_paper=beside_paper), "tuning": _tuning(numbers), "decays": _decays(numbers)}
 
 
 def _over_steps(numbers: Mapping[str, Any], where_looked: str = "") -> dict[str, Any]:

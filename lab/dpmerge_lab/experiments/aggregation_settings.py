@@ -39,7 +39,7 @@ SETTINGS = {
 }
 
 # At ε = 8 with the steps and the learning rate of the paper's UTA_tr, and its starts of both. They take long: a GPU does some
-# 90,000 views a second, and they are shown only where they are kept.
+# 71,000 views a second, and they are shown only where they are kept.
 AT_LENGTH = {
     "eps8-long": Setting(8, False, 3068, 4.0, 2.831, 0.6, 2000, 2, 2000, 4, True),
     "shifting-eps8-long": Setting(8, True, 2480, 2.0, 3.024, 0.6, 1500, 5, 2000, 4, True),

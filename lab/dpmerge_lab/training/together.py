@@ -70,7 +70,7 @@ def clipped_sums(networks: Networks, columns: Tensor, labels: Tensor, real: Tens
             back = torch.autograd.grad(loss, [given for _, given in layers])
         last, to_scores = layers[-1][0].detach(), back[-1]
         gradients = {"5.bias": to_scores}
-        for name, (seen, _), g in zip("02", layers, back, strict=False):
+        for name, (seen, _), g in zip("02", layers[:2], back[:2], strict=True):
             gradients |= {f"{name}.weight": g @ seen.detach().mT, f"{name}.bias": g.sum(-1)}
         squares = [one.flatten(2).square().sum(2) for one in gradients.values()]
         square = torch.stack([*squares, to_scores.square().sum(2) * last.square().sum(2)]).sum(0)
